@@ -1,0 +1,28 @@
+"""The exceptions of the package: each message is one line for the person at the keyboard."""
+
+
+class GeodlError(Exception):
+    """Base of every error that geodl raises on purpose; the command line prints it and exits with code 2."""
+
+
+class ConfigError(GeodlError):
+    """An option has an unknown name, a wrong type, or an impossible value."""
+
+
+class DataError(GeodlError):
+    """A dataset or an image cannot be used as it is."""
+
+
+class StoreError(GeodlError):
+    """A run or model directory is locked, damaged, or belongs to another configuration."""
+
+
+class TrainingError(GeodlError):
+    """Training cannot go on, for example because the loss is not finite."""
+
+
+class MissingExtraError(GeodlError):
+    """An optional package is needed; the message says what to install."""
+
+    def __init__(self, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs an optional package: pip install 'geodl[{extra}]'")
