@@ -1,0 +1,115 @@
+"""From features to predictions: the head itself, and the nearest class mean in its several forms (METHODS section 1)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from geodl.data.batches import Batch, Transform, evaluation
+from geodl.data.images import Images
+from geodl.errors import ConfigError, DataError
+from geodl.memory import unit
+from geodl.nets import Network
+
+# The classifiers, as tables and figures name them. AME needs the old classes' data, which a real learner has thrown away.
+CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)", "honest_ame": "honest AME"}
+
+# The weights of a drift are formed for at most this many (sample, class) pairs at a time.
+PAIRS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Features:
+    """One pass over some images: pooled (N, d) float32, logits (N, C) float32, labels (N,) int64, all on the CPU."""
+
+    pooled: Tensor
+    logits: Tensor
+    labels: Tensor
+
+
+def features_of(network: Network, batches: Iterable[Batch], device: torch.device | str | None = None) -> Features:
+    """Run the network over un-augmented batches (those of `evaluation`) in eval mode; its own mode is restored."""
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.inference_mode():
+            for batch in batches:
+                output = network(batch.images.to(device))
+                parts.append((output.pooled.float().cpu(), output.logits.float().cpu(), batch.labels))
+    finally:
+        # Module by module: a part that was deliberately in eval mode (frozen batch norm) stays so.
+        for module, training in modes.items():
+            module.training = training
+    if not parts:
+        raise DataError("there are no images to take features of")
+    pooled, logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Features(pooled, logits, labels)
+
+
+def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the mean direction of each class: the mean of its normalised rows, normalised again.
+
+    features: (N, d), labels: (N,) -> (classes, d) in the dtype of the features; a class without rows has a row of zeros.
+    """
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64).index_add_(0, labels, unit(features))
+    return unit(sums).to(features.dtype)
+
+
+def exemplar_means(
+    network: Network,
+    images: Images,
+    transform: Transform,
+    classes: int,
+    *,
+    batch_size: int = 500,
+    workers: int = 0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Return the (classes, d) means of k-NME: over the exemplars and their mirrored copies, which are not stored."""
+    views = (
+        evaluation(images, transform, batch_size=batch_size, mirror=mirror, workers=workers) for mirror in (False, True)
+    )
+    features = features_of(network, chain.from_iterable(views), device)
+    return class_means(features.pooled, features.labels, classes)
+
+
+def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
+    """Return the cosine of each of `features: (N, d)` with each of `means: (C, d)` as (N, C).
+
+    A class whose mean is unknown (zeros) scores -inf, so that it is never predicted.
+    """
+    scores = unit(features) @ unit(means).T
+    return scores.masked_fill((means == 0).all(dim=1), -torch.inf).to(features.dtype)
+
+
+def predict(scores: Tensor) -> Tensor:
+    """Return the class (N,) with the highest of `scores: (N, C)`: logits, or cosines with class means."""
+    return scores.argmax(dim=1)
+
+
+def drift(means: Tensor, old: Tensor, new: Tensor, width: float = 0.3) -> Tensor:
+    """Move stored class means along with the network (semantic drift compensation, Yu et al. 2020, Eq. 8 and 9).
+
+    means: (C, d); old, new: (N, d) features of the same samples under the network before and after. Each mean moves by
+    the samples' average displacement, weighted by a Gaussian of `width` in their old distance to it, all on the unit
+    sphere. Returns (C, d) unit rows in the dtype of `means`; unknown means (zeros) stay unknown.
+    """
+    if width <= 0:
+        raise ConfigError(f"drift width = {width}: it must be greater than 0")
+    if len(old) != len(new):
+        raise DataError(f"the drift needs the same samples twice, but got {len(old)} old and {len(new)} new features")
+    if len(old) == 0:
+        return means
+    centres, before = unit(means), unit(old)
+    displacement = unit(new) - before
+    moved = []
+    for chunk in torch.split(centres, max(1, PAIRS // len(before))):
+        # |z - m|^2 = 2 - 2 <z, m> on the sphere. The softmax is the normalised Gaussian weight, and unlike a quotient
+        # of sums it does not become 0 / 0 when every sample is many widths away.
+        weights = torch.softmax((chunk @ before.T - 1) / width**2, dim=1)
+        moved.append(chunk + weights @ displacement)
+    known = (means != 0).any(dim=1, keepdim=True)
+    return (unit(torch.cat(moved)) * known).to(means.dtype)
