@@ -80,19 +80,22 @@ class FrozenNetwork(Network):
 
 
 class TimmBackbone(nn.Module):
-    """A timm model without its classifier; models without a map (B, d, h, w), such as ViT, give pooled features."""
+    """A timm model without its classifier: a map (B, d, h, w), or pooled features (B, d) where it has no map (ViT).
+
+    Its last activation is whatever the model has: only our own ResNets leave out the last ReLU.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         self.width: int = model.num_features
-        self.has_map = getattr(model, "output_fmt", "NCHW") == "NCHW"
+        self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"  # Swin's maps are (B, h, w, d)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x: (B, 3, H, W) to (B, d, h, w) or (B, d)."""
         features: Tensor = self.model.forward_features(x)
-        if self.has_map and features.ndim == 4:
-            return features
+        if features.ndim == 4:
+            return features.permute(0, 3, 1, 2) if self.channels_last else features
         pooled: Tensor = self.model.forward_head(features, pre_logits=True)
         return pooled
 
@@ -117,6 +120,8 @@ def build_network(
     `weights` is a safetensors file with the backbone's weights; `pretrained` fetches timm's own, for `timm:NAME` only.
     The convolutions are laid out channels_last, which is the fast way on CPUs.
     """
+    if head not in ("cosine", "linear"):
+        raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
     if pretrained and not name.startswith("timm:"):
         raise ConfigError(f"pretrained is True for network {name!r}; it is allowed for timm:NAME only")
     # Modules draw their first weights from torch's own generator: lend it the seed, then give it back as it was.
@@ -162,10 +167,15 @@ def _timm_backbone(name: str, pretrained: bool) -> nn.Module:
         import timm
     except ImportError as error:
         raise MissingExtraError("timm", f"the network timm:{name}") from error
-    if not timm.is_model(name.partition(".")[0]):
-        near = ", ".join(f"timm:{match}" for match in get_close_matches(name, timm.list_models(), n=3, cutoff=0.3))
+    except RuntimeError as error:  # a torchvision that was built for another torch
+        raise ConfigError(f"timm is installed but does not work beside this torch: {error}") from error
+    if not timm.is_model(name):
+        near = ", ".join(f"timm:{match}" for match in get_close_matches(name, timm.list_models(), n=3, cutoff=0.0))
         raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
-    return TimmBackbone(timm.create_model(name, pretrained=pretrained, num_classes=0))
+    try:
+        return TimmBackbone(timm.create_model(name, pretrained=pretrained, num_classes=0))
+    except (OSError, RuntimeError) as error:  # an unknown tag, or weights that cannot be fetched
+        raise ConfigError(f"timm cannot build {name!r}: {error}") from error
 
 
 def _load_backbone(backbone: nn.Module, file: Path) -> None:
