@@ -1,0 +1,70 @@
+"""The content-addressed cache of trained base phases: runs that agree on what determines one share it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from geodl.errors import StoreError
+from geodl.files import fingerprint, read_tensors, remove_temporaries, write_tensors
+
+__all__ = ["Cache", "fingerprint"]
+
+
+def _default_root() -> Path:
+    if own := os.environ.get("GEODL_CACHE"):
+        return Path(own).expanduser()
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "geodl"
+
+
+class Cache:
+    """Tensor files by key, where a key is the `fingerprint` of all that determines the tensors.
+
+    The cache lives in `root`, else in $GEODL_CACHE, $XDG_CACHE_HOME/geodl, or ~/.cache/geodl. Any number of processes
+    may use it at once: entries appear whole, and two writers of one key write the same.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or _default_root()
+        self._entries = self.root / "entries"  # a folder of its own: `clear` touches nothing else
+
+    def _path(self, key: str) -> Path:
+        return self._entries / f"{key}.safetensors"
+
+    def load(self, key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """Give the tensors and the metadata of an entry, verified; a damaged entry is dropped."""
+        path = self._path(key)
+        if not path.exists():
+            return None
+        try:
+            return read_tensors(path)
+        except StoreError:
+            path.unlink(missing_ok=True)
+            return None
+
+    def get(self, key: str) -> Path | None:
+        """Give the file of an entry that is there and sound."""
+        return None if self.load(key) is None else self._path(key)
+
+    def put(self, key: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bool:
+        """Keep tensors for the runs to come; False where the disk does not let us, which must not stop a run."""
+        try:
+            self._entries.mkdir(parents=True, exist_ok=True)
+            write_tensors(self._path(key), tensors, metadata)
+        except (OSError, StoreError):
+            return False
+        return True
+
+    def size(self) -> int:
+        """Give the number of bytes in use, leftovers of killed writers included."""
+        return sum(path.stat().st_size for path in self._entries.glob("*"))
+
+    def clear(self) -> int:
+        """Remove all entries; give the number of bytes freed."""
+        freed = self.size()
+        remove_temporaries(self._entries)
+        for path in self._entries.glob("*.safetensors"):
+            path.unlink(missing_ok=True)
+        return freed

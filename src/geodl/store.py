@@ -1,0 +1,373 @@
+"""Run and model directories: every write is atomic, every tensor file verified, nothing is pickled.
+
+- `config.json`: what the directory was made with: configuration, environment, number of phases;
+- `phases/NN/`: `model.safetensors`, `memory.safetensors`, `metrics.json`, `extra.json` of one complete phase;
+- `progress/checkpoint.safetensors`: where the unfinished phase stands;
+- `events.jsonl`: what happened when (the only file with times);
+- `report.html`: written by the report;
+- `lock`: held by the one writer.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from torch import Tensor
+
+from geodl.errors import StoreError
+from geodl.files import (
+    TEMPORARY,
+    atomic_write,
+    canonical_json,
+    fingerprint,
+    is_locked,
+    json_file,
+    locked,
+    move,
+    read_json,
+    read_tensors,
+    remove,
+    remove_temporaries,
+    sync_directory,
+    temporary_for,
+    tensor_file,
+    unlink,
+    write_json,
+    write_synced,
+    write_tensors,
+    writing,
+)
+
+__all__ = [
+    "Phase",
+    "RunDirectory",
+    "RunSummary",
+    "atomic_write",
+    "fingerprint",
+    "list_runs",
+    "read_json",
+    "read_tensors",
+    "remove_run",
+    "summarise",
+    "write_json",
+    "write_tensors",
+]
+
+FORMAT = 1
+
+
+class Phase(NamedTuple):
+    """What is kept of a completed phase."""
+
+    model: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    metrics: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class RunDirectory:
+    """An existing directory of a run or of a model; reading needs no lock, writing needs `lock()`.
+
+    Attributes: `path`; `config` and `environment` as given to `create_or_open`; `phases`, how many phases the
+    complete run has (None: any number, as for a model that goes on learning).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._record = _read_record(path)
+        self.config: dict[str, Any] = self._record["config"]
+        self.environment: dict[str, Any] = self._record["environment"]
+        self.phases: int | None = self._record["phases"]
+        self._writable = False
+
+    @classmethod
+    def create_or_open(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        *,
+        environment: Mapping[str, Any] | None = None,
+        must_match: Sequence[str] = (),
+        phases: int | None = None,
+        fresh: bool = False,
+        allow_drift: bool = False,
+    ) -> Self:
+        """Make the directory, or open the one that this configuration made before.
+
+        Another configuration is an error, and so is another value of an environment key in `must_match` (something
+        that changes the last digits of results, such as the number of threads) unless `allow_drift`, which records
+        the new environment. `fresh` starts over: it removes what geodl wrote there, and nothing else.
+        """
+        wanted = {"config": config, "environment": environment or {}, "format": FORMAT, "phases": phases}
+        record: dict[str, Any] = json.loads(canonical_json(wanted))  # as it reads back: tuples become lists
+        _refuse_foreign(path)
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        with locked(path):
+            if fresh or not (path / "config.json").exists():
+                _start_over(path, record)
+                return cls(path)
+            run = cls(path)
+            _refuse_difference(path, "configuration", _differences(run.config, record["config"]), "--fresh")
+            then, now = ({key: env.get(key) for key in must_match} for env in (run.environment, record["environment"]))
+            drift = _differences(then, now)
+            if drift and not allow_drift:
+                _refuse_difference(path, "environment", drift, "--allow-drift to continue all the same, or --fresh")
+            if drift:
+                write_json(path / "config.json", run._record | {"environment": record["environment"]})
+                run = cls(path)
+                run._append_event("drift", {"differences": drift})
+            return run
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only writer; a second one gets a StoreError naming the first. Removes leftovers of a killed writer."""
+        with locked(self.path):
+            if _read_record(self.path) != self._record:
+                raise StoreError(f"{self.path} was replaced by another process: run the same command again")
+            for directory in (self.path, self.path / "phases", self.path / "progress"):
+                remove_temporaries(directory)
+            self._writable = True
+            try:
+                yield
+            finally:
+                self._writable = False
+
+    def _require_lock(self) -> None:
+        if not self._writable:
+            raise StoreError(f"{self.path} can only be written by the holder of its lock")
+
+    def completed(self) -> int:
+        """Count the complete phases; they are 0, 1, ..., without a gap."""
+        numbers = _phase_numbers(self.path)
+        if numbers != list(range(len(numbers))):
+            missing = min(set(range(len(numbers))) - set(numbers))
+            raise StoreError(f"{_phase_path(self.path, missing)} is missing, although a later phase is there")
+        return len(numbers)
+
+    def save_phase(
+        self,
+        t: int,
+        model: Mapping[str, Tensor],
+        memory: Mapping[str, Tensor],
+        metrics: Mapping[str, Any],
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Add phase `t`, the next one, whole or not at all, and drop the progress that led to it.
+
+        `metrics` may hold a `headline`: a short text that `list_runs` shows as the result.
+        """
+        self._require_lock()
+        if t != self.completed():
+            raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
+        contents = {
+            "model.safetensors": tensor_file(model, {}),
+            "memory.safetensors": tensor_file(memory, {}),
+            "metrics.json": json_file(metrics),
+            "extra.json": json_file(extra),
+        }
+        target = _phase_path(self.path, t)
+        temporary = temporary_for(target)
+        with writing(target, temporary):
+            temporary.mkdir(parents=True)
+            for name, data in contents.items():
+                write_synced(temporary / name, data)
+            sync_directory(temporary)
+            move(temporary, target)
+        self.clear_progress()
+
+    def load_phase(self, t: int) -> Phase:
+        """Read phase `t`, verified."""
+        path = _phase_path(self.path, t)
+        model, _ = read_tensors(path / "model.safetensors")
+        memory, _ = read_tensors(path / "memory.safetensors")
+        return Phase(model, memory, read_json(path / "metrics.json"), read_json(path / "extra.json"))
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "progress" / "checkpoint.safetensors"
+
+    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint of the phase in work; `state` is JSON-ready."""
+        self._require_lock()
+        with writing(self._checkpoint):
+            self._checkpoint.parent.mkdir(exist_ok=True)
+        # Tensors and state in one file: one rename replaces both.
+        write_tensors(
+            self._checkpoint, tensors, {"phase": str(self.completed()), "state": canonical_json(state).decode()}
+        )
+
+    def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Read the last checkpoint of the phase in work, verified; None where there is none."""
+        if not self._checkpoint.exists():
+            return None
+        tensors, metadata = read_tensors(self._checkpoint)
+        if metadata["phase"] != str(self.completed()):
+            return None  # killed after its phase was saved and before it was removed
+        return tensors, json.loads(metadata["state"])
+
+    def clear_progress(self) -> None:
+        """Remove the checkpoint of the phase in work, so that the phase starts again."""
+        self._require_lock()
+        unlink(self._checkpoint)
+
+    def events(self, kind: str, **fields: Any) -> None:
+        """Append one line to events.jsonl: the time, the kind, the fields."""
+        self._require_lock()
+        self._append_event(kind, fields)
+
+    def _append_event(self, kind: str, fields: Mapping[str, Any]) -> None:
+        finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+        event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind} | finite
+        path = self.path / "events.jsonl"
+        # Not fsynced: a kill loses nothing, and a lost line after a power failure harms nothing.
+        with writing(path), path.open("a+b") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a line torn by a kill or a full disk stays alone on its line
+                    file.write(b"\n")
+            file.write(canonical_json(event) + b"\n")
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Read all events, oldest first, without torn lines."""
+        path = self.path / "events.jsonl"
+        events = []
+        for line in path.read_bytes().splitlines() if path.exists() else []:
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                continue
+        return events
+
+
+def _phase_path(path: Path, t: int) -> Path:
+    return path / "phases" / f"{t:02d}"
+
+
+def _phase_numbers(path: Path) -> list[int]:
+    return sorted(int(entry.name) for entry in (path / "phases").glob("[0-9]*") if entry.name.isdecimal())
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    record = read_json(path / "config.json") if (path / "config.json").exists() else None
+    if not isinstance(record, dict) or not {"config", "environment", "format", "phases"} <= record.keys():
+        raise StoreError(f"{path} is not a directory of geodl's: it has no config.json that geodl wrote")
+    if record["format"] != FORMAT:
+        raise StoreError(f"{path} has format {record['format']}; this version of geodl reads format {FORMAT}")
+    return record
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Refuse a directory with things in it that is not geodl's: nothing of a user's is ever mixed or overwritten."""
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"{path} is a file; a directory is needed")
+    if any(e.name != "lock" and not e.name.startswith(TEMPORARY) for e in path.glob("*")):
+        _read_record(path)
+
+
+def _start_over(path: Path, record: Mapping[str, Any]) -> None:
+    """Remove what geodl wrote, newest first, so that a kill on the way leaves a shorter but sound run."""
+    for name in ("progress/checkpoint.safetensors", "events.jsonl", "report.html"):
+        unlink(path / name)
+    for t in reversed(_phase_numbers(path)):
+        with writing(path):
+            target = _phase_path(path, t)
+            doomed = temporary_for(target)
+            move(target, doomed)
+            remove(doomed)
+    write_json(path / "config.json", record)
+
+
+def _differences(then: Any, now: Any, key: str = "") -> list[str]:
+    """Name each (nested, dotted) key whose values differ, with both values."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        return [
+            line
+            for name in sorted(then.keys() | now.keys())
+            for line in _differences(then.get(name), now.get(name), f"{key}.{name}" if key else name)
+        ]
+    return [] if then == now else [f"{key} is {json.dumps(then)} there and {json.dumps(now)} now"]
+
+
+def _refuse_difference(path: Path, what: str, differences: Sequence[str], remedy: str) -> None:
+    if differences:
+        raise StoreError(
+            f"{path} was made with another {what}: {'; '.join(differences)}. Use another directory, or {remedy} to start over"
+        )
+
+
+# The runs below a directory.
+
+
+State = Literal["complete", "running", "interrupted", "damaged"]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line of the list of runs; `size` in bytes, `modified` in seconds since 1970."""
+
+    path: Path
+    name: str
+    state: State
+    done: int
+    total: int | None
+    result: str | None
+    size: int
+    modified: float
+
+
+def summarise(path: Path) -> RunSummary:
+    """Say how far a run is, and its result so far."""
+    run = RunDirectory(path)
+    done, result = 0, None
+    state: State = "damaged"
+    try:
+        done = run.completed()
+        if done:
+            result = read_json(_phase_path(path, done - 1) / "metrics.json").get("headline")
+        finished = done == run.phases if run.phases is not None else done > 0 and run.load_progress() is None
+        state = "running" if is_locked(path) else "complete" if finished else "interrupted"
+    except StoreError:
+        pass
+    sizes, times = zip(*_sizes_and_times(path), strict=True)
+    return RunSummary(path, path.name, state, done, run.phases, result, sum(sizes), max(times))
+
+
+def _sizes_and_times(path: Path) -> Iterator[tuple[int, float]]:
+    for file in path.rglob("*"):
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            continue  # a running writer renames and removes its temporary files
+        if file.is_file():
+            yield status.st_size, status.st_mtime
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    """Summarise every run directly below `root`, by name."""
+    runs = (entry.parent for entry in sorted(root.glob("*/config.json")) if not entry.parent.name.startswith(TEMPORARY))
+    return [summarise(path) for path in runs if _is_run(path)]
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        _read_record(path)
+    except StoreError:
+        return False
+    return True
+
+
+def remove_run(path: Path) -> None:
+    """Remove a run's directory with all that is in it; one that is being written, or is no run, is refused."""
+    path = path.resolve()
+    _read_record(path)
+    with locked(path), writing(path):
+        move(path, temporary_for(path))  # it disappears in one instant; a kill leaves no half of it
+    for doomed in path.parent.glob(f"{TEMPORARY}*/"):  # also one whose removal was killed earlier
+        remove(doomed)
