@@ -1,0 +1,364 @@
+"""Subspaces of feature batches and the geodesic flow between them on the Grassmann manifold.
+
+Two batches give subspaces with orthonormal bases P, Q (d x n) of principal directions (paper, section 4.1). With the SVD
+``P'Q = U cos(w) V'`` the columns of ``a = PU`` and ``b = QV`` meet in pairs at the principal angles w, and with
+``s = a + b``, ``t = b - a`` the geodesic flow (Eq. 4), written from its middle, is
+    ``Pi(v) = s cos((v - 1/2) w) / (2 cos(w/2)) + t sin((v - 1/2) w) / (2 sin(w/2))``,   Pi(0) ~ P, Pi(1) ~ Q.
+Its kernel (Eq. 5 to 7) needs no orthogonal complement, no generalised SVD and no d x d matrix, as mixed terms cancel:
+    ``K = int_0^1 Pi(v) Pi(v)' dv = sum_i alpha_i s_i s_i' + beta_i t_i t_i'``,
+    ``alpha = (1 + sinc w) / (8 cos^2(w/2))``,  ``beta = (1 - sinc w) / (8 sin^2(w/2))``,  ``sinc w = sin(w) / w``.
+Equivalently ``K = D h(D'D) D'`` with ``D = [P Q]`` and ``h(x) = g(x) / x`` on the eigenvalues ``x = 1 +- cos w`` of D'D, where
+``g(1 +- cos w) = (1 +- sinc w) / 2``: in [0, 1], trace n. At w = 90 degrees the shortest geodesic is not unique; the mean
+over them is taken: g(1) = 1/2. Rows are compared by their 2n coordinates ``x D h(D'D)^(1/2)``, whose dot products are K's.
+
+Misprints of the paper: Eq. 6 lacks a factor 1/2 (the loss's cosine cancels it); P = Q gives K = I only *on* the subspace,
+not everywhere (after Eq. 9); the adaptive weight is sqrt(old/new) in the code behind the published numbers, not new/old.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl.errors import TrainingError
+
+_FLOAT64_EPS = torch.finfo(torch.float64).eps
+
+
+class GeometryError(TrainingError, ValueError):
+    """Features or bases that no geometry can be computed from: not finite, or of shapes that do not fit."""
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the precision results are given in: float64 for float64 input, float32 for anything less."""
+    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
+
+
+# ---------------------------------------------------------------------------------------------------- subspaces
+
+
+def contrast(z: Tensor) -> Tensor:
+    """Reflect the rows of z: (..., batch, d) so that row 0 is sqrt(batch) times their mean and the rest is centred.
+
+    The reflection (Householder, its own inverse) turns the column of ones into the first axis, so rows 1 onwards have the
+    singular values and right singular vectors of the centred batch, without its redundant row.
+    """
+    root = math.sqrt(z.shape[-2])
+    if root == 1.0:
+        return z
+    mean = root * z.mean(-2, keepdim=True)
+    first = z[..., :1, :]
+    return torch.cat([mean, z[..., 1:, :] - (mean - first) / (root - 1.0)], -2)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular triplets of rows: (..., m, d), largest first; those beyond the numerical rank have zero vectors in `right`."""
+
+    left: Tensor  # (..., m, k), k = min(m, d)
+    values: Tensor  # (..., k)
+    right: Tensor  # (..., d, k)
+    rank: int  # of the poorest batch
+
+    @classmethod
+    def of(cls, rows: Tensor, size: int, floor: Tensor, eps: float) -> Spectrum:
+        """Decompose float64 rows: (..., m, d) of data with relative precision eps.
+
+        size: max(batch, d) of the rank rule ``s > size * eps * s_max``; floor: (...,) the rounding noise that centring leaves.
+        """
+        rows = rows.detach()
+        m, d = rows.shape[-2:]
+        if eps == _FLOAT64_EPS:
+            left, values, right_t = torch.linalg.svd(rows, full_matrices=False)
+            right = right_t.mT
+        else:  # a float64 Gram matrix resolves whatever float32 data hold above the rank rule, several times faster
+            wide = m <= d
+            squares, vectors = torch.linalg.eigh(rows @ rows.mT if wide else rows.mT @ rows)
+            values, vectors = squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
+            others = (rows.mT if wide else rows) @ vectors
+            others = others / values.clamp(min=torch.finfo(values.dtype).tiny).unsqueeze(-2)
+            left, right = (vectors, others) if wide else (others, vectors)
+        if not values.numel():
+            return cls(left, values, right, 0)
+        kept = (values > size * eps * values[..., :1]) & (values > floor.unsqueeze(-1))
+        rank = int(kept.sum(-1).min())
+        return cls(left, values, right * kept.unsqueeze(-2), rank)
+
+
+class _LeadingSubspace(torch.autograd.Function):
+    """The n leading right singular vectors of rows; its derivative is that of the subspace they span.
+
+    Whatever is computed from a subspace does not see rotations inside it, so only the gaps between kept and dropped singular
+    values appear, never those inside either set (an SVD's own derivative divides by them). The gradient that comes in
+    must be that of a function of the span.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, spectrum: Spectrum, n: int) -> Tensor:
+        ctx.spectrum, ctx.n = spectrum, n
+        return spectrum.right[..., :n].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        spectrum, n, grad = ctx.spectrum, ctx.n, grads[0]
+        values, left, right = spectrum.values, spectrum.left, spectrum.right
+        keep, drop = values[..., None, :n], values[..., n:, None]
+        gap = keep**2 - drop**2  # (dropped, kept); a tie across the cut has no derivative: nothing flows there
+        gap = torch.where(gap > _FLOAT64_EPS * values[..., :1, None] ** 2, gap, torch.inf)
+        mixed = (right[..., n:].mT @ grad) / gap
+        outside = (grad - right @ (right.mT @ grad)) / keep
+        rows_grad = left[..., :n] @ (right[..., n:] @ (mixed * keep) + outside).mT
+        rows_grad = rows_grad + left[..., n:] @ ((mixed * drop) @ right[..., :n].mT)
+        return rows_grad, None, None
+
+
+def leading_subspace(rows: Tensor, spectrum: Spectrum, n: int) -> Tensor:
+    """Return the n leading principal directions (..., d, n) of rows: (..., m, d), differentiable as a subspace."""
+    result: Tensor = _LeadingSubspace.apply(rows, spectrum, n)  # type: ignore[no-untyped-call]
+    return result
+
+
+def subspace(z: Tensor, dim: int, *, centre: bool = True) -> Tensor:
+    """Return an orthonormal basis (..., d, n) of the leading principal directions of a batch z: (..., batch, d).
+
+    n = min(dim, rank); rank counts the singular values of the centred batch above max(batch, d) * eps * the largest
+    (the smallest rank, where there are leading dimensions). Differentiable as a subspace (see `_LeadingSubspace`).
+    """
+    if z.dim() < 2:
+        raise GeometryError(f"a batch of features must have the shape (batch, d), not {tuple(z.shape)}")
+    if not bool(z.isfinite().all()):
+        raise GeometryError("the features contain NaN or infinite values")
+    dtype = working_dtype(z)
+    eps = torch.finfo(dtype).eps
+    rows = z.double()
+    largest = rows.detach().abs().amax((-2, -1), keepdim=True) if z.numel() else rows.new_ones(())
+    rows = rows / torch.where(largest > 0, largest, 1.0)  # the squares of 1e200 overflow
+    floor = eps * torch.linalg.vector_norm(rows.detach(), dim=(-2, -1))
+    if centre:
+        rows = contrast(rows)[..., 1:, :]
+    spectrum = Spectrum.of(rows, max(z.shape[-2:]), floor, eps)
+    return leading_subspace(rows, spectrum, min(dim, spectrum.rank)).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------------- angles
+
+
+def principal_angles(p: Tensor, q: Tensor) -> Tensor:
+    """Return the principal angles (..., n), ascending, in [0, pi/2], between orthonormal bases p: (..., d, n1), q: (..., d, n2).
+
+    n = min(n1, n2). Sines below 45 degrees, cosines above (Bjorck and Golub 1973): right to the last digits at both ends.
+    """
+    _check_bases(p, q)
+    dtype = working_dtype(p, q)
+    wide, narrow = (p.double(), q.double()) if p.shape[-1] >= q.shape[-1] else (q.double(), p.double())
+    overlap = wide.mT @ narrow
+    cosines = torch.linalg.svdvals(overlap)
+    # What is left of `narrow` outside `wide`. Its singular values are the sines also among many tiny angles, where
+    # the norms of single columns are not: the rotation that pairs the columns is then arbitrary.
+    sines = torch.linalg.svdvals(narrow - wide @ overlap).flip(-1)
+    small = sines < math.sqrt(0.5)
+    # The clamps bind only on the branch that is not taken, and keep its derivative finite.
+    return torch.where(small, sines.clamp(max=0.75).asin(), cosines.clamp(max=0.75).acos()).to(dtype)
+
+
+def geodesic_distance(p: Tensor, q: Tensor) -> Tensor:
+    """Return the arc length (...,) of the geodesic: the norm of the principal angles between p: (..., d, n1), q: (..., d, n2)."""
+    length: Tensor = torch.linalg.vector_norm(principal_angles(p, q), dim=-1)
+    return length
+
+
+def _check_bases(p: Tensor, q: Tensor) -> None:
+    if p.dim() < 2 or q.dim() < 2 or p.shape[-2] != q.shape[-2]:
+        raise GeometryError(
+            f"bases must have the shapes (d, n1) and (d, n2), not {tuple(p.shape)} and {tuple(q.shape)}"
+        )
+
+
+# --------------------------------------------------------------------------------------------------- the kernel
+
+# j(e) = w / sin w with e = 1 - cos w is the series of 2F1(1, 1; 3/2; e/2): positive terms, so nothing cancels at w = 0.
+_SERIES = [1.0]
+for _k in range(16):
+    _SERIES.append(_SERIES[-1] * (_k + 1) / (2 * _k + 3))
+_SERIES_REACH = 0.1  # (e/2)^16 is far below float64 there, and beyond it the closed forms lose at most two digits
+
+
+def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
+    result = torch.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = result * x + coefficient
+    return result
+
+
+def _roots(cosines: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sqrt h(1 + c) and sqrt h(1 - c) for c = cos w: (..., n) each."""
+    e = 1.0 - cosines
+    near = e < _SERIES_REACH
+    safe = cosines.clamp(max=1.0 - _SERIES_REACH)
+    j = torch.where(near, _polynomial(_SERIES, e), safe.acos() / (1.0 - safe**2).sqrt())
+    j_over_e = torch.where(near, _polynomial(_SERIES[1:], e), (j - 1.0) / (1.0 - safe))  # (j - 1) / e
+    plus = (1.0 + 1.0 / j) / (2.0 * (1.0 + cosines))  # (1 + sinc w) / 2 / (1 + cos w)
+    minus = j_over_e / (2.0 * j)  # (1 - sinc w) / 2 / (1 - cos w)
+    return plus.sqrt(), minus.sqrt()
+
+
+def _root_slopes(cosines: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the derivatives of both `_roots` with respect to c."""
+    e = 1.0 - cosines
+    near = e < _SERIES_REACH
+    safe = cosines.clamp(max=1.0 - _SERIES_REACH)
+    slopes = [k * a for k, a in enumerate(_SERIES)][1:]
+    slopes_over_e = [k * a for k, a in enumerate(_SERIES[1:])][1:]
+    j = torch.where(near, _polynomial(_SERIES, e), safe.acos() / (1.0 - safe**2).sqrt())
+    j_over_e = torch.where(near, _polynomial(_SERIES[1:], e), (j - 1.0) / (1.0 - safe))
+    dj = torch.where(near, _polynomial(slopes, e), (1.0 - safe * j) / (1.0 - safe**2))
+    dj_over_e = torch.where(near, _polynomial(slopes_over_e, e), (dj - j_over_e) / (1.0 - safe))
+    plus, minus = _roots(cosines)
+    dplus = (plus**2 - dj / (2.0 * j**2)) / (1.0 + cosines)  # with respect to e, as dj is
+    dminus = (dj_over_e * j - j_over_e * dj) / (2.0 * j**2)
+    return -dplus / (2.0 * plus), -dminus / (2.0 * minus)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The SVD of an overlap P'Q: (..., n, n), which pairs the columns of the bases at the principal angles."""
+
+    u: Tensor  # (..., n, n)
+    cosines: Tensor  # (..., n), in [0, 1]
+    v: Tensor  # (..., n, n)
+    right_angle: float  # cosines up to this one count as 90 degrees
+
+    @classmethod
+    def of(cls, overlap: Tensor, eps: float) -> Pairing:
+        """Decompose the float64 overlap of bases whose data have relative precision eps."""
+        u, cosines, v_t = torch.linalg.svd(overlap.detach())
+        return cls(u, cosines.clamp(max=1.0), v_t.mT, 64 * eps)
+
+    def eigenvectors(self) -> Tensor:
+        """Return those of ``[[0, P'Q], [Q'P, 0]]``: (..., 2n, 2n); the eigenvalues are +cosines, then -cosines."""
+        u, v = self.u / math.sqrt(2), self.v / math.sqrt(2)
+        return torch.cat([torch.cat([u, u], -1), torch.cat([v, -v], -1)], -2)
+
+    def roots(self) -> Tensor:
+        """Return sqrt h on the eigenvalues: (..., 2n)."""
+        plus, minus = _roots(self.cosines)
+        half = math.sqrt(0.5)  # 90 degrees: the mean over the shortest geodesics, g(1) = 1/2
+        right = self.cosines <= self.right_angle
+        return torch.cat([torch.where(right, half, plus), torch.where(right, half, minus)], -1)
+
+    def divided_differences(self) -> Tensor:
+        """Return (f(x_i) - f(x_j)) / (x_i - x_j), f = sqrt h, over all pairs of eigenvalues: (..., 2n, 2n)."""
+        x = torch.cat([self.cosines, -self.cosines], -1)
+        f = self.roots()
+        dx = x.unsqueeze(-1) - x.unsqueeze(-2)
+        same_branch = torch.ones_like(dx, dtype=torch.bool)
+        n = self.cosines.shape[-1]
+        same_branch[..., :n, n:] = same_branch[..., n:, :n] = False
+        # Close on one smooth branch: the mean slope by two Gauss nodes, to (1e-3)^4. Close across the jump of f at 90
+        # degrees there is no derivative: nothing flows.
+        close = dx.abs() < torch.where(same_branch, 1e-3, 2 * self.right_angle)
+        middle, step = (x.unsqueeze(-1) + x.unsqueeze(-2)) / 2, dx / (2 * math.sqrt(3))
+        slope = (self._slope(middle + step) + self._slope(middle - step)) / 2
+        quotient = (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, dx)
+        return torch.where(close, torch.where(same_branch, slope, 0.0), quotient)
+
+    def _slope(self, x: Tensor) -> Tensor:
+        plus, minus = _root_slopes(x.abs().clamp(max=1.0))
+        slope = torch.where(x >= 0, plus, -minus)
+        return torch.where(x.abs() <= self.right_angle, 0.0, slope)
+
+
+class _KernelRoot(torch.autograd.Function):
+    """``h(D'D)^(1/2) E`` of an overlap P'Q, E the eigenvectors of D'D; derivative by Daleckii and Krein.
+
+    E is an orthogonal change of coordinates that no dot product sees: it is held fixed, so only divided differences of
+    sqrt h appear, which coinciding angles do not harm. The incoming gradient must be that of a function of dot products.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, overlap: Tensor, pairing: Pairing) -> Tensor:
+        ctx.pairing = pairing
+        return pairing.eigenvectors() * pairing.roots().unsqueeze(-2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        basis = ctx.pairing.eigenvectors()
+        inner = ctx.pairing.divided_differences() * (basis.mT @ grads[0])
+        full = basis @ inner @ basis.mT
+        n = basis.shape[-1] // 2
+        return full[..., :n, n:] + full[..., n:, :n].mT, None
+
+
+def kernel_root(overlap: Tensor, pairing: Pairing) -> Tensor:
+    """Return W: (..., 2n, 2n) such that ``x [P Q] W`` are coordinates with the flow's kernel as their dot product."""
+    result: Tensor = _KernelRoot.apply(overlap, pairing)  # type: ignore[no-untyped-call]
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------- the flow
+
+
+@dataclass(frozen=True)
+class GeodesicFlow:
+    """The geodesic Pi(v), v in [0, 1], from span(p) to span(q); make one with `GeodesicFlow.between`.
+
+    `project`, `inner`, `norm` and `dense` are differentiable with respect to both bases, as subspaces; `at` is not.
+    """
+
+    p: Tensor  # (..., d, n), float64 like all that follows
+    q: Tensor  # (..., d, n)
+    pairing: Pairing
+    root: Tensor  # (..., 2n, 2n)
+    dtype: torch.dtype  # of the results
+
+    @classmethod
+    def between(cls, p: Tensor, q: Tensor) -> GeodesicFlow:
+        """Return the flow between the spans of orthonormal bases p and q: (..., d, n)."""
+        _check_bases(p, q)
+        if p.shape[-1] != q.shape[-1]:
+            raise GeometryError(
+                f"a geodesic flow needs subspaces of equal dimension, not {p.shape[-1]} and {q.shape[-1]} columns"
+            )
+        dtype = working_dtype(p, q)
+        p, q = p.double(), q.double()
+        overlap = p.mT @ q
+        pairing = Pairing.of(overlap, torch.finfo(dtype).eps)
+        return cls(p, q, pairing, kernel_root(overlap, pairing), dtype)
+
+    @property
+    def angles(self) -> Tensor:
+        """The principal angles (..., n), ascending, to the last digits."""
+        return principal_angles(self.p, self.q).to(self.dtype)
+
+    def at(self, v: float | Tensor) -> Tensor:
+        """Return an orthonormal basis Pi(v): (..., d, n) (Eq. 4); a tensor v: (...,) gives one basis for each value."""
+        a, b = self.p.detach() @ self.pairing.u, self.q.detach() @ self.pairing.v
+        # 90 degrees keeps its pairing here: any of the shortest geodesics is one.
+        w = self.pairing.cosines.acos().unsqueeze(-2)
+        u = torch.as_tensor(v, dtype=w.dtype, device=w.device)[..., None, None] - 0.5
+        small = w < 1e-7  # there sin(u w) / sin(w / 2) is 2u to the last digit
+        ratio = torch.where(small, 2 * u, (u * w).sin() / torch.where(small, 1.0, (w / 2).sin()))
+        return ((a + b) * ((u * w).cos() / (2 * (w / 2).cos())) + (b - a) * (ratio / 2)).to(self.dtype)
+
+    def project(self, x: Tensor) -> Tensor:
+        """Return coordinates (..., batch, 2n) of rows x: (..., batch, d); their dot products are the kernel's."""
+        x = x.double()
+        return (torch.cat([x @ self.p, x @ self.q], -1) @ self.root).to(self.dtype)
+
+    def inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the inner products (..., batch) of rows a, b: (..., batch, d), integrated along the flow (Eq. 8)."""
+        return (self.project(a) * self.project(b)).sum(-1)
+
+    def norm(self, a: Tensor) -> Tensor:
+        """Return the norms (..., batch) of rows a: (..., batch, d) under the kernel."""
+        length: Tensor = torch.linalg.vector_norm(self.project(a), dim=-1)
+        return length
+
+    def dense(self) -> Tensor:
+        """Return the kernel itself (..., d, d) (Eq. 7), for inspection: training never forms it."""
+        factor = torch.cat([self.p, self.q], -1) @ self.root
+        return (factor @ factor.mT).to(self.dtype)

@@ -1,0 +1,251 @@
+"""Distillation losses between a frozen teacher and a student, and LUCIR's margin ranking.
+
+Each distillation is a plain module: ``loss(student, teacher)`` of two (batch, d) tensors for the *same* augmented batch gives a
+scalar. The geodesic one (paper, Eq. 9) compares rows by the cosine of the kernel of `geodl.geometry`:
+``mean_i 1 - <z_new, K z_old> / (|K^1/2 z_new| |K^1/2 z_old|)``. Each 1 - cos is computed as half the squared distance of unit
+vectors, because the textbook form loses the digits of small losses.
+
+With a process group the value on every rank is the loss of the global batch, and the mean over ranks of the gradients (what
+data-parallel training takes) is its gradient: a rank's gradient is world size x its own part. Without one nothing is gathered.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from geodl.geometry import (
+    GeometryError,
+    Pairing,
+    Spectrum,
+    contrast,
+    kernel_root,
+    leading_subspace,
+    working_dtype,
+)
+
+Group = dist.ProcessGroup | None
+
+
+# ---------------------------------------------------------------------------------------------------- reductions
+
+
+def global_mean(values: Tensor, group: Group = None) -> Tensor:
+    """Return the mean over all elements of `values` on all ranks of the group; 0 where there is none anywhere.
+
+    Every rank gets the global value; its gradient is world size x its own part, so that the mean over ranks is the gradient.
+    """
+    total = values.sum()
+    if group is None:
+        return total / max(values.numel(), 1)
+    sums = torch.stack([total.detach().double(), total.new_tensor(values.numel(), dtype=torch.float64)])
+    dist.all_reduce(sums, group=group)
+    count = sums[1].clamp(min=1.0)
+    own = total * (dist.get_world_size(group) / count).to(total.dtype)
+    return (sums[0] / count).to(total.dtype) + (own - own.detach())
+
+
+def gather_rows(z: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, int]:
+    """Return the rows of all ranks of z: (batch, ...) without gradient, and where this rank's begin; batches may differ in size."""
+    sizes = [torch.zeros(1, dtype=torch.int64, device=z.device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(z)], device=z.device), group=group)
+    counts = [int(size) for size in sizes]
+    padded = z.new_zeros(max(counts), *z.shape[1:])  # collectives want equal shapes
+    padded[: len(z)] = z.detach()
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded, group=group)
+    start = sum(counts[: dist.get_rank(group)])
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]), start
+
+
+# ------------------------------------------------------------------------------------------------- distillations
+
+
+class LogitDistillation(nn.Module):
+    """LwF's loss (Eq. 2): KL(teacher || student) of the classes' softmax at a temperature, batch mean, no T^2.
+
+    Student and teacher logits are both (batch, old classes): the caller cuts the student's to the teacher's classes.
+    """
+
+    def __init__(self, temperature: float = 2.0, group: Group = None) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.group = group
+
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the loss of student and teacher logits: (batch, classes) each."""
+        _check(student, teacher)
+        with torch.autocast(student.device.type, enabled=False):
+            dtype = working_dtype(student, teacher)
+            new = F.log_softmax(student.to(dtype) / self.temperature, dim=1)
+            old = F.log_softmax(teacher.to(dtype) / self.temperature, dim=1)
+            rows = F.kl_div(new, old, reduction="none", log_target=True).sum(1)
+            return global_mean(rows, self.group)
+
+
+class CosineDistillation(nn.Module):
+    """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; a zero row counts 0."""
+
+    def __init__(self, group: Group = None) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the loss of student and teacher features: (batch, d) each."""
+        _check(student, teacher)
+        with torch.autocast(student.device.type, enabled=False):
+            return global_mean(_half_squared_distance(unit_rows(student), unit_rows(teacher)), self.group)
+
+
+class GeodesicDistillation(nn.Module):
+    """GeoDL's loss (Eq. 9): the mean of 1 - cos under the kernel of the geodesic flow between the batches' subspaces.
+
+    dim: principal directions kept of each batch (127: all of a centred batch of 128). through_flow: differentiate the
+    flow too; by default it is constant and only the projected student rows carry gradient, as in the reference code.
+    group: take the subspaces of the global batch over these ranks. centre: subtract the batch mean to find the subspaces.
+    """
+
+    def __init__(self, dim: int = 127, through_flow: bool = False, group: Group = None, *, centre: bool = True) -> None:
+        super().__init__()
+        if dim < 1:
+            raise GeometryError(f"the subspace dimension must be at least 1, not {dim}")
+        self.dim = dim
+        self.through_flow = through_flow
+        self.group = group
+        self.centre = centre
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # data-dependent rank and float64 linear algebra gain nothing from a compiler
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the loss of student and teacher features: (batch, d) each, the same images in the same order."""
+        _check(student, teacher)
+        with torch.autocast(student.device.type, enabled=False):
+            if self.group is None:
+                return global_mean(self._rows(student, teacher)).to(working_dtype(student, teacher))
+            # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
+            everything, start = gather_rows(torch.stack([student, teacher], 1), self.group)
+            end = start + len(student)
+            others = everything[:, 0]
+            students = torch.cat([others[:start], student, others[end:]])
+            loss = global_mean(self._rows(students, everything[:, 1])).to(working_dtype(student, teacher))
+            return loss.detach() + (loss - loss.detach()) * dist.get_world_size(self.group)
+
+    def _rows(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the loss of every row: (batch,), in float64 whatever the features' precision."""
+        eps = torch.finfo(working_dtype(student, teacher)).eps
+        # The loss does not see the length of a projected row, so the norm carries gradient only into the flow.
+        new = unit_rows(student, torch.float64, constant_norm=not self.through_flow)
+        old = unit_rows(teacher if self.through_flow else teacher.detach(), torch.float64)
+        projections = _project_by_gram(new, old, self.dim, eps, self.centre, self.through_flow)
+        if projections is None:
+            projections = _project_on_bases(new, old, self.dim, eps, self.centre, self.through_flow)
+        # A row without a projection has no direction: it counts 0, as do all when there is no subspace (n = 0).
+        new, old = (unit_rows(coordinates, least=16 * eps) for coordinates in projections)
+        return _half_squared_distance(new, old)
+
+
+def _project_by_gram(
+    new: Tensor, old: Tensor, dim: int, eps: float, centre: bool, through_flow: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return the kernel coordinates (batch, 2n) of both unit batches: (batch, d), or None where this way is not safe.
+
+    The fast way, for when nothing is dropped: each subspace is then the whole row space, and everything follows from the
+    three Gram matrices by Cholesky. float64 Gram matrices are exact enough for float32 data of full rank, not for float64.
+    """
+    first = int(centre)  # row 0 of a contrasted batch is its mean: projected like the others, but not part of the span
+    if not first < len(new) <= min(dim, new.shape[1]) + first or eps == torch.finfo(torch.float64).eps:
+        return None
+    hold = _through if through_flow else Tensor.detach
+    if centre:
+        new, old = contrast(new), contrast(old)
+    new_new, new_old, old_old = new @ hold(new).mT, new @ old.mT, old @ old.mT
+    old_new = hold(new_old).mT
+    lower, info = torch.linalg.cholesky_ex(torch.stack([old_old, hold(new_new)])[:, first:, first:])
+    inverse = torch.linalg.solve_triangular(lower, torch.eye(len(new) - first).to(lower), upper=False)
+    # 1 / |L^-1| and |L| bound the smallest and the largest singular value: full rank by the rule of `Spectrum.of`.
+    smallest, largest = (1 / torch.linalg.matrix_norm(inverse), torch.linalg.matrix_norm(lower))
+    floor = (max(new.shape) * largest).clamp(min=len(new) ** 0.5) * eps
+    if not bool(((info == 0) & (smallest > floor)).all()):
+        return None
+    overlap = inverse[0] @ old_new[first:, first:] @ inverse[1].mT
+    top, bottom = kernel_root(overlap, Pairing.of(overlap, eps)).chunk(2)
+    weights = torch.cat([inverse[0].mT @ top, inverse[1].mT @ bottom])  # the bases are (rows' L^-T): (2n, 2n)
+    new, old = (
+        torch.cat(grams, 1) @ weights
+        for grams in ((new_old[:, first:], new_new[:, first:]), (old_old[:, first:], old_new[:, first:]))
+    )
+    return (contrast(new), contrast(old)) if centre else (new, old)
+
+
+def _project_on_bases(
+    new: Tensor, old: Tensor, dim: int, eps: float, centre: bool, through_flow: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the kernel coordinates (batch, 2n) of both unit batches: (batch, d), by explicit bases: always safe."""
+    floor = torch.full((), eps * len(new) ** 0.5, dtype=new.dtype, device=new.device)
+    frames = []
+    for rows in (old, new if through_flow else new.detach()):
+        frame = contrast(rows)[1:] if centre else rows
+        frames.append((frame, Spectrum.of(frame, max(rows.shape), floor, eps)))
+    n = min(dim, *(spectrum.rank for _, spectrum in frames))
+    p, q = (leading_subspace(frame, spectrum, n) for frame, spectrum in frames)
+    overlap = p.mT @ q
+    weights = torch.cat([p, q], 1) @ kernel_root(overlap, Pairing.of(overlap, eps))
+    return new @ weights, old @ weights
+
+
+# ------------------------------------------------------------------------------------------------- margin ranking
+
+
+def margin_ranking(cosines: Tensor, labels: Tensor, new: Tensor, margin: float = 0.5, top: int = 2) -> Tensor:
+    """Return LUCIR's hinges (M, K): max(0, margin - cos of the true class + cos of a hard new class).
+
+    cosines: (batch, classes) before the scale sigma; labels: (batch,); new: (classes,) bool, the classes of this phase. M counts
+    the samples of old classes, K = min(top, new classes) their highest new ones. Take `global_mean` of the result.
+    """
+    old_rows = ~new[labels]
+    cosines, labels = cosines[old_rows], labels[old_rows]
+    true = cosines.gather(1, labels.unsqueeze(1))
+    hardest = cosines[:, new].topk(min(top, int(new.sum())), dim=1).values
+    return (margin - true + hardest).clamp(min=0)
+
+
+# ----------------------------------------------------------------------------------------------------------- rows
+
+
+def unit_rows(
+    z: Tensor, dtype: torch.dtype | None = None, *, constant_norm: bool = False, least: float | None = None
+) -> Tensor:
+    """Return the rows of z: (batch, d) divided by their norms, in float32 or better.
+
+    Rows whose largest entry is below `least` (default: the smallest normal number) become 0, with gradient 0. Rows are
+    scaled by that entry first, so that the squares of 1e-20 and 1e18 survive.
+    """
+    dtype = dtype or working_dtype(z)
+    if not z.shape[1]:
+        return z.to(dtype)
+    largest = z.detach().abs().amax(1, keepdim=True)
+    alive = largest >= (torch.finfo(z.dtype).tiny if least is None else least)
+    scaled = z / torch.where(alive, largest, 1).to(dtype)
+    norms = torch.linalg.vector_norm(scaled.detach() if constant_norm else scaled, dim=1, keepdim=True)
+    return scaled * torch.where(alive, 1 / torch.where(alive, norms, 1), 0)
+
+
+def _half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return 1 - cos (batch,) of unit rows a, b: (batch, d)."""
+    return (a - b).square().sum(1) / 2
+
+
+def _through(x: Tensor) -> Tensor:
+    return x
+
+
+def _check(student: Tensor, teacher: Tensor) -> None:
+    if student.dim() != 2 or student.shape != teacher.shape:
+        raise GeometryError(
+            f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
+        )
+    for name, z in (("student", student), ("teacher", teacher)):
+        # The extremes carry any NaN or infinity along, ten times faster than a look at every element.
+        if z.numel() and not bool(torch.stack(z.detach().aminmax()).isfinite().all()):
+            raise GeometryError(f"the {name}'s output contains NaN or infinite values")
