@@ -1,0 +1,301 @@
+"""Backbones, networks built by name, and teachers."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from geodl.errors import ConfigError, DataError, MissingExtraError
+from geodl.nets import CosineHead, LinearHead, Network, Output, build_network, frozen_copy, networks
+from geodl.nets.network import parameter_count
+
+# Counted by hand: 3x3 convolutions, batch norms of two numbers a channel, 1x1 shortcuts where the width changes.
+PARAMETERS = {"convnet": 14_384, "resnet8": 77_392, "resnet20": 271_824, "resnet32": 466_256, "resnet18": 11_176_512}
+WIDTHS = {"convnet": 32, "resnet8": 64, "resnet20": 64, "resnet32": 64, "resnet18": 512}
+
+
+def pictures(size: int = 16, count: int = 4, seed: int = 0) -> torch.Tensor:
+    images = torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def small(name: str = "resnet8", head: str = "cosine") -> Network:
+    """Build a network whose batch norms have seen something, with gains and offsets that are not 1 and 0."""
+    network = build_network(name, 5, head=head, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5, generator=generator)
+                module.bias.normal_(0, 0.3, generator=generator)
+        for seed in range(3):
+            network(pictures(seed=seed))
+    return network
+
+
+class Given(nn.Module):
+    """A backbone that gives its input back."""
+
+    def forward(self, x):
+        return x
+
+
+def test_every_network_is_counted():
+    assert networks() == sorted(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameter_counts(name):
+    network = build_network(name, 10, head="cosine")
+    assert network.width == network.backbone.width == WIDTHS[name]
+    assert parameter_count(network.backbone) == PARAMETERS[name]
+    assert parameter_count(network.head) == 10 * WIDTHS[name] + 1
+    assert parameter_count(build_network(name, 10, head="linear").head) == 10 * (WIDTHS[name] + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "side"),
+    [("convnet", 8, 2), ("resnet8", 32, 8), ("resnet20", 32, 8), ("resnet32", 32, 8), ("resnet18", 64, 2)],
+)
+def test_shapes(name, size, side):
+    network = build_network(name, 7, head="cosine")
+    width = network.width
+    assert network.backbone(pictures(size, 2)).shape == (2, width, side, side)
+    logits, pooled, grid = network(pictures(size, 2))
+    assert (logits.shape, pooled.shape, grid.shape) == ((2, 7), (2, width), (2, 4 * width))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_features_can_be_negative(name):
+    features = build_network(name, 2, head="cosine").backbone(pictures(32, 2))
+    assert 0.2 < (features < 0).float().mean() < 0.8
+
+
+def test_only_the_last_relu_is_removed():
+    backbone = build_network("resnet20", 2, head="cosine").backbone
+    minima = []
+    for block in [block for layer in (backbone.layer1, backbone.layer2, backbone.layer3) for block in layer]:
+        block.register_forward_hook(lambda _module, _inputs, output: minima.append(output.min().item()))
+    backbone(pictures())
+    assert len(minima) == 9
+    assert minima[:-1] == [0.0] * 8
+    assert minima[-1] < 0
+
+
+def test_convolutions_are_kaiming_normal_fan_out():
+    network = build_network("resnet32", 2, head="cosine")
+    weight = network.backbone.get_submodule("layer3.0.conv1").weight
+    assert weight.shape == (64, 32, 3, 3)
+    assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.03)
+
+
+@pytest.mark.parametrize("head", ["cosine", "linear"])
+def test_weights_come_from_the_seed_and_the_global_generator_is_left_alone(head):
+    torch.manual_seed(1)
+    one = build_network("resnet8", 4, head=head, seed=7).state_dict()
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    two = build_network("resnet8", 4, head=head, seed=7).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    other = build_network("resnet8", 4, head=head, seed=8).state_dict()
+    assert not torch.equal(one["backbone.conv1.weight"], other["backbone.conv1.weight"])
+    assert not torch.equal(one["head.weight"], other["head.weight"])
+
+
+def test_both_heads_share_the_backbone_of_a_seed():
+    cosine, linear = (build_network("resnet8", 4, head=head, seed=7).backbone for head in ("cosine", "linear"))
+    assert torch.equal(cosine.conv1.weight, linear.conv1.weight)
+
+
+def test_networks_are_channels_last():
+    network = build_network("resnet8", 2, head="cosine")
+    convolutions = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
+    assert len(convolutions) == 9
+    assert all(module.weight.is_contiguous(memory_format=torch.channels_last) for module in convolutions)
+    assert network.backbone(pictures()).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4, 7, 8])
+def test_pooled_and_grid_features_equal_numpy(side):
+    network = Network(Given(), LinearHead(5, 3))
+    maps = torch.randn(2, 5, side, side, generator=torch.Generator().manual_seed(side))
+    output = network(maps)
+    values = maps.double().numpy()
+    np.testing.assert_allclose(output.pooled.numpy(), values.mean((2, 3)), atol=1e-6)
+    if side == 1:
+        assert torch.equal(output.grid, output.pooled)
+        return
+    # Quarters of an odd map overlap in the middle row and column.
+    low, high = slice(0, -(-side // 2)), slice(side // 2, side)
+    quarters = [values[:, :, rows, columns].mean((2, 3)) for rows in (low, high) for columns in (low, high)]
+    np.testing.assert_allclose(output.grid.numpy(), np.stack(quarters, axis=2).reshape(2, 20), atol=1e-6)
+
+
+def test_a_backbone_without_a_map_gives_its_features_as_the_grid():
+    network = Network(Given(), CosineHead(5, 3))
+    features = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    output = network(features)
+    assert torch.equal(output.pooled, features)
+    assert torch.equal(output.grid, features)
+    assert torch.equal(network.features(features), features)
+
+
+def test_features_are_the_pooled_ones_and_logits_come_from_them():
+    network = small().eval()
+    output = network(pictures())
+    assert isinstance(output, Output)
+    assert torch.equal(network.features(pictures()), output.pooled)
+    assert torch.equal(network.head(output.pooled), output.logits)
+
+
+def test_unknown_names_are_refused_with_what_there_is():
+    with pytest.raises(ConfigError, match="'resnet33'; allowed are convnet, resnet18, resnet20, resnet32, resnet8"):
+        build_network("resnet33", 2, head="cosine")
+    with pytest.raises(ConfigError, match="'cos'; allowed are cosine and linear"):
+        build_network("resnet8", 2, head="cos")
+    with pytest.raises(ConfigError, match="timm:NAME only"):
+        build_network("resnet8", 2, head="cosine", pretrained=True)
+
+
+def test_timm_without_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingExtraError, match=r"timm:resnet18 needs .*geodl\[timm\]"):
+        build_network("timm:resnet18", 2, head="cosine")
+
+
+def test_weights_are_loaded_from_a_file_that_may_hold_a_classifier(tmp_path):
+    source = small().backbone.state_dict()
+    file = tmp_path / "weights.safetensors"
+    save_file({key: value.contiguous() for key, value in source.items()} | {"fc.weight": torch.ones(9, 64)}, file)
+    network = build_network("resnet8", 3, head="cosine", seed=5, weights=file)
+    assert all(torch.equal(value, source[key]) for key, value in network.backbone.state_dict().items())
+    assert network.backbone.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    file = tmp_path / "weights.safetensors"
+    state = {key: value.contiguous() for key, value in small().backbone.state_dict().items()}
+    save_file({key: value for key, value in state.items() if key != "layer2.0.conv1.weight"}, file)
+    with pytest.raises(DataError, match=r"weights.safetensors .* 1 of 54 .* first layer2.0.conv1.weight"):
+        build_network("resnet8", 3, head="cosine", weights=file)
+    save_file(state | {"conv1.weight": torch.ones(8, 3, 3, 3)}, file)
+    with pytest.raises(DataError, match=r"first conv1.weight"):
+        build_network("resnet8", 3, head="cosine", weights=file)
+    file.write_bytes(b"no tensors")
+    with pytest.raises(DataError, match=r"weights.safetensors cannot be read"):
+        build_network("resnet8", 3, head="cosine", weights=file)
+    with pytest.raises(DataError, match=r"nowhere.safetensors cannot be read"):
+        build_network("resnet8", 3, head="cosine", weights=tmp_path / "nowhere.safetensors")
+
+
+@pytest.mark.parametrize("head", ["cosine", "linear"])
+@pytest.mark.parametrize("name", ["convnet", "resnet8", "resnet32", "resnet18"])
+def test_a_teacher_gives_what_the_network_gives_in_eval_mode(name, head):
+    network = small(name, head)
+    network.head.freeze(torch.tensor([True, True, False, False, True]))
+    network.head.correct([4], torch.tensor(0.8), torch.tensor(0.3))
+    teacher = frozen_copy(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in teacher.modules())
+    images = pictures(size=32)
+    network.eval()
+    with torch.no_grad():
+        for ours, theirs in zip(teacher(images), network(images), strict=True):
+            assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+        torch.testing.assert_close(teacher.features(images), network.features(images), rtol=1e-5, atol=1e-4)
+
+
+def test_folding_is_exact_but_for_rounding():
+    network = small("resnet32").double()
+    teacher = frozen_copy(network)
+    network.eval()
+    images = pictures(seed=4).double()
+    with torch.no_grad():
+        for ours, theirs in zip(teacher(images), network(images), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_teacher_is_independent_of_its_network():
+    network = small()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    flags = [module.training for module in network.modules()]
+    teacher = frozen_copy(network)
+    assert [module.training for module in network.modules()] == flags
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    expected = teacher(pictures()).logits
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(teacher(pictures()).logits, expected)
+
+
+def test_a_teacher_stays_in_eval_mode():
+    holder = nn.ModuleDict({"student": small(), "teacher": frozen_copy(small())})
+    expected = holder["teacher"](pictures()).logits
+    holder.train()
+    assert holder["student"].training
+    assert not any(module.training for module in holder["teacher"].modules())
+    assert torch.equal(holder["teacher"](pictures()).logits, expected)
+
+
+def test_a_teacher_makes_no_graph_but_can_be_learned_from():
+    network = small()
+    teacher = frozen_copy(network)
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    images = pictures().requires_grad_()
+    targets = teacher(images)
+    assert not any(value.requires_grad for value in targets)
+    assert not teacher.features(images).requires_grad
+    # The student's backward pass needs the teacher's features: inference tensors could not be saved for it.
+    (network(pictures()).pooled * targets.pooled).sum().backward()
+    assert network.backbone.conv1.weight.grad.abs().sum() > 0
+
+
+def test_a_teacher_has_all_head_rows_together():
+    network = small()
+    rows = network.head.weight.detach().clone()
+    network.head.freeze(torch.tensor([True, True, True, False, False]))
+    teacher = frozen_copy(network)
+    assert torch.equal(teacher.head.weight, rows)
+    assert network.head.frozen.tolist() == [True, True, True, False, False]
+
+
+def test_a_teacher_is_channels_last():
+    teacher = frozen_copy(small())
+    convolutions = [module for module in teacher.modules() if isinstance(module, nn.Conv2d)]
+    assert all(module.weight.is_contiguous(memory_format=torch.channels_last) for module in convolutions)
+
+
+def test_a_teacher_can_be_copied_as_a_teacher():
+    teacher = frozen_copy(small())
+    assert torch.equal(frozen_copy(teacher)(pictures()).logits, teacher(pictures()).logits)
+
+
+@pytest.mark.parametrize("name", ["convnet", "resnet8"])
+def test_state_goes_into_another_network(name):
+    network, other = small(name), build_network(name, 5, head="cosine", seed=3)
+    other.load_state_dict({key: value.contiguous() for key, value in network.state_dict().items()})
+    assert torch.equal(other.eval()(pictures()).logits, network.eval()(pictures()).logits)
+
+
+def test_convnet_uses_no_batch_statistics():
+    network = build_network("convnet", 3, head="cosine")
+    whole = network(pictures(8)).pooled
+    parts = torch.cat([network(part).pooled for part in pictures(8).split([1, 3])])
+    torch.testing.assert_close(parts, whole)
+
+
+def test_a_network_learns():
+    network = build_network("convnet", 2, head="cosine", scale=10.0)
+    images, labels = pictures(8, 8), torch.arange(8) % 2
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(30):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(network(images).logits, labels).backward()
+        optimiser.step()
+    assert network(images).logits.argmax(1).tolist() == labels.tolist()

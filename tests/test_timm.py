@@ -1,0 +1,136 @@
+"""timm models as backbones: the wiring with a stand-in, and real models where the extra is installed."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from geodl.errors import ConfigError
+from geodl.nets import build_network, frozen_copy
+
+
+class StandIn(nn.Module):
+    """The part of a timm model that is used: features, a head that pools, and what they look like."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.num_features = 6
+        self.output_fmt = {"map": "NCHW", "swin": "NHWC", "vit": "NLC"}[kind]
+        self.conv = nn.Conv2d(3, 6, 4, stride=4)
+
+    def forward_features(self, x):
+        features = self.conv(x)
+        if self.output_fmt == "NLC":
+            return features.flatten(2).transpose(1, 2)
+        return features.permute(0, 2, 3, 1) if self.output_fmt == "NHWC" else features
+
+    def forward_head(self, features, pre_logits):
+        assert pre_logits
+        return features[:, 0]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Put a stand-in for timm in place; gives the arguments that models were made with."""
+    made = []
+
+    def create_model(name, **options):
+        if "." in name:
+            raise RuntimeError("Invalid pretrained tag")
+        made.append((name, options))
+        return StandIn(name)
+
+    module = ModuleType("timm")
+    module.is_model = lambda name: name.partition(".")[0] in ("map", "swin", "vit")
+    module.list_models = lambda: ["map", "swin", "vit"]
+    module.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", module)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["map", "swin"])
+def test_maps_are_pooled_and_cut_into_quarters(calls, kind):
+    network = build_network(f"timm:{kind}", 3, head="cosine")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    maps = network.backbone.model.conv(images)
+    output = network(images)
+    torch.testing.assert_close(output.pooled, maps.mean((2, 3)))
+    torch.testing.assert_close(output.grid, nn.functional.avg_pool2d(maps, 2).flatten(1))
+    assert calls == [(kind, {"pretrained": False, "num_classes": 0})]
+
+
+def test_models_without_a_map_give_pooled_features(calls):
+    network = build_network("timm:vit", 3, head="linear", pretrained=True)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    output = network(images)
+    torch.testing.assert_close(output.pooled, network.backbone.model.conv(images)[:, :, 0, 0])
+    assert torch.equal(output.grid, output.pooled)
+    assert calls == [("vit", {"pretrained": True, "num_classes": 0})]
+
+
+def test_models_start_from_the_seed(calls):
+    one, two, other = (build_network("timm:map", 3, head="cosine", seed=seed) for seed in (1, 1, 2))
+    weights = [network.backbone.model.conv.weight for network in (one, two, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_weights_have_timms_own_names(calls, tmp_path):
+    state = {"conv.weight": torch.ones(6, 3, 4, 4), "conv.bias": torch.zeros(6)}
+    save_file(state, tmp_path / "model.safetensors")
+    network = build_network("timm:map", 3, head="cosine", weights=tmp_path / "model.safetensors")
+    assert torch.equal(network.backbone.model.conv.weight, state["conv.weight"])
+
+
+def test_unknown_models_and_tags_are_refused(calls):
+    with pytest.raises(ConfigError, match="no model 'swim'; the names nearest to it are timm:swin"):
+        build_network("timm:swim", 3, head="cosine")
+    with pytest.raises(ConfigError, match=r"cannot build 'map\.none': Invalid pretrained tag"):
+        build_network("timm:map.none", 3, head="cosine")
+
+
+def test_a_timm_that_cannot_be_imported_is_explained(monkeypatch):
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "timm":
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(ConfigError, match="does not work beside this torch: operator torchvision::nms"):
+        build_network("timm:map", 3, head="cosine")
+
+
+@pytest.fixture(scope="module")
+def real_timm():
+    """Import timm; a torchvision for GPUs beside a CPU build of torch lacks two operators, which it never calls here."""
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    timm = pytest.importorskip("timm", reason="the extra `timm` is not installed")
+    return SimpleNamespace(timm=timm, library=library)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "grid"),
+    [
+        ("resnet10t", 512, 2048),
+        ("test_vit", 64, 64),
+        ("test_convnext", 64, 256),
+        ("swin_tiny_patch4_window7_224", 768, 3072),
+    ],
+)
+def test_real_models(real_timm, name, width, grid):
+    network = build_network(f"timm:{name}", 3, head="cosine")
+    size = 160 if name.startswith("test_") else 224
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    network.eval()
+    with torch.no_grad():
+        output = network(images)
+    assert network.width == width
+    assert (output.logits.shape, output.pooled.shape, output.grid.shape) == ((2, 3), (2, width), (2, grid))
+    torch.testing.assert_close(frozen_copy(network)(images).logits, output.logits)
