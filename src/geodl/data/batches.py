@@ -1,0 +1,328 @@
+"""Batches of augmented, normalised images that depend on (seed, epoch, step) alone.
+
+Small images live in memory as one uint8 tensor and are cropped and flipped as a batch; image files are decoded by
+threads a few batches ahead (Pillow decodes and resizes outside the interpreter lock). Both have one interface, and
+neither the number of threads, nor of processes, nor the step at which an epoch is entered changes a pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from geodl.config import derive
+from geodl.data.images import ArrayImages, Images, open_image
+from geodl.errors import ConfigError, DataError
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""Areas and aspect ratios of a random resized crop."""
+_ATTEMPTS = 10  # at a crop that fits into the picture, before the centre is taken
+_COLUMNS = 6 + 2 * _ATTEMPTS  # random numbers an image: flip, row, column, three of colour jitter, then the attempts
+_AHEAD = 3  # batches that the threads may be ahead of the consumer
+
+
+@dataclass(frozen=True)
+class Transform:
+    """From a picture to the network's input, at training and at test time.
+
+    crop="pad" fits the picture to a square (shorter side to `size`, centre), then in training pads it with black and
+    crops it at random; crop="resized" takes a random part of it in training, and at test time the centre of the picture
+    whose shorter side is `resize`.
+    """
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    padding: int = 4
+    flip: bool = True
+    jitter: float = 0.0
+    crop: Literal["pad", "resized"] = "pad"
+    resize: int | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "size": (self.size, self.size >= 1, "at least 1"),
+            "mean": (self.mean, len(self.mean) == 3, "three numbers"),
+            "std": (self.std, len(self.std) == 3 and min(self.std) > 0, "three numbers above 0"),
+            "padding": (self.padding, self.padding >= 0, "at least 0"),
+            "jitter": (self.jitter, 0 <= self.jitter <= 1, "0 to 1"),
+            "crop": (self.crop, self.crop in ("pad", "resized"), "pad, resized"),
+            "resize": (self.resize, self.resize is None or self.resize >= self.size, f"none, or at least {self.size}"),
+        }
+        for key, (value, good, allowed) in checks.items():
+            if not good:
+                raise ConfigError(f"transform: {key} is {value!r}, allowed: {allowed}")
+
+    @property
+    def shorter_side(self) -> int:
+        """What the shorter side of a picture is resized to at test time."""
+        if self.crop == "pad":
+            return self.size
+        return self.resize or round(self.size * 256 / 224)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON can hold them."""
+        return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Transform:
+        """Undo `to_dict`."""
+        return cls(**fields | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
+
+
+class Batch(NamedTuple):
+    """A process's share of a batch."""
+
+    images: Tensor
+    """float32 (b, 3, H, W), normalised, channels_last."""
+    labels: Tensor
+    """int64 (b,)."""
+    indices: Tensor
+    """int64 (b,): positions in the images that the batches were made of."""
+    size: int
+    """Images in the whole batch, over all processes."""
+
+
+class _Plan(NamedTuple):
+    """What a batch will hold. indices: int64 (b,); numbers: float64 (b, columns) in [0, 1), or None at test time."""
+
+    indices: Tensor
+    numbers: Tensor | None
+    size: int
+
+
+class Batches:
+    """The training batches of a stage; `epoch(e)` iterates over one epoch.
+
+    Args:
+        images: what to train on.
+        transform: how to augment and normalise.
+        batch_size: images in a batch, over all processes.
+        seed: of the order and of the augmentation.
+        rank: number of this process, which gets a contiguous share of each batch.
+        world: number of processes.
+        workers: threads that decode files; 0 decodes in the calling thread. Unused for small images in memory.
+        weights: (N,) if given, an epoch draws N images with replacement, each in proportion to its weight.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        transform: Transform,
+        batch_size: int,
+        seed: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 0,
+        weights: Tensor | None = None,
+    ) -> None:
+        if batch_size < world:
+            raise ConfigError(f"batch_size: {batch_size} given, at least {world} needed for {world} processes")
+        if len(images) < world:
+            raise DataError(f"{len(images)} training images cannot be shared by {world} processes")
+        self.images, self.transform, self.seed = images, transform, seed
+        self.rank, self.world, self.workers, self.weights = rank, world, workers, weights
+        self._starts = _starts(len(images), batch_size, world)
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+        return len(self._starts) - 1
+
+    def epoch(self, e: int, start: int = 0) -> Iterator[Batch]:
+        """Give the batches of epoch e from step `start` on."""
+        order = self._order(e)
+        plans = (self._plan(order, e, step) for step in range(start, len(self)))
+        for plan, pixels in _decoded(self.images, self.transform, plans, self.workers):
+            assert plan.numbers is not None
+            inputs = _augment(pixels, plan.numbers, self.transform)
+            yield Batch(inputs, self.images.labels[plan.indices], plan.indices, plan.size)
+
+    def _order(self, e: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive(self.seed, "order", e))
+        count = len(self.images)
+        if self.weights is None:
+            return torch.randperm(count, generator=generator)
+        return torch.multinomial(self.weights.double(), count, replacement=True, generator=generator)
+
+    def _plan(self, order: Tensor, e: int, step: int) -> _Plan:
+        """Draw for the whole batch, then take this process's share, so that the share never matters."""
+        indices = order[self._starts[step] : self._starts[step + 1]]
+        size = len(indices)
+        generator = torch.Generator().manual_seed(derive(self.seed, "augment", e, step))
+        numbers = torch.rand((size, _COLUMNS), dtype=torch.float64, generator=generator)
+        share = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
+        return _Plan(indices[share], numbers[share], size)
+
+
+def _starts(count: int, batch_size: int, world: int) -> list[int]:
+    """Return where each batch of an epoch starts, and the end.
+
+    A small remainder joins the batch before it: batch statistics of a few images are noise, and every process needs
+    some. The limit is a quarter of a batch, whatever the number of processes (unless these have below 8 images each).
+    """
+    starts = list(range(0, count, batch_size))
+    if len(starts) > 1 and count - starts[-1] < max(2 * world, batch_size // 4):
+        starts.pop()
+    return [*starts, count]
+
+
+def evaluation(
+    images: Images,
+    transform: Transform,
+    *,
+    batch_size: int = 500,
+    mirror: bool = False,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Iterator[Batch]:
+    """Give the images in order under the test-time transform; with `mirror` each flipped left to right.
+
+    A process gets a contiguous share of all images, so that the shares in the order of the ranks are the whole.
+    """
+    first, last = rank * len(images) // world, (rank + 1) * len(images) // world
+    ranges = (torch.arange(a, min(a + batch_size, last)) for a in range(first, last, batch_size))
+    plans = (_Plan(indices, None, len(indices)) for indices in ranges)
+    for plan, pixels in _decoded(images, transform, plans, workers):
+        inputs = _normalise(pixels.to(torch.float32, memory_format=torch.channels_last), transform)
+        if mirror:
+            inputs = inputs.flip(3).contiguous(memory_format=torch.channels_last)
+        yield Batch(inputs, images.labels[plan.indices], plan.indices, plan.size)
+
+
+def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
+    """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, centre."""
+    transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    plans = (_Plan(indices, None, len(indices)) for indices in torch.split(torch.arange(len(images)), 64))
+    parts = [pixels for _, pixels in _decoded(images, transform, plans, workers)]
+    pixels = torch.cat(parts) if parts else torch.empty((0, 3, size, size), dtype=torch.uint8)
+    return ArrayImages(pixels.contiguous(), images.labels)
+
+
+# ---------------------------------------------------------------------------------------------- from images to pixels
+
+
+def _decoded(
+    images: Images, transform: Transform, plans: Iterable[_Plan], workers: int
+) -> Iterator[tuple[_Plan, Tensor]]:
+    """Give each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
+    if isinstance(images, ArrayImages) and transform.crop == "pad" and images.pixels.shape[2:] == (transform.size,) * 2:
+        for plan in plans:
+            yield plan, images.pixels[plan.indices]
+    elif workers == 0:
+        for plan in plans:
+            yield plan, _stack([_square(images, i, numbers, transform) for i, numbers in _tasks(plan)])
+    else:
+        yield from _decoded_ahead(images, transform, plans, workers)
+
+
+def _decoded_ahead(
+    images: Images, transform: Transform, plans: Iterable[_Plan], workers: int
+) -> Iterator[tuple[_Plan, Tensor]]:
+    pool = ThreadPoolExecutor(workers)
+    waiting: deque[tuple[_Plan, list[Any]]] = deque()
+    try:
+        for plan in plans:
+            tasks = [pool.submit(_square, images, i, numbers, transform) for i, numbers in _tasks(plan)]
+            waiting.append((plan, tasks))
+            if len(waiting) > _AHEAD:
+                done, tasks = waiting.popleft()
+                yield done, _stack([task.result() for task in tasks])
+        for done, tasks in waiting:
+            yield done, _stack([task.result() for task in tasks])
+    finally:  # also when the consumer stops early, or a file turns out to be damaged
+        pool.shutdown(cancel_futures=True)
+
+
+def _tasks(plan: _Plan) -> Iterator[tuple[int, list[float] | None]]:
+    rows = [None] * len(plan.indices) if plan.numbers is None else plan.numbers.tolist()
+    return zip(plan.indices.tolist(), rows, strict=True)
+
+
+def _stack(squares: list[NDArray[np.uint8]]) -> Tensor:
+    """(size, size, 3) each -> (b, 3, size, size)."""
+    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
+
+
+def _square(images: Images, i: int, numbers: list[float] | None, transform: Transform) -> NDArray[np.uint8]:
+    """Decode image i and bring it to (size, size, 3): the centre, or a random part if training wants that."""
+    size, random_part = transform.size, numbers is not None and transform.crop == "resized"
+    # Enough detail for the smallest part that may be magnified to `size`, or twice that of the final picture.
+    enough = math.ceil(size / math.sqrt(SCALE[0])) if random_part else 2 * transform.shorter_side
+    image = images.decode(i) if isinstance(images, ArrayImages) else open_image(images.items[i], at_least=enough)
+    if random_part and numbers is not None:
+        box = _random_box(image.width, image.height, numbers)
+    elif image.size == (size, size) and transform.shorter_side == size:
+        return np.asarray(image)
+    else:
+        side = min(image.size) * size / transform.shorter_side
+        left, top = (image.width - side) / 2, (image.height - side) / 2
+        box = (left, top, left + side, top + side)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def _random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:
+    """Choose a random part of the picture (RandomResizedCrop): (left, top, right, bottom)."""
+    for area, shape in zip(numbers[6::2], numbers[7::2], strict=True):
+        pixels = width * height * (SCALE[0] + area * (SCALE[1] - SCALE[0]))
+        ratio = math.exp(math.log(RATIO[0]) + shape * (math.log(RATIO[1]) - math.log(RATIO[0])))
+        w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = int(numbers[1] * (height - h + 1)), int(numbers[2] * (width - w + 1))
+            return left, top, left + w, top + h
+    # a very long picture: its centre, as long as the ratios allow
+    w = min(width, max(1, round(height * RATIO[1])))
+    h = min(height, max(1, round(width / RATIO[0])))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+# --------------------------------------------------------------------------------------------- from pixels to inputs
+
+
+def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
+    """Crop, flip, jitter and normalise. pixels: uint8 (b, 3, size, size) -> float32 (b, 3, size, size)."""
+    count, size = len(pixels), transform.size
+    padding = transform.padding if transform.crop == "pad" else 0
+    padded = F.pad(pixels, (padding,) * 4) if padding else pixels
+    steps = torch.arange(size)
+    top, left = (numbers[:, 1:3] * (2 * padding + 1)).long().T
+    columns = steps.expand(count, size)
+    if transform.flip:
+        columns = torch.where(numbers[:, :1] < 0.5, size - 1 - columns, columns)
+    # One gather crops, flips, and puts the channels last.
+    cropped = padded.permute(0, 2, 3, 1)[
+        torch.arange(count)[:, None, None], (top[:, None] + steps)[:, :, None], (left[:, None] + columns)[:, None, :]
+    ]
+    inputs = cropped.float()
+    if transform.jitter:
+        inputs = _jitter(inputs, 1 + transform.jitter * (2 * numbers[:, 3:6].float() - 1))
+    return _normalise(inputs.permute(0, 3, 1, 2), transform)
+
+
+def _jitter(inputs: Tensor, factors: Tensor) -> Tensor:
+    """Change brightness, contrast and saturation. inputs: (b, H, W, 3) in 0..255; factors: (b, 3), 1 changes nothing."""
+    grey_weights = torch.tensor([0.299, 0.587, 0.114])
+    brightness, contrast, saturation = factors.T[:, :, None, None, None]
+    inputs = (inputs * brightness).clamp_(0, 255)
+    mean = (inputs @ grey_weights).mean(dim=(1, 2))[:, None, None, None]
+    inputs = torch.lerp(mean, inputs, contrast).clamp_(0, 255)
+    return torch.lerp((inputs @ grey_weights)[..., None], inputs, saturation).clamp_(0, 255)
+
+
+def _normalise(inputs: Tensor, transform: Transform) -> Tensor:
+    """Scale in place by the dataset's mean and deviation. inputs: float32 (b, 3, H, W) in 0..255."""
+    mean, std = torch.tensor(transform.mean)[:, None, None], torch.tensor(transform.std)[:, None, None]
+    return inputs.mul_(1 / (255 * std)).sub_(mean / std)

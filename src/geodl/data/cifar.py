@@ -1,0 +1,137 @@
+"""CIFAR-100: the hub's parquet files or the official python archive, whichever is there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from geodl.data.dataset import Dataset, need_root, source
+from geodl.data.images import ArrayImages, stack_pixels
+from geodl.errors import DataError, MissingExtraError
+
+PER_CLASS = {"train": 500, "test": 100}
+"""How many images of each of the 100 classes the complete dataset has."""
+
+_LAYOUTS = "train-*.parquet and test-*.parquet, or cifar-100-python (train, test, meta), or cifar-100-python.tar.gz"
+
+Part = tuple[ArrayImages, tuple[str, ...]]
+
+
+@source("cifar100")
+def read_cifar100(root: Path | None) -> Dataset:
+    """CIFAR-100 from a folder with the hub's parquet files or the official python archive."""
+    root = need_root(root, "cifar100", f"a folder with {_LAYOUTS}", shared=True)
+    kind, read = _find(root)
+    (train, names), (test, _) = read("train"), read("test")
+    for split, part in (("train", train), ("test", test)):
+        _check(root, split, part, names)
+    fingerprint = hashlib.sha256((train.digest() + test.digest()).encode()).hexdigest()
+    return Dataset("cifar100", train, test, names, fingerprint, split=f"official ({kind})")
+
+
+def _find(root: Path) -> tuple[str, Callable[[str], Part]]:
+    """Look for either layout in the folder itself or in its usual subfolder."""
+    for folder in (root, root / "cifar100") if root.is_dir() else ():
+        shards = {split: sorted(folder.glob(f"{split}-*.parquet")) for split in PER_CLASS}
+        if all(shards.values()):
+            return "parquet", partial(_read_parquet, shards)
+    for folder in (root, root / "cifar-100-python", root / "cifar100" / "cifar-100-python"):
+        if all((folder / part).is_file() for part in ("train", "test", "meta")):
+            return "python archive", partial(_read_pickles, partial(_open_part, folder))
+    for archive in (root, root / "cifar-100-python.tar.gz", root / "cifar100" / "cifar-100-python.tar.gz"):
+        if archive.is_file():
+            return "python archive", partial(_read_archive, archive)
+    raise DataError(f"{root}: no CIFAR-100 found; needed: {_LAYOUTS}")
+
+
+def _check(root: Path, split: str, images: ArrayImages, names: tuple[str, ...]) -> None:
+    """Refuse anything but the complete dataset: a partial copy would give results that look like CIFAR-100's."""
+    counts = torch.bincount(images.labels, minlength=100)
+    expected = PER_CLASS[split]
+    if len(names) != 100 or counts.tolist() != [expected] * 100 or images.pixels.shape[1:] != (3, 32, 32):
+        raise DataError(
+            f"{root}: the {split} part has {len(images)} images of {images.pixels.shape[2:]} pixels in {len(names)} classes, "
+            f"CIFAR-100 has {expected} of 32 x 32 in each of 100"
+        )
+
+
+def _read_parquet(shards_of: dict[str, list[Path]], split: str) -> Part:
+    shards = shards_of[split]
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise MissingExtraError("parquet", "reading parquet files") from None
+    try:
+        tables = [parquet.read_table(shard, columns=["img", "fine_label"]) for shard in shards]
+        encoded = [picture["bytes"] for table in tables for picture in table["img"].to_pylist()]
+        labels = np.concatenate([table["fine_label"].to_numpy() for table in tables]).astype(np.int64)
+        metadata = json.loads(tables[0].schema.metadata[b"huggingface"])
+        names = metadata["info"]["features"]["fine_label"]["names"]
+    except Exception as error:  # pyarrow raises its own exceptions for damaged files, KeyError for other columns
+        raise DataError(f"{shards[0]}: not CIFAR-100 in the hub's layout ({error})") from None
+    pixels = stack_pixels(encoded, (32, 32))
+    if pixels is None:
+        raise DataError(f"{shards[0]}: a picture is not 32 x 32 pixels, as those of CIFAR-100 are")
+    return ArrayImages(pixels, torch.from_numpy(labels)), tuple(names)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads numbers, text, lists, dictionaries and numpy arrays; refuses everything else a pickle could run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        # the archive was written by Python 2 and an old numpy, hence the old module's name
+        if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")):
+            return np.empty(0).__reduce__()[0]  # the same function, wherever numpy keeps it now
+        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+            return getattr(np, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-100 file needs")
+
+
+def _unpickle(stream: BinaryIO, name: str) -> dict[bytes, Any]:
+    try:
+        content = _ArrayUnpickler(stream, encoding="bytes").load()
+    except Exception as error:  # a damaged pickle fails in any way
+        raise DataError(f"{name}: not a CIFAR-100 file ({error})") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{name}: not a CIFAR-100 file (no dictionary in it)")
+    return content
+
+
+def _open_part(folder: Path, name: str) -> BinaryIO:
+    return (folder / name).open("rb")
+
+
+def _read_archive(archive: Path, split: str) -> Part:
+    def part(name: str) -> BinaryIO:
+        member = tar.extractfile(f"cifar-100-python/{name}")
+        return io.BytesIO(member.read() if member else b"")
+
+    try:
+        with tarfile.open(archive) as tar:
+            return _read_pickles(part, split)
+    except (tarfile.TarError, OSError, EOFError, KeyError) as error:
+        raise DataError(f"{archive}: not the CIFAR-100 python archive ({error})") from None
+
+
+def _read_pickles(part: Callable[[str], BinaryIO], split: str) -> Part:
+    with part(split) as stream:
+        content = _unpickle(stream, split)
+    with part("meta") as stream:
+        meta = _unpickle(stream, "meta")
+    try:
+        pixels = np.asarray(content[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+        labels = torch.tensor(content[b"fine_labels"], dtype=torch.int64)
+        names = tuple(name.decode() for name in meta[b"fine_label_names"])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{split}: not a CIFAR-100 file ({type(error).__name__}: {error})") from None
+    return ArrayImages(torch.from_numpy(pixels.copy()), labels), names

@@ -1,0 +1,238 @@
+"""Folders of class folders: a user's images, ImageNet, its subset of 100 classes. Nothing is ever written into them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words, stratified
+from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
+from geodl.errors import DataError
+
+_TEST_NAMES = ("test", "val", "validation")
+
+Odd = list[tuple[str, str]]
+
+
+def scan_folder(
+    root: Path, strict: bool = False, *, verify: bool = False
+) -> tuple[FileImages, tuple[str, ...], Skipped]:
+    """Find the images of a folder of class folders.
+
+    Folders inside a class folder belong to the class; hidden files are ignored; the content of a file decides what it
+    is, not its name. Whatever cannot be used is left out and named with a reason, or is a DataError if `strict`.
+
+    Args:
+        root: the folder.
+        strict: raise a DataError for the first thing that would be left out.
+        verify: decode every image completely instead of looking at its header.
+
+    Returns:
+        The images (labels are positions in the class names), the class names in natural order (2 before 10), and what
+        was left out.
+    """
+    odd: Odd = []
+    found = _class_files(root, odd)
+    usable = _usable(root, [path for _, paths in found for path in paths], verify, odd)
+    found = [(name, [path for path in paths if path in usable]) for name, paths in found]
+    found = _without_duplicates(root, found, odd)
+    odd += [(name, "no images in this class folder") for name, paths in found if not paths]
+    if strict and odd:
+        raise DataError(f"{shown(root / odd[0][0])}: {odd[0][1]}" + (f" (and {len(odd) - 1} more)" if odd[1:] else ""))
+    images, classes = _labelled([(name, paths) for name, paths in found if paths])
+    return images, classes, tuple(odd)
+
+
+def natural_key(name: str) -> list[str | int]:
+    """Sort numbers inside names by value: "class 2" before "class 10"."""
+    parts = re.split(r"(\d+)", name)  # text and digits in turn, so that like is compared with like
+    return [int(part) if i % 2 else part.casefold() for i, part in enumerate(parts)]
+
+
+def _labelled(found: list[tuple[str, list[Path]]]) -> tuple[FileImages, tuple[str, ...]]:
+    counts = torch.tensor([len(paths) for _, paths in found], dtype=torch.int64)
+    labels = torch.arange(len(found)).repeat_interleave(counts)
+    return FileImages(tuple(path for _, paths in found for path in paths), labels), tuple(name for name, _ in found)
+
+
+def _class_files(root: Path, odd: Odd) -> list[tuple[str, list[Path]]]:
+    """List the files of each class, classes and files in natural order."""
+    if not root.is_dir():
+        raise DataError(f"{shown(root)}: not a folder; a folder of class folders is needed")
+    files: dict[str, list[Path]] = {}
+    for entry in sorted(root.iterdir(), key=lambda path: (natural_key(path.name), path.name)):
+        # A name typed on another system may be composed differently (é as one sign or two): it is the same class.
+        name = unicodedata.normalize("NFC", entry.name)
+        if name.startswith("."):
+            if entry.is_dir():
+                odd.append((shown(Path(entry.name)), "hidden folder (its name starts with a dot), ignored"))
+        elif not entry.is_dir():
+            odd.append((shown(Path(entry.name)), "not inside a class folder"))
+        elif any("\ud800" <= sign <= "\udfff" for sign in name):
+            odd.append((shown(Path(entry.name)), "the name of the folder is not valid text"))
+        else:
+            visited = {_identity(root), _identity(entry)}
+            files.setdefault(name, []).extend(_walk(root, entry, visited, odd))
+    _name_case_clashes(list(files), odd)
+    return list(files.items())
+
+
+def _name_case_clashes(names: list[str], odd: Odd) -> None:
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(name.casefold(), name)
+        if other != name:
+            odd.append((name, f"differs from class {other!r} only in upper and lower case; both are kept"))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> Iterator[Path]:
+    """Give all files under a folder; links are followed, but no folder is entered twice."""
+    try:
+        entries = sorted(folder.iterdir(), key=lambda path: (natural_key(path.name), path.name))
+    except OSError as error:
+        odd.append((_relative(root, folder), f"the folder cannot be read ({error.strerror})"))
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        try:
+            if entry.is_dir():
+                if _identity(entry) in visited:
+                    odd.append((_relative(root, entry), "a link to a folder that was read already"))
+                    continue
+                visited.add(_identity(entry))
+                yield from _walk(root, entry, visited, odd)
+            elif entry.is_file():
+                yield entry
+            else:
+                odd.append((_relative(root, entry), "a broken link" if entry.is_symlink() else "not a regular file"))
+        except OSError as error:  # a link that leads to itself
+            odd.append((_relative(root, entry), f"cannot be read ({error.strerror})"))
+
+
+def _relative(root: Path, path: Path) -> str:
+    return shown(path.relative_to(root))
+
+
+def _usable(root: Path, paths: list[Path], verify: bool, odd: Odd) -> set[Path]:
+    """Return the files that are images, and name those that are not."""
+
+    def problem(path: Path) -> str | None:
+        try:
+            open_image(path) if verify else check_header(path)
+        except DataError as error:
+            return str(error).removeprefix(f"{shown(path)}: ")
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        problems = list(pool.map(problem, paths))
+    odd += [(_relative(root, path), reason) for path, reason in zip(paths, problems, strict=True) if reason]
+    return {path for path, reason in zip(paths, problems, strict=True) if not reason}
+
+
+def _without_duplicates(root: Path, found: list[tuple[str, list[Path]]], odd: Odd) -> list[tuple[str, list[Path]]]:
+    """Leave out an image that an earlier class has, too: its label would contradict itself."""
+    by_size: dict[int, list[tuple[str, Path]]] = defaultdict(list)
+    for name, paths in found:
+        for path in paths:
+            by_size[path.stat().st_size].append((name, path))
+    doubles: set[Path] = set()
+    for candidates in by_size.values():
+        if len({name for name, _ in candidates}) < 2:  # equal files have equal sizes: few need to be read
+            continue
+        first: dict[str, tuple[str, Path]] = {}
+        for name, path in candidates:
+            other, twin = first.setdefault(hashlib.sha256(read_bytes(path)).hexdigest(), (name, path))
+            if other != name:
+                doubles.add(path)
+                odd.append((_relative(root, path), f"the same image as {_relative(root, twin)} in another class"))
+    return [(name, [path for path in paths if path not in doubles]) for name, paths in found]
+
+
+# ----------------------------------------------------------------------------------------------------------- sources
+
+
+@source("folder")
+def read_folder(root: Path | None, *, test_fraction: float = 0.2, split_seed: int = 0, strict: bool = False) -> Dataset:
+    """Folder of class folders, or train/ and test/ (or val/) folders of class folders."""
+    root = need_root(root, "folder", "a folder of class folders")
+    tests = [root / name for name in _TEST_NAMES if (root / name).is_dir()]
+    if (root / "train").is_dir() and tests:
+        train, classes, odd = _scanned(root, root / "train", strict)
+        test, test_classes, test_odd = _scanned(root, tests[0], strict)
+        test, unknown = _aligned(test, test_classes, classes, tests[0].name, strict)
+        odd, split = odd + test_odd + unknown, f"train/ and {tests[0].name}/"
+    else:
+        images, classes, odd = scan_folder(root, strict, verify=True)
+        ours, theirs = stratified(images.labels, classes, test_fraction, split_seed)
+        train, test, split = images.select(ours), images.select(theirs), split_words(test_fraction, split_seed)
+    fingerprint = hashlib.sha256((train.digest() + test.digest() + "/".join(classes)).encode()).hexdigest()
+    data = Dataset(root.name, train, test, classes, fingerprint, odd, split)
+    small, small_test = pack(train), pack(test)
+    return replace(data, train=small, test=small_test) if type(small) is type(small_test) else data
+
+
+def _scanned(root: Path, part: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skipped]:
+    images, classes, odd = scan_folder(part, strict, verify=True)
+    return images, classes, tuple((f"{part.relative_to(root)}/{what}", reason) for what, reason in odd)
+
+
+def _aligned(
+    images: FileImages, theirs: tuple[str, ...], classes: tuple[str, ...], part: str, strict: bool
+) -> tuple[FileImages, Skipped]:
+    """Give test images the labels of the training classes; leave out classes that training does not have."""
+    unknown = tuple((f"{part}/{name}", "no such class in train/") for name in theirs if name not in classes)
+    if strict and unknown:
+        raise DataError(f"{unknown[0][0]}: {unknown[0][1]}")
+    mapping = torch.tensor([classes.index(name) if name in classes else -1 for name in theirs], dtype=torch.int64)
+    known = images.select(mapping[images.labels] >= 0)
+    return known.relabel(mapping), unknown
+
+
+@source("imagenet")
+def read_imagenet(root: Path | None) -> Dataset:
+    """ImageNet: train/ and val/ folders of class folders named by synset."""
+    return _imagenet(root, "imagenet", slice(None))
+
+
+@source("imagenet-subset")
+def read_imagenet_subset(root: Path | None) -> Dataset:
+    """100 of ImageNet's 1000 classes, those that permutation(1000) with seed 1993 puts first."""
+    # METHODS section 1; the classes keep the order of the permutation
+    return _imagenet(root, "imagenet-subset", np.random.RandomState(1993).permutation(1000)[:100])
+
+
+def _imagenet(root: Path | None, name: str, chosen: slice | np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Dataset:
+    """Read 1.3 million names, but no file: neither the check nor the fingerprint opens them."""
+    root = need_root(root, name, "a folder with train/ and val/", shared=True)
+    base = next((folder for folder in (root, root / "imagenet") if (folder / "train").is_dir()), root)
+    parts: list[list[tuple[str, list[Path]]]] = []
+    odd: Odd = []
+    for part in ("train", "val"):
+        found = {synset: paths for synset, paths in _class_files(base / part, odd) if paths}
+        if len(found) != 1000:
+            raise DataError(f"{base / part}: {len(found)} class folders with files found, ImageNet has 1000")
+        parts.append([(synset, found[synset]) for synset in np.array(sorted(found))[chosen].tolist()])
+    (train, classes), (test, test_classes) = (_labelled(part) for part in parts)
+    if classes != test_classes:
+        raise DataError(f"{base}: train/ and val/ do not have the same classes")
+    digest = hashlib.sha256()
+    for path in (*train.items, *test.items):
+        assert isinstance(path, Path)
+        digest.update(f"{path.relative_to(base)} {path.stat().st_size}\n".encode())
+    return Dataset(name, train, test, classes, digest.hexdigest(), tuple(odd), "train/ and val/")

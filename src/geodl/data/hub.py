@@ -1,0 +1,106 @@
+"""Any image-classification dataset of the Hugging Face hub, by name or from a local copy."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geodl.data.dataset import Dataset, source, split_words, stratified
+from geodl.data.images import FileImages, Item, pack
+from geodl.errors import ConfigError, DataError, MissingExtraError
+
+_TEST_SPLITS = ("test", "validation", "valid", "val")
+_LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
+
+
+@source("hub")
+def read_hub(
+    root: Path | None,
+    *,
+    dataset: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+) -> Dataset:
+    """Any image-classification dataset of the Hugging Face hub, by name (`dataset`) or local folder (`root`)."""
+    splits = _load(root, dataset)
+    if "train" not in splits:
+        raise DataError(f"{dataset or root}: no split 'train', only {', '.join(splits)}")
+    image, label = _columns(splits["train"].features, image_column, label_column)
+    names = _class_names(splits["train"], label)
+    train = _images(splits["train"], image, label, names)
+    held = next((split for split in _TEST_SPLITS if split in splits), None)
+    if held is None:
+        ours, theirs = stratified(train.labels, names, test_fraction, split_seed)
+        train, test, split = train.select(ours), train.select(theirs), split_words(test_fraction, split_seed)
+    else:
+        test, split = _images(splits[held], image, label, names), f"splits train and {held}"
+    fingerprint = hashlib.sha256((train.digest() + test.digest()).encode()).hexdigest()
+    small, small_test = pack(train), pack(test)
+    if type(small) is not type(small_test):
+        small, small_test = train, test
+    return Dataset(dataset or str(root), small, small_test, names, fingerprint, split=split)
+
+
+def _load(root: Path | None, dataset: str | None) -> Any:
+    """Return the splits by name. A local folder is one that `save_to_disk` wrote, or whatever `load_dataset` reads."""
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError("hub", "reading datasets of the Hugging Face hub") from None
+    if (root is None) == (dataset is None):
+        raise ConfigError("data: hub needs either a name (dataset) or a local folder (root)")
+    try:
+        if root is not None and (root / "dataset_dict.json").is_file():
+            return datasets.load_from_disk(str(root))
+        return datasets.load_dataset(dataset if dataset is not None else str(root))
+    except Exception as error:  # network, authentication, format: the library has its own exceptions for each
+        raise DataError(f"{dataset or root}: cannot be loaded ({' '.join(str(error).split())})") from None
+
+
+def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, str]:
+    """Find the image and the label column: those named, or the only candidates."""
+    kinds = {name: type(feature).__name__ for name, feature in features.items()}
+    for key, column in (("image_column", image), ("label_column", label)):
+        if column is not None and column not in kinds:
+            raise ConfigError(f"{key}: no column {column!r}, allowed: {', '.join(kinds)}")
+    pictures = [name for name, kind in kinds.items() if kind == "Image"]
+    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    usual = [name for name in _LABEL_NAMES if name in (labels or kinds)]
+    label_candidates = labels if len(labels) == 1 else usual[:1]
+    if image is None and len(pictures) != 1:
+        raise ConfigError(f"image_column: {len(pictures)} image columns found, name one of: {', '.join(kinds)}")
+    if label is None and not label_candidates:
+        raise ConfigError(f"label_column: no label column found, name one of: {', '.join(kinds)}")
+    return image or pictures[0], label or label_candidates[0]
+
+
+def _class_names(train: Any, label: str) -> tuple[str, ...]:
+    names = getattr(train.features[label], "names", None)
+    return tuple(names if names is not None else map(str, sorted(set(train[label]))))
+
+
+def _images(split: Any, image: str, label: str, names: tuple[str, ...]) -> FileImages:
+    import datasets
+
+    values = list(split[label])
+    if getattr(split.features[label], "names", None) is None:
+        position = {name: i for i, name in enumerate(names)}
+        values = [position.get(str(value), -1) for value in values]
+    if any(not 0 <= value < len(names) for value in values):
+        raise DataError(f"label_column: {label!r} has labels that are not among the {len(names)} training classes")
+    undecoded = split.cast_column(image, datasets.Image(decode=False))
+    items = tuple(_item(picture) for picture in undecoded[image])
+    return FileImages(items, torch.tensor(values, dtype=torch.int64))
+
+
+def _item(picture: dict[str, Any] | None) -> Item:
+    """Return the contents of a picture, or its file where the dataset only has the path."""
+    if picture is None:
+        raise DataError("image_column: a row without a picture")
+    content = picture.get("bytes")
+    return bytes(content) if content is not None else Path(picture["path"])

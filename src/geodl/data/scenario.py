@@ -1,0 +1,162 @@
+"""The class-incremental protocol: in which order the classes are learned, and in which groups (METHODS section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import torch
+
+from geodl.data.dataset import Dataset
+from geodl.data.images import Images
+from geodl.errors import ConfigError
+
+ORDERS = ("lucir-1993", "icarl-1993", "natural", "seed")
+
+# The order of iCaRL's and PODNet's experiments on 100 classes: also said to be "seed 1993", but no shuffle of numpy's gives it.
+_ICARL = (
+    *(87, 0, 52, 58, 44, 91, 68, 97, 51, 15, 94, 92, 10, 72, 49, 78, 61, 14, 8, 86, 84, 96, 18, 24, 32),
+    *(45, 88, 11, 4, 67, 69, 66, 77, 47, 79, 93, 29, 50, 57, 83, 17, 81, 41, 12, 37, 59, 25, 20, 80, 73),
+    *(1, 28, 6, 46, 62, 82, 53, 9, 31, 75, 38, 63, 33, 74, 27, 22, 36, 3, 16, 21, 60, 19, 70, 90, 89),
+    *(43, 5, 42, 65, 76, 40, 30, 23, 85, 2, 95, 56, 48, 71, 64, 98, 13, 99, 7, 34, 55, 54, 26, 35, 39),
+)
+
+Classes = Sequence[str | int]
+
+
+class ClassIncremental:
+    """A dataset whose classes arrive in groups: a base group first, then one group a phase.
+
+    Labels of the images it gives are *internal*: 0 is the class learned first. `classes` has their original names.
+
+    Args:
+        data: the dataset.
+        base: classes of phase 0; 0 for none (then phase 0 is the first of the equal groups).
+        phases: number of equal groups after the base group.
+        groups: instead of base and phases: the sizes of the groups in the class order, or the classes of each group by
+            name or by position in the dataset (which is then the order, too; classes not named are left out).
+        order: lucir-1993, icarl-1993 (100 classes), natural, seed, or the classes by name or position.
+        seed: of the order "seed".
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        base: int | None = 50,
+        phases: int | None = 10,
+        *,
+        groups: Sequence[Classes] | Sequence[int] | None = None,
+        order: str | Classes = "lucir-1993",
+        seed: int | None = None,
+    ) -> None:
+        named = _named_groups(groups)
+        if named is not None:
+            if order != "lucir-1993":
+                raise ConfigError(f"order: {order!r} given, but groups of named classes are an order already")
+            positions = _positions([name for group in named for name in group], data.classes, "groups")
+            sizes = [len(group) for group in named]
+        else:
+            positions = class_order(order, data.classes, seed)
+            sizes = _sizes(len(positions), base, phases) if groups is None else _given_sizes(groups, len(positions))
+        bounds = [0, *accumulate(sizes)]
+        self.data = data
+        self.groups: tuple[tuple[int, ...], ...] = tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
+        no_base = groups is None and base == 0
+        self.phases = len(sizes) - (0 if no_base else 1)
+        self.classes = tuple(data.classes[i] for i in positions)
+        internal = torch.full((len(data.classes),), -1, dtype=torch.int64)
+        internal[torch.tensor(positions)] = torch.arange(len(positions))
+        self._train, self._test = data.train.relabel(internal), data.test.relabel(internal)
+
+    def train(self, phase: int) -> Images:
+        """Return the training images of the classes that arrive in this phase."""
+        group = self.groups[self._checked(phase)]
+        labels = self._train.labels
+        return self._train.select((labels >= group[0]) & (labels <= group[-1]))
+
+    def test(self, phase: int) -> Images:
+        """Return the test images of all classes seen up to and including this phase."""
+        labels = self._test.labels
+        return self._test.select((labels >= 0) & (labels < self.seen(phase)))
+
+    def seen(self, phase: int) -> int:
+        """Return the number of classes seen up to and including this phase."""
+        return self.groups[self._checked(phase)][-1] + 1
+
+    def _checked(self, phase: int) -> int:
+        if not 0 <= phase < len(self.groups):
+            raise ConfigError(f"phase: {phase} given, 0 to {len(self.groups) - 1} allowed")
+        return phase
+
+
+def class_order(order: str | Classes, classes: Sequence[str], seed: int | None = None) -> list[int]:
+    """Return the classes' positions in the dataset in the order in which they are learned."""
+    count = len(classes)
+    if not isinstance(order, str):
+        return _positions(order, classes, "order")
+    if order not in ORDERS:
+        raise ConfigError(f"order: {order!r} given, allowed: {', '.join(ORDERS)}, or a list of classes")
+    if (seed is None) == (order == "seed"):
+        raise ConfigError(f"seed: {seed} given with order {order!r}; the order 'seed' needs one, the others take none")
+    if order == "natural":
+        return list(range(count))
+    if order == "icarl-1993":
+        if count != len(_ICARL):
+            raise ConfigError(f"order: 'icarl-1993' is for {len(_ICARL)} classes, the dataset has {count}")
+        return list(_ICARL)
+    shuffled = np.arange(count)
+    np.random.RandomState(1993 if seed is None else seed).shuffle(shuffled)
+    return [int(i) for i in shuffled]
+
+
+def _positions(wanted: Classes, classes: Sequence[str], key: str) -> list[int]:
+    """Find classes given by name or position; each must exist and come once."""
+    by_name = {name: i for i, name in enumerate(classes)}
+    found: list[int] = []
+    for item in wanted:
+        position = by_name.get(item, -1) if isinstance(item, str) else int(item)
+        if not 0 <= position < len(classes):
+            raise ConfigError(
+                f"{key}: no class {item!r}; allowed: the names or positions of the {len(classes)} classes"
+            )
+        if position in found:
+            raise ConfigError(f"{key}: class {item!r} is given twice, once allowed")
+        found.append(position)
+    if not found:
+        raise ConfigError(f"{key}: no classes given, at least one needed")
+    return found
+
+
+def _sizes(count: int, base: int | None, phases: int | None) -> list[int]:
+    """Cut `count` classes into a base group and equal groups."""
+    if base is None or phases is None:
+        raise ConfigError(f"base, phases: {base}, {phases} given; both are needed where groups are not given")
+    if not 0 <= base <= count:
+        raise ConfigError(f"base: {base} given, 0 to {count} allowed with {count} classes")
+    rest = count - base
+    divisors = [n for n in range(1, rest + 1) if rest % n == 0] or [0]
+    if phases not in divisors:
+        raise ConfigError(
+            f"phases: {phases} given, allowed for the {rest} classes after the base: {', '.join(map(str, divisors))}"
+        )
+    return [base] * (base > 0) + [rest // phases] * phases if phases else [base]
+
+
+def _given_sizes(groups: Sequence[Classes] | Sequence[int], count: int) -> list[int]:
+    sizes = [int(size) for size in groups]  # type: ignore[arg-type]  # named groups were dealt with before
+    if min(sizes) < 1 or sum(sizes) != count:
+        raise ConfigError(
+            f"groups: sizes {sizes} given (sum {sum(sizes)}); allowed: sizes of at least 1 with sum {count}"
+        )
+    return sizes
+
+
+def _named_groups(groups: Sequence[Classes] | Sequence[int] | None) -> list[Classes] | None:
+    """Return the groups if they list classes, None if they are sizes or not given."""
+    if groups is None:
+        return None
+    named = [group for group in groups if not isinstance(group, int | np.integer)]
+    if not groups or len(named) not in (0, len(groups)) or any(isinstance(group, str) or not group for group in named):
+        raise ConfigError(f"groups: {groups!r} given; allowed: sizes, or for each group a list of classes")
+    return named or None
