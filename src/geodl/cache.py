@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
@@ -41,7 +42,8 @@ class Cache:
         try:
             return read_tensors(path)
         except StoreError:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # another process may have dropped it already, or own it
+                path.unlink()
             return None
 
     def get(self, key: str) -> Path | None:
@@ -59,7 +61,11 @@ class Cache:
 
     def size(self) -> int:
         """Give the number of bytes in use, leftovers of killed writers included."""
-        return sum(path.stat().st_size for path in self._entries.glob("*"))
+        total = 0
+        for path in self._entries.glob("*"):
+            with suppress(FileNotFoundError):  # other processes come and go
+                total += path.stat().st_size
+        return total
 
     def clear(self) -> int:
         """Remove all entries; give the number of bytes freed."""

@@ -120,10 +120,9 @@ class RunDirectory:
             if drift and not allow_drift:
                 _refuse_difference(path, "environment", drift, "--allow-drift to continue all the same, or --fresh")
             if drift:
-                write_json(path / "config.json", run._record | {"environment": record["environment"]})
-                run = cls(path)
                 run._append_event("drift", {"differences": drift})
-            return run
+                write_json(path / "config.json", run._record | {"environment": record["environment"]})
+            return cls(path)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -1,0 +1,102 @@
+"""The cache: found again by content, damage dropped, never in the way of a run."""
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from geodl import files
+from geodl.cache import Cache, fingerprint
+
+KEY = fingerprint({"data": "digits", "seed": 0, "classes": [3, 1]})
+TENSORS = {"w": torch.arange(4.0)}
+
+
+def test_the_key_covers_every_part_and_no_order():
+    assert fingerprint({"classes": (3, 1), "seed": 0, "data": "digits"}) == KEY
+    assert fingerprint({"data": "digits", "seed": 0, "classes": [1, 3]}) != KEY
+    assert fingerprint({"data": "digits", "seed": 1, "classes": [3, 1]}) != KEY
+
+
+def test_what_is_put_is_found_again_and_only_by_its_key(tmp_path):
+    cache = Cache(tmp_path)
+    assert cache.get(KEY) is None
+    assert cache.size() == 0
+    assert cache.put(KEY, TENSORS, {"epochs": "3"})
+    path = cache.get(KEY)
+    assert path is not None
+    tensors, metadata = files.read_tensors(path)
+    assert torch.equal(tensors["w"], TENSORS["w"])
+    assert metadata == {"epochs": "3"}
+    loaded = Cache(tmp_path).load(KEY)
+    assert loaded is not None
+    assert torch.equal(loaded[0]["w"], TENSORS["w"])
+    assert cache.load(fingerprint("other")) is None
+
+
+def test_a_damaged_entry_is_dropped_and_can_be_put_again(tmp_path):
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+    path = cache.get(KEY)
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert cache.load(KEY) is None
+    assert not path.exists()
+    cache.put(KEY, TENSORS)
+    assert cache.get(KEY) == path
+
+
+def test_clear_frees_what_size_says_and_touches_nothing_else(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+    cache.put(fingerprint("other"), TENSORS)
+    (cache.get(KEY).parent / f"{files.TEMPORARY}left-by-a-kill").write_bytes(b"12345")
+    expected = 2 * cache.get(KEY).stat().st_size + 5
+    assert cache.size() == expected
+    assert cache.clear() == expected
+    assert cache.size() == 0
+    assert cache.get(KEY) is None
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_full_disk_is_no_error_and_keeps_the_old_entry(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+    size = cache.size()
+
+    def full(step, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_crash_point", full)
+    assert not cache.put(KEY, {"w": torch.zeros(100)})
+    assert cache.size() == size
+    assert torch.equal(cache.load(KEY)[0]["w"], TENSORS["w"])
+
+
+def test_a_cache_that_cannot_be_made_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = Cache(tmp_path / "file")
+    assert not cache.put(KEY, TENSORS)
+    assert cache.load(KEY) is None
+    assert cache.clear() == 0
+
+
+@pytest.mark.parametrize(
+    ("geodl", "xdg", "expected"),
+    [
+        ("/own", "/xdg", "/own"),
+        (None, "/xdg", "/xdg/geodl"),
+        (None, None, "HOME/.cache/geodl"),
+        ("", "", "HOME/.cache/geodl"),
+        (None, "relative", "HOME/.cache/geodl"),  # the XDG standard has relative paths ignored
+    ],
+)
+def test_where_the_cache_lives(tmp_path, monkeypatch, geodl, xdg, expected):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in (("GEODL_CACHE", geodl), ("XDG_CACHE_HOME", xdg)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert Cache().root == Path(expected.replace("HOME", str(tmp_path)))

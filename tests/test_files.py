@@ -1,0 +1,206 @@
+"""Atomic files: old or new after every fault, equal bytes for equal values, damage found, one holder of a lock."""
+
+import errno
+import json
+import os
+import socket
+import stat
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from geodl import files
+from geodl.errors import StoreError
+from geodl.files import atomic_write, is_locked, locked, read_json, read_tensors, tensor_file, write_json, write_tensors
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+STEPS_OF_A_WRITE = ["created", "written", "synced", "renamed", "settled"]
+
+
+class Killed(BaseException):
+    """Not an Exception: like a real kill, it lets nobody clean up."""
+
+
+def fail_at(monkeypatch, step, failure):
+    def crash(name, path):
+        if name == step:
+            raise failure
+
+    monkeypatch.setattr(files, "_crash_point", crash)
+
+
+@pytest.mark.parametrize("step", STEPS_OF_A_WRITE)
+def test_a_killed_write_leaves_the_old_or_the_new_content(tmp_path, monkeypatch, step):
+    path = tmp_path / "file"
+    atomic_write(path, b"old content")
+    fail_at(monkeypatch, step, Killed())
+    with pytest.raises(Killed):
+        atomic_write(path, b"new content")
+    assert path.read_bytes() == (b"new content" if step in ("renamed", "settled") else b"old content")
+
+
+@pytest.mark.parametrize("step", ["created", "written", "synced"])
+def test_a_full_disk_keeps_the_old_content_and_leaves_no_leftover(tmp_path, monkeypatch, step):
+    path = tmp_path / "file"
+    atomic_write(path, b"old content")
+    fail_at(monkeypatch, step, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(StoreError, match=r"cannot write .*file \(the last good state is kept\): the disk is full"):
+        atomic_write(path, b"new content")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old content"
+
+
+def test_a_failing_fsync_is_not_taken_for_success(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(StoreError, match="Input/output error"):
+        atomic_write(tmp_path / "file", b"content")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"nowhere/file .*No such file or directory"):
+        atomic_write(tmp_path / "nowhere" / "file", b"content")
+
+
+def test_files_have_the_permissions_of_ordinary_files(tmp_path):
+    (tmp_path / "ordinary").write_bytes(b"")
+    atomic_write(tmp_path / "file", b"")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == stat.S_IMODE((tmp_path / "ordinary").stat().st_mode)
+
+
+def test_json_bytes_do_not_depend_on_the_order_of_keys(tmp_path):
+    write_json(tmp_path / "a", {"b": 1, "a": (0.1, "µ")})
+    write_json(tmp_path / "b", {"a": [0.1, "µ"], "b": 1})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert read_json(tmp_path / "a") == {"a": [0.1, "µ"], "b": 1}
+
+
+def test_json_refuses_what_json_cannot_say(tmp_path):
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "a", {"x": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_and_missing_json_are_named(tmp_path):
+    (tmp_path / "a").write_text('{"x": ')
+    with pytest.raises(StoreError, match="a is damaged"):
+        read_json(tmp_path / "a")
+    with pytest.raises(StoreError, match=r"cannot read .*b: No such file"):
+        read_json(tmp_path / "b")
+
+
+@st.composite
+def tensors(draw):
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    dtype = draw(st.sampled_from(DTYPES))
+    count = int(torch.tensor(shape).prod()) if shape else 1
+    values = draw(st.lists(st.integers(0, 100), min_size=count, max_size=count))
+    return torch.tensor(values, dtype=torch.float64).reshape(shape).to(dtype)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(st.text(min_size=1, max_size=5), tensors(), max_size=4), st.dictionaries(st.text(), st.text()))
+def test_tensors_come_back_bit_for_bit_and_the_order_does_not_matter(tmp_path_factory, given_tensors, metadata):
+    path = tmp_path_factory.mktemp("tensors") / "file.safetensors"
+    write_tensors(path, given_tensors, metadata)
+    found, found_metadata = read_tensors(path)
+    assert found_metadata == metadata
+    assert found.keys() == given_tensors.keys()
+    for name, tensor in given_tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name], tensor)
+    reordered = tensor_file(dict(reversed(given_tensors.items())), dict(reversed(metadata.items())))
+    assert reordered == path.read_bytes()
+
+
+def test_shared_strided_and_trained_tensors_can_be_stored(tmp_path):
+    weight = torch.nn.Parameter(torch.arange(24.0).reshape(2, 3, 2, 2).to(memory_format=torch.channels_last))
+    write_tensors(tmp_path / "w", {"weight": weight, "transposed": weight.mT, "row": weight[1], "same": weight})
+    found, _ = read_tensors(tmp_path / "w")
+    assert torch.equal(found["weight"], weight)
+    assert torch.equal(found["transposed"], weight.mT)
+    assert torch.equal(found["row"], weight[1])
+    found["row"].add_(1)  # what was read is ordinary memory, and each tensor has its own
+    assert torch.equal(found["same"], weight)
+    assert not found["weight"].requires_grad
+
+
+def test_not_a_number_keeps_its_bits(tmp_path):
+    write_tensors(tmp_path / "w", {"w": torch.tensor([float("nan"), -0.0, float("inf")])})
+    found, _ = read_tensors(tmp_path / "w")
+    assert found["w"].isnan().tolist() == [True, False, False]
+    assert found["w"].signbit().tolist()[1:] == [True, False]
+
+
+def test_a_changed_bit_in_any_byte_and_any_truncation_are_found(tmp_path):
+    path = tmp_path / "w.safetensors"
+    write_tensors(path, {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor([True, False])}, {"note": "x"})
+    sound = path.read_bytes()
+    for position in range(len(sound)):
+        flipped = bytearray(sound)
+        flipped[position] ^= 1 << (position % 8)
+        for damaged in (flipped, sound[:position]):
+            path.write_bytes(damaged)
+            with pytest.raises(StoreError, match=r"w\.safetensors is damaged"):
+                read_tensors(path)
+    path.write_bytes(sound)
+    read_tensors(path)
+
+
+def test_pickled_and_foreign_tensor_files_are_refused(tmp_path):
+    torch.save({"w": torch.zeros(2)}, tmp_path / "pickled")
+    save_file({"w": torch.zeros(2)}, tmp_path / "foreign")
+    for name in ("pickled", "foreign"):
+        with pytest.raises(StoreError, match=f"{name} is damaged, or not a file of geodl's"):
+            read_tensors(tmp_path / name)
+    with pytest.raises(StoreError, match=r"cannot read .*missing: No such file"):
+        read_tensors(tmp_path / "missing")
+
+
+def test_one_holder_of_a_lock_at_a_time(tmp_path):
+    assert not is_locked(tmp_path)
+    with locked(tmp_path):
+        assert is_locked(tmp_path)
+        expected = f"is being written by process {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(StoreError, match=expected), locked(tmp_path):
+            pass
+        assert is_locked(tmp_path), "the failed attempt must not free it"
+    assert not is_locked(tmp_path)
+    with locked(tmp_path):
+        pass
+
+
+def test_a_lock_is_freed_by_an_error_inside(tmp_path):
+    with pytest.raises(ZeroDivisionError), locked(tmp_path):
+        raise ZeroDivisionError
+    assert not is_locked(tmp_path)
+
+
+def test_a_stale_name_in_the_lock_file_blocks_nobody(tmp_path):
+    (tmp_path / "lock").write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    assert not is_locked(tmp_path)
+    with locked(tmp_path):
+        assert json.loads((tmp_path / "lock").read_bytes())["pid"] == os.getpid()
+
+
+def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_file(tmp_path, monkeypatch):
+    real = files.fcntl.flock
+    calls = []
+
+    def replace_then_lock(descriptor, operation):
+        if not calls:
+            (tmp_path / "lock").unlink()
+        calls.append(operation)
+        real(descriptor, operation)
+
+    monkeypatch.setattr(files.fcntl, "flock", replace_then_lock)
+    with locked(tmp_path):
+        assert len(calls) == 2
+        assert is_locked(tmp_path)
