@@ -41,18 +41,32 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 # ---------------------------------------------------------------------------------------------------- subspaces
 
 
-def contrast(z: Tensor) -> Tensor:
-    """Reflect the rows of z: (..., batch, d) so that row 0 is sqrt(batch) times their mean and the rest is centred.
+class _Contrast(torch.autograd.Function):
+    """A Householder reflection of the rows: symmetric, so it is its own derivative's transpose."""
 
-    The reflection (Householder, its own inverse) turns the column of ones into the first axis, so rows 1 onwards have the
-    singular values and right singular vectors of the centred batch, without its redundant row.
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        root = math.sqrt(z.shape[-2])
+        axis = torch.full_like(z[..., 0], 1 / root)  # (..., batch): the unit column of ones minus the first axis
+        axis[..., 0] -= 1.0
+        twice = (axis.unsqueeze(-2) @ z) * (root / (root - 1.0))  # 2 / |axis|^2
+        return torch.addcmul(z, axis.unsqueeze(-1), twice, value=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return contrast(grads[0])
+
+
+def contrast(z: Tensor) -> Tensor:
+    """Reflect the rows of z: (..., batch, d) so that row 0 is sqrt(batch) times their mean and the others are centred.
+
+    The reflection turns the column of ones into the first axis, so rows 1 onwards have the singular values and right
+    singular vectors of the centred batch, without its redundant row. It is its own inverse.
     """
-    root = math.sqrt(z.shape[-2])
-    if root == 1.0:
+    if z.shape[-2] < 2:
         return z
-    mean = root * z.mean(-2, keepdim=True)
-    first = z[..., :1, :]
-    return torch.cat([mean, z[..., 1:, :] - (mean - first) / (root - 1.0)], -2)
+    result: Tensor = _Contrast.apply(z)  # type: ignore[no-untyped-call]
+    return result
 
 
 @dataclass(frozen=True)
@@ -180,46 +194,49 @@ def _check_bases(p: Tensor, q: Tensor) -> None:
 
 # --------------------------------------------------------------------------------------------------- the kernel
 
-# j(e) = w / sin w with e = 1 - cos w is the series of 2F1(1, 1; 3/2; e/2): positive terms, so nothing cancels at w = 0.
-_SERIES = [1.0]
-for _k in range(16):
+# j(e) = w / sin w with e = 1 - cos w is 2F1(1, 1; 3/2; e/2) = 1 + e J(e): all terms positive, so nothing cancels at w = 0.
+_SERIES = [1.0 / 3.0]  # of J
+for _k in range(1, 9):
     _SERIES.append(_SERIES[-1] * (_k + 1) / (2 * _k + 3))
-_SERIES_REACH = 0.1  # (e/2)^16 is far below float64 there, and beyond it the closed forms lose at most two digits
+_SERIES_SLOPE = [_k * _a for _k, _a in enumerate(_SERIES)][1:]
+_SERIES_REACH = 0.02  # (e/2)^9 is below float64 there, and beyond it the closed forms lose two or three digits
 
 
 def _polynomial(coefficients: list[float], x: Tensor) -> Tensor:
-    result = torch.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
+    result = x * coefficients[-1] + coefficients[-2]
+    for coefficient in reversed(coefficients[:-2]):
         result = result * x + coefficient
     return result
 
 
+def _j(cosines: Tensor) -> tuple[Tensor, Tensor]:
+    """Return j = w / sin w and J = (j - 1) / (1 - cos w)."""
+    e = 1.0 - cosines
+    safe = cosines.clamp(max=1.0 - _SERIES_REACH)
+    far = (safe.acos() / (1.0 - safe**2).sqrt() - 1.0) / (1.0 - safe)
+    big_j = torch.where(e < _SERIES_REACH, _polynomial(_SERIES, e), far)
+    return 1.0 + e * big_j, big_j
+
+
 def _roots(cosines: Tensor) -> tuple[Tensor, Tensor]:
     """Return sqrt h(1 + c) and sqrt h(1 - c) for c = cos w: (..., n) each."""
-    e = 1.0 - cosines
-    near = e < _SERIES_REACH
-    safe = cosines.clamp(max=1.0 - _SERIES_REACH)
-    j = torch.where(near, _polynomial(_SERIES, e), safe.acos() / (1.0 - safe**2).sqrt())
-    j_over_e = torch.where(near, _polynomial(_SERIES[1:], e), (j - 1.0) / (1.0 - safe))  # (j - 1) / e
+    j, big_j = _j(cosines)
     plus = (1.0 + 1.0 / j) / (2.0 * (1.0 + cosines))  # (1 + sinc w) / 2 / (1 + cos w)
-    minus = j_over_e / (2.0 * j)  # (1 - sinc w) / 2 / (1 - cos w)
+    minus = big_j / (2.0 * j)  # (1 - sinc w) / 2 / (1 - cos w)
     return plus.sqrt(), minus.sqrt()
 
 
 def _root_slopes(cosines: Tensor) -> tuple[Tensor, Tensor]:
     """Return the derivatives of both `_roots` with respect to c."""
+    j, big_j = _j(cosines)
     e = 1.0 - cosines
-    near = e < _SERIES_REACH
-    safe = cosines.clamp(max=1.0 - _SERIES_REACH)
-    slopes = [k * a for k, a in enumerate(_SERIES)][1:]
-    slopes_over_e = [k * a for k, a in enumerate(_SERIES[1:])][1:]
-    j = torch.where(near, _polynomial(_SERIES, e), safe.acos() / (1.0 - safe**2).sqrt())
-    j_over_e = torch.where(near, _polynomial(_SERIES[1:], e), (j - 1.0) / (1.0 - safe))
-    dj = torch.where(near, _polynomial(slopes, e), (1.0 - safe * j) / (1.0 - safe**2))
-    dj_over_e = torch.where(near, _polynomial(slopes_over_e, e), (dj - j_over_e) / (1.0 - safe))
+    safe = e.clamp(min=_SERIES_REACH)
+    far = ((1.0 - cosines * j) / (safe * (2.0 - safe)) - big_j) / safe
+    dbig_j = torch.where(e < _SERIES_REACH, _polynomial(_SERIES_SLOPE, e), far)  # with respect to e, like dj
+    dj = big_j + e * dbig_j
     plus, minus = _roots(cosines)
-    dplus = (plus**2 - dj / (2.0 * j**2)) / (1.0 + cosines)  # with respect to e, as dj is
-    dminus = (dj_over_e * j - j_over_e * dj) / (2.0 * j**2)
+    dplus = (plus**2 - dj / (2.0 * j**2)) / (1.0 + cosines)
+    dminus = (dbig_j * j - big_j * dj) / (2.0 * j**2)
     return -dplus / (2.0 * plus), -dminus / (2.0 * minus)
 
 
@@ -235,7 +252,15 @@ class Pairing:
     @classmethod
     def of(cls, overlap: Tensor, eps: float) -> Pairing:
         """Decompose the float64 overlap of bases whose data have relative precision eps."""
-        u, cosines, v_t = torch.linalg.svd(overlap.detach())
+        overlap = overlap.detach()
+        if (
+            eps > _FLOAT64_EPS
+        ):  # for float32 data eigh is as good and twice as fast, unless an angle is beyond 89.9 degrees
+            squares, v = torch.linalg.eigh(overlap.mT @ overlap)
+            cosines, v = squares.flip(-1).clamp(0.0, 1.0).sqrt(), v.flip(-1)
+            if bool((cosines > 1e-3).all()):
+                return cls(overlap @ v / cosines.unsqueeze(-2), cosines, v, 64 * eps)
+        u, cosines, v_t = torch.linalg.svd(overlap)
         return cls(u, cosines.clamp(max=1.0), v_t.mT, 64 * eps)
 
     def eigenvectors(self) -> Tensor:
@@ -252,24 +277,22 @@ class Pairing:
 
     def divided_differences(self) -> Tensor:
         """Return (f(x_i) - f(x_j)) / (x_i - x_j), f = sqrt h, over all pairs of eigenvalues: (..., 2n, 2n)."""
-        x = torch.cat([self.cosines, -self.cosines], -1)
-        f = self.roots()
-        dx = x.unsqueeze(-1) - x.unsqueeze(-2)
-        same_branch = torch.ones_like(dx, dtype=torch.bool)
-        n = self.cosines.shape[-1]
-        same_branch[..., :n, n:] = same_branch[..., n:, :n] = False
-        # Close on one smooth branch: the mean slope by two Gauss nodes, to (1e-3)^4. Close across the jump of f at 90
-        # degrees there is no derivative: nothing flows.
-        close = dx.abs() < torch.where(same_branch, 1e-3, 2 * self.right_angle)
-        middle, step = (x.unsqueeze(-1) + x.unsqueeze(-2)) / 2, dx / (2 * math.sqrt(3))
-        slope = (self._slope(middle + step) + self._slope(middle - step)) / 2
-        quotient = (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, dx)
-        return torch.where(close, torch.where(same_branch, slope, 0.0), quotient)
-
-    def _slope(self, x: Tensor) -> Tensor:
-        plus, minus = _root_slopes(x.abs().clamp(max=1.0))
-        slope = torch.where(x >= 0, plus, -minus)
-        return torch.where(x.abs() <= self.right_angle, 0.0, slope)
+        c = self.cosines
+        plus, minus = self.roots().chunk(2, -1)
+        apart, middle = c.unsqueeze(-1) - c.unsqueeze(-2), (c.unsqueeze(-1) + c.unsqueeze(-2)) / 2
+        # Close on one smooth branch: the mean slope by two Gauss nodes, to (1e-3)^4.
+        close = apart.abs() < 1e-3
+        nodes = [(middle + sign * apart / math.sqrt(12)).clamp(0.0, 1.0) for sign in (1, -1)]
+        slopes = [(a + b) / 2 for a, b in zip(*map(_root_slopes, nodes), strict=True)]
+        same = []
+        for f, slope in zip((plus, minus), slopes, strict=True):
+            quotient = (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, apart)
+            same.append(torch.where(close, slope, quotient))
+        # Across the jump of f at 90 degrees there is no derivative: nothing flows.
+        jump = middle <= self.right_angle
+        cross = (plus.unsqueeze(-1) - minus.unsqueeze(-2)) / torch.where(jump, 1.0, 2 * middle)
+        cross = torch.where(jump, 0.0, cross)
+        return torch.cat([torch.cat([same[0], cross], -1), torch.cat([cross.mT, -same[1]], -1)], -2)
 
 
 class _KernelRoot(torch.autograd.Function):

@@ -96,7 +96,8 @@ class CosineDistillation(nn.Module):
         """Return the loss of student and teacher features: (batch, d) each."""
         _check(student, teacher)
         with torch.autocast(student.device.type, enabled=False):
-            return global_mean(_half_squared_distance(unit_rows(student), unit_rows(teacher)), self.group)
+            rows = _half_squared_distance(unit_rows(student), unit_rows(teacher))
+            return global_mean(rows, self.group).to(working_dtype(student, teacher))
 
 
 class GeodesicDistillation(nn.Module):
@@ -135,8 +136,8 @@ class GeodesicDistillation(nn.Module):
         """Return the loss of every row: (batch,), in float64 whatever the features' precision."""
         eps = torch.finfo(working_dtype(student, teacher)).eps
         # The loss does not see the length of a projected row, so the norm carries gradient only into the flow.
-        new = unit_rows(student, torch.float64, constant_norm=not self.through_flow)
-        old = unit_rows(teacher if self.through_flow else teacher.detach(), torch.float64)
+        new = unit_rows(student, constant_norm=not self.through_flow)
+        old = unit_rows(teacher if self.through_flow else teacher.detach())
         projections = _project_by_gram(new, old, self.dim, eps, self.centre, self.through_flow)
         if projections is None:
             projections = _project_on_bases(new, old, self.dim, eps, self.centre, self.through_flow)
@@ -213,22 +214,18 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: Tensor, margin: float =
 # ----------------------------------------------------------------------------------------------------------- rows
 
 
-def unit_rows(
-    z: Tensor, dtype: torch.dtype | None = None, *, constant_norm: bool = False, least: float | None = None
-) -> Tensor:
-    """Return the rows of z: (batch, d) divided by their norms, in float32 or better.
+def unit_rows(z: Tensor, *, constant_norm: bool = False, least: float | None = None) -> Tensor:
+    """Return the rows of z: (batch, d) divided by their norms, in float64; with constant_norm no gradient sees the norms.
 
-    Rows whose largest entry is below `least` (default: the smallest normal number) become 0, with gradient 0. Rows are
-    scaled by that entry first, so that the squares of 1e-20 and 1e18 survive.
+    Rows whose norm is below `least` (default: the smallest normal number) become 0, with gradient 0.
     """
-    dtype = dtype or working_dtype(z)
-    if not z.shape[1]:
-        return z.to(dtype)
-    largest = z.detach().abs().amax(1, keepdim=True)
-    alive = largest >= (torch.finfo(z.dtype).tiny if least is None else least)
-    scaled = z / torch.where(alive, largest, 1).to(dtype)
-    norms = torch.linalg.vector_norm(scaled.detach() if constant_norm else scaled, dim=1, keepdim=True)
-    return scaled * torch.where(alive, 1 / torch.where(alive, norms, 1), 0)
+    least = torch.finfo(z.dtype).tiny if least is None else least
+    if z.dtype == torch.float64 and z.shape[1]:  # the squares of float32 fit into float64, its own may not: scale first
+        largest = z.detach().abs().amax(1, keepdim=True)
+        z = z / torch.where(largest >= least, largest, 1.0)
+    norms = torch.linalg.vector_norm(z.detach() if constant_norm else z, dim=1, keepdim=True, dtype=torch.float64)
+    alive = norms >= least
+    return z * torch.where(alive, 1 / torch.where(alive, norms, 1.0), 0.0)
 
 
 def _half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
