@@ -1,0 +1,23 @@
+"""The methods, one file each; importing the package registers them all."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+
+from geodl.config import Effective, Layer, RunConfig, resolve
+from geodl.methods.base import METHODS, Losses, Method, Phase, Schedule, Shard, Stage, register
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["METHODS", "Losses", "Method", "Phase", "Schedule", "Shard", "Stage", "build", "configure", "register"]
+
+
+def configure(layers: Sequence[Layer]) -> Effective:
+    """Merge layers of options into the configuration of the method they name."""
+    return resolve(layers, {name: method.Config for name, method in METHODS.items()})
+
+
+def build(config: RunConfig) -> Method:
+    """Give the method that a configuration names."""
+    return METHODS[config.method](config)

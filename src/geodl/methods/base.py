@@ -1,0 +1,239 @@
+"""What a method is: its options, its head, its loss for a batch, and its stages.
+
+A method owns no loop. It hands *stages* to the one loop in ``training.py``: what moves, on which data, by which loss, on
+which schedule. The ordinary phase is the first stage; corrections and fine-tuning are further ones.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
+
+from geodl.config import RunConfig, derive
+from geodl.data.batches import Batch, Batches, Transform
+from geodl.data.images import Images, concat
+from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation, global_mean
+from geodl.memory import Memory
+from geodl.nets import Network, Output
+
+Losses = dict[str, Tensor]
+
+# The weight of a distillation unless the user sets one: LUCIR's lambda (Sec. 4.1 of its paper), the paper's beta (Sec. 5.1).
+DISTILL_WEIGHTS = {"none": 0.0, "lwf": 1.0, "cosine": 5.0, "geodesic": 6.0}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Our place among those that train together; ``group`` is None where it is alone."""
+
+    rank: int = 0
+    world: int = 1
+    group: ProcessGroup | None = None
+
+
+@dataclass
+class Phase:
+    """What a method sees of one phase.
+
+    The classes known before are the head's first ``old`` rows; the ``new`` ones follow. ``images`` holds this phase's
+    training images without those held out; ``memory`` is what the phase before left (with newly held-out images added).
+    """
+
+    index: int
+    config: RunConfig
+    transform: Transform
+    network: Network
+    teacher: Network | None
+    images: Images
+    memory: Memory
+    old: int
+    new: int
+    features: Callable[[Images], Tensor]
+    """Pooled features (N, d) of un-augmented images under the network as it is now, in eval mode."""
+    device: torch.device
+    shard: Shard = Shard()
+
+    def training_images(self) -> Images:
+        """Give the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""
+        return self.images if self.memory.images is None else concat([self.images, self.memory.images])
+
+    def batches(self, images: Images, stage: str, batch_size: int | None = None) -> Batches:
+        """Give shuffled, augmented batches whose order depends on the seed, the phase and the stage alone."""
+        return Batches(
+            images,
+            self.transform,
+            batch_size or self.config.batch_size,
+            derive(self.config.seed, "batches", self.index, stage),
+            rank=self.shard.rank,
+            world=self.shard.world,
+            workers=self.config.workers,
+        )
+
+    @property
+    def adaptive(self) -> float:
+        """The factor sqrt(old / new) of feature distillation (the code's form: METHODS section 2); no new class: sqrt(old)."""
+        return math.sqrt(self.old / max(self.new, 1))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """SGD and its learning rate as a pure function of the step, so that nothing needs to be restored on resume."""
+
+    epochs: int
+    lr: float
+    kind: Literal["step", "onecycle"] = "step"
+    milestones: tuple[float, ...] = ()
+    decay: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def lr_at(self, epoch: int, step: int, steps: int) -> float:
+        """Give the rate for step ``step`` of ``steps`` in epoch ``epoch``, all counted from 0."""
+        if self.kind == "step":
+            passed = sum(epoch >= round(fraction * self.epochs) for fraction in self.milestones)
+            return self.lr * self.decay**passed
+        done = (epoch * steps + step + 0.5) / (self.epochs * steps)
+        rise = 0.25
+        if done < rise:
+            return self.lr * (0.04 + 0.96 * done / rise)
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (done - rise) / (1 - rise)))
+
+
+@dataclass
+class Stage:
+    """One piece of training: the parameters of ``module`` that need gradients move down ``loss``."""
+
+    name: str
+    module: nn.Module
+    batches: Batches
+    loss: Callable[[nn.Module, Batch], Losses]
+    """Named parts of the loss of a batch, given the module as it is wrapped for the devices."""
+    schedule: Schedule
+    training: bool = True
+    """Whether the network is in train mode, so that batch statistics move."""
+    steps: int | None = None
+    """At most so many steps an epoch."""
+    finish: Callable[[], None] = lambda: None
+    """Called once after the last step."""
+
+
+class Method:
+    """A method of class-incremental learning; as it stands: cross-entropy plus the chosen distillation."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    Config: ClassVar[type[RunConfig]] = RunConfig
+    keeps_all_data: ClassVar[bool] = False
+    """Joint training alone: every phase starts anew with all the images of all the classes seen."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    @property
+    def head(self) -> Literal["cosine", "linear"]:
+        """Which head the network has."""
+        return "cosine"
+
+    @property
+    def freezes_old_rows(self) -> bool:
+        """Whether the head's rows of absent classes stand still: with feature distillation, as in LUCIR."""
+        return self.head == "cosine" and self.config.distill in ("cosine", "geodesic")
+
+    def held_out(self, quota: int) -> int:
+        """How many of a class's ``quota`` stored images are held out of all training."""
+        return 0
+
+    def stages(self, phase: Phase) -> Iterator[Stage]:
+        """Give the stages of a phase, one after the other: each is asked for when the one before is done."""
+        yield self.main_stage(phase)
+
+    def main_stage(self, phase: Phase) -> Stage:
+        """Give the ordinary stage: the whole network, on new images and exemplars (the paper's Algorithm 1)."""
+        distill = self.distillation(phase)
+
+        def loss(student: nn.Module, batch: Batch) -> Losses:
+            teacher = phase.teacher(batch.images) if phase.teacher is not None and distill is not None else None
+            return self.losses(phase, batch, student(batch.images), teacher, distill)
+
+        return Stage(
+            "train",
+            phase.network,
+            phase.batches(phase.training_images(), "train"),
+            loss,
+            self.main_schedule(phase.index),
+        )
+
+    def main_schedule(self, phase: int) -> Schedule:
+        """Give the schedule of the ordinary stage; phase 0 may have its own epochs and rate."""
+        config = self.config
+        base = phase == 0
+        return Schedule(
+            epochs=(config.base_epochs if base else None) or config.epochs,
+            lr=(config.base_lr if base else None) or config.lr,
+            kind=config.schedule,
+            milestones=config.milestones,
+            decay=config.lr_decay,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+
+    def losses(
+        self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: "Distill | None"
+    ) -> Losses:
+        """Give the named parts of the loss of a batch; their sum is minimised."""
+        parts = {"ce": self.cross_entropy(phase, student.logits, batch.labels)}
+        if teacher is not None and distill is not None:
+            parts["distill"] = distill(student, teacher)
+        return parts
+
+    def cross_entropy(self, phase: Phase, logits: Tensor, labels: Tensor) -> Tensor:
+        """Give the mean cross-entropy over the batch of all ranks: logits (B, C), labels (B,)."""
+        each = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.config.label_smoothing)
+        return global_mean(each, phase.shard.group)
+
+    def distillation(self, phase: Phase) -> "Distill | None":
+        """Give the chosen distillation with its weight; None without a teacher or with distill = none."""
+        config = self.config
+        weight = DISTILL_WEIGHTS[config.distill] if config.distill_weight is None else config.distill_weight
+        if phase.teacher is None or config.distill == "none":
+            return None
+        group = phase.shard.group
+        if config.distill == "lwf":
+            logits = LogitDistillation(config.temperature, group=group)
+            return lambda s, t: weight * logits(s.logits[:, : phase.old], t.logits)
+        weight *= phase.adaptive
+        if config.distill == "cosine":
+            cosine = CosineDistillation(group=group)
+            return lambda s, t: weight * cosine(s.pooled, t.pooled)
+        geodesic = GeodesicDistillation(config.subspace_dim, through_flow=config.through_flow, group=group)
+        return lambda s, t: weight * geodesic(s.grid, t.grid)
+
+    def exemplars(self, phase: Phase, quota: int) -> Memory:
+        """Choose what is kept of this phase's classes and cut the rest to the quota: the memory for the next phase."""
+        present = sorted(set(phase.images.labels.tolist()))
+        candidates = phase.images
+        old = phase.memory.images
+        if old is not None:
+            # A class that comes back is chosen anew from its old exemplars and its new images together.
+            again = torch.isin(old.labels, torch.tensor(present))
+            candidates = concat([candidates, old.select(again.nonzero().squeeze(1))]) if again.any() else candidates
+        return phase.memory.update(
+            candidates, phase.features(candidates), present, quota=quota, selection=self.config.selection
+        )
+
+
+Distill = Callable[[Output, Output], Tensor]
+
+METHODS: dict[str, type[Method]] = {}
+
+
+def register(method: type[Method]) -> type[Method]:
+    """Make a method known by its name; a decorator of the method's class."""
+    METHODS[method.name] = method
+    return method

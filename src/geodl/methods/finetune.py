@@ -1,0 +1,22 @@
+"""Fine-tuning: cross-entropy on the new images and the exemplars; with a distillation, the paper's ablations (Tables 2, 3)."""
+
+from typing import Literal
+
+from geodl.config import RunConfig, option
+from geodl.methods.base import Method, register
+
+
+class FinetuneConfig(RunConfig):
+    """Options of fine-tuning."""
+
+    method: Literal["finetune"] = option("finetune", "Method", "Fine-tuning.")
+
+
+@register
+class Finetune(Method):
+    """L_CE, and L_CE + L_LwF, L_CE + L_Cos, L_CE + L_GeoDL by ``distill``; cosine head."""
+
+    name = "finetune"
+    summary = "cross-entropy alone; with --distill the ablations CE + LwF, CE + Cos, CE + GeoDL"
+    paper = "Simon, Koniusz, Harandi: On Learning the Geodesic Path for Incremental Learning, CVPR 2021, Table 2"
+    Config = FinetuneConfig

@@ -1,0 +1,63 @@
+"""iCaRL: distilled logits, herding, nearest mean of exemplars (Rebuffi et al. 2017)."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from geodl.config import Distillation, RunConfig, option
+from geodl.data.batches import Batch
+from geodl.losses import global_mean
+from geodl.methods.base import Losses, Method, Phase, register
+from geodl.nets import Output
+
+
+class IcarlConfig(RunConfig):
+    """Options of iCaRL."""
+
+    method: Literal["icarl"] = option("icarl", "Method", "iCaRL.")
+    distill: Distillation = option("lwf", "Method", "How the old network's knowledge is carried over.")
+    sigmoid: bool = option(
+        False,
+        "Method",
+        "The original loss, a sigmoid a class, with the old network's outputs as targets of the old classes "
+        "(as published: lr 2, 70 epochs, lr_decay 0.2 at 0.7 and 0.9, weight_decay 1e-5).",
+    )
+
+
+@register
+class Icarl(Method):
+    """Cross-entropy + distillation; with feature distillation the cosine head (the paper's iCaRL + GeoDL)."""
+
+    name = "icarl"
+    summary = "the same training as lwf, read under k-NME; with --distill geodesic the paper's iCaRL + GeoDL"
+    paper = "Rebuffi, Kolesnikov, Sperl, Lampert: iCaRL, CVPR 2017"
+    Config = IcarlConfig
+    config: IcarlConfig
+
+    @property
+    def head(self) -> Literal["cosine", "linear"]:
+        """Linear as published; cosine with feature distillation (METHODS section 4)."""
+        return "cosine" if self.config.distill in ("cosine", "geodesic") else "linear"
+
+    def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:
+        """Give cross-entropy and distillation, or the original's one binary cross-entropy (iCaRL Alg. 3)."""
+        if not self.config.sigmoid:
+            return super().losses(phase, batch, student, teacher, distill)
+        old = teacher.logits if teacher is not None and self.config.distill == "lwf" else None
+        parts = {"bce": global_mean(sigmoid_losses(student.logits, batch.labels, old), phase.shard.group)}
+        if teacher is not None and distill is not None and self.config.distill != "lwf":
+            parts["distill"] = distill(student, teacher)
+        return parts
+
+
+def sigmoid_losses(logits: Tensor, labels: Tensor, old: Tensor | None) -> Tensor:
+    """Give iCaRL's binary cross-entropy of each sample, (B,), summed over classes.
+
+    logits: (B, C). Targets are the labels (B,), but sigmoid(old) for the old classes where ``old``: (B, C_old) is given.
+    """
+    targets = F.one_hot(labels, logits.shape[1]).to(logits)
+    if old is not None:
+        targets = torch.cat([old.sigmoid(), targets[:, old.shape[1] :]], dim=1)
+    return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)

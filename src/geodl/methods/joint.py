@@ -1,0 +1,24 @@
+"""Joint training: all images of all classes seen, the upper bound of the paper's phase figure (joint-CNN)."""
+
+from typing import Literal
+
+from geodl.config import RunConfig, option
+from geodl.methods.base import Method, register
+
+
+class JointConfig(RunConfig):
+    """Options of joint training."""
+
+    method: Literal["joint"] = option("joint", "Method", "Joint training.")
+    distill: Literal["none"] = option("none", "Method", "Joint training has no old network to distil from.")
+
+
+@register
+class Joint(Method):
+    """Cross-entropy on everything, a new network each phase; ``phases = 0`` trains once, on all the classes."""
+
+    name = "joint"
+    summary = "upper bound: train anew on all images of all classes seen (--phases 0: once, on all classes)"
+    paper = "the joint-CNN of Simon, Koniusz, Harandi, CVPR 2021, Fig. 4"
+    Config = JointConfig
+    keeps_all_data = True

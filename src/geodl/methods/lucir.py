@@ -1,0 +1,76 @@
+"""LUCIR: a unified classifier by rebalancing (Hou et al. 2019); with ``distill = geodesic`` the paper's best row."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from geodl.config import Distillation, RunConfig, option
+from geodl.data.batches import Batch
+from geodl.data.images import concat
+from geodl.losses import global_mean, margin_ranking
+from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
+from geodl.nets import CosineHead, Output
+
+
+class LucirConfig(RunConfig):
+    """Options of LUCIR."""
+
+    method: Literal["lucir"] = option("lucir", "Method", "LUCIR.")
+    distill: Distillation = option("cosine", "Method", "How the old network's knowledge is carried over.")
+    margin: float = option(0.5, "Method", "Margin m of the inter-class separation.", ge=0)
+    hard_classes: int = option(2, "Method", "New classes K that each old-class sample is kept away from.", ge=1)
+    margin_weight: float = option(1.0, "Method", "Weight of the margin ranking loss.", ge=0)
+    finetune_epochs: int = option(
+        0, "Method", "Epochs of class-balanced fine-tuning of the head after each phase.", ge=0
+    )
+
+
+@register
+class Lucir(Method):
+    """Cross-entropy on a cosine head + feature distillation + margin ranking (LUCIR Eq. 9)."""
+
+    name = "lucir"
+    summary = "cosine head, imprinting, feature distillation, margin ranking; with --distill geodesic LUCIR + GeoDL"
+    paper = "Hou, Pan, Loy, Wang, Lin: Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
+    Config = LucirConfig
+    config: LucirConfig
+
+    def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:
+        """Add the margin ranking on old-class samples (LUCIR Eq. 8) to cross-entropy and distillation."""
+        parts = super().losses(phase, batch, student, teacher, distill)
+        if phase.old and phase.new:
+            new = torch.arange(phase.old + phase.new, device=student.logits.device) >= phase.old
+            # The cosines before sigma, so that the margin means the same whatever the scale.
+            cosines = self._head(phase).cosines(student.pooled)
+            pairs = margin_ranking(cosines, batch.labels, new, self.config.margin, self.config.hard_classes)
+            parts["margin"] = self.config.margin_weight * global_mean(pairs, phase.shard.group)
+        return parts
+
+    def stages(self, phase: Phase) -> Iterator[Stage]:
+        """Give the ordinary stage and, where asked for, class-balanced fine-tuning of the head (LUCIR Sec. 3.5)."""
+        yield self.main_stage(phase)
+        if phase.index and self.config.finetune_epochs:
+            yield self._balanced(phase)
+
+    def _balanced(self, phase: Phase) -> Stage:
+        # As many images of every class: the exemplars, those of the new classes chosen now.
+        quota = min(phase.memory.per_class().values(), default=self.config.exemplars)
+        chosen = self.exemplars(phase, quota).images
+        head = self._head(phase)
+        head.thaw()
+
+        def loss(module: nn.Module, batch: Batch) -> Losses:
+            with torch.no_grad():
+                z = phase.network.features(batch.images)
+            return {"ce": self.cross_entropy(phase, module(z), batch.labels)}
+
+        schedule = Schedule(self.config.finetune_epochs, 0.01, milestones=(0.5,), momentum=0.9, weight_decay=5e-4)
+        images = chosen if chosen is not None else concat([phase.images])
+        return Stage("balance", head, phase.batches(images, "balance"), loss, schedule, training=False)
+
+    def _head(self, phase: Phase) -> CosineHead:
+        head = phase.network.head
+        assert isinstance(head, CosineHead)
+        return head

@@ -1,0 +1,28 @@
+"""LwF: the new network keeps the old one's answers on the old classes (Li and Hoiem 2017; the paper's Eq. 2)."""
+
+from typing import Literal
+
+from geodl.config import Distillation, RunConfig, option
+from geodl.methods.base import Method, register
+
+
+class LwfConfig(RunConfig):
+    """Options of LwF."""
+
+    method: Literal["lwf"] = option("lwf", "Method", "Learning without forgetting.")
+    distill: Distillation = option("lwf", "Method", "How the old network's knowledge is carried over.")
+
+
+@register
+class Lwf(Method):
+    """Cross-entropy + KL(teacher || student) over the old classes at temperature 2; linear head, CNN classifier."""
+
+    name = "lwf"
+    summary = "cross-entropy + distillation of the old classes' logits, linear head, read under CNN"
+    paper = "Li, Hoiem: Learning without Forgetting, TPAMI 2017"
+    Config = LwfConfig
+
+    @property
+    def head(self) -> Literal["cosine", "linear"]:
+        """Linear, as published."""
+        return "linear"

@@ -1,0 +1,436 @@
+"""THE loop: it prepares a phase, runs its stages step by step, and can stop and go on at any step.
+
+Lightning Fabric (devices, precision, processes) lives here and nowhere else. Everything random is derived from the seed,
+the phase, the stage and the step, so a checkpoint is weights, momenta and three counters.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, distributed, nn
+
+from geodl.cache import Cache, fingerprint
+from geodl.config import RunConfig, derive
+from geodl.data.batches import Batch, Transform, evaluation
+from geodl.data.images import Images, concat
+from geodl.errors import GeodlError, TrainingError
+from geodl.memory import Memory, quota
+from geodl.methods import Method, Phase, Shard, Stage
+from geodl.nets import Network, build_network, frozen_copy
+from geodl.predictors import Features, class_means, drift, features_of
+
+# Part of the key of cached base phases: to be raised whenever training computes something else than before.
+BASE_VERSION = 1
+SAVE_SECONDS = 10.0
+
+Listener = Callable[..., None]
+"""Called as ``listener(kind, **fields)`` with what happens: phase, stage, step, epoch, ..."""
+
+
+class Interrupted(GeodlError):  # noqa: N818  # it is a wish of the user's, not an error
+    """The user asked to stop; progress is saved and the same command goes on."""
+
+
+class Progress(Protocol):
+    """Where checkpoints of the phase in work go."""
+
+    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint."""
+
+    def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Give the last checkpoint."""
+
+
+class Trainer:
+    """Trains a network through phases, on whatever devices there are."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        method: Method,
+        transform: Transform,
+        *,
+        cache: Cache | None = None,
+        listener: Listener = lambda kind, **fields: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config = config
+        self.method = method
+        self.transform = transform
+        self.cache = cache
+        self.listener = listener
+        self.stop = stop
+        precision: Any = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[config.precision]
+        processes = config.devices * config.nodes
+        self.fabric = Fabric(
+            accelerator=config.accelerator,
+            strategy="ddp" if processes > 1 else "auto",
+            devices=config.devices,
+            num_nodes=config.nodes,
+            precision=precision,
+        )
+        if processes > 1:
+            self.fabric.launch()
+        group = distributed.group.WORLD if processes > 1 else None
+        self.shard = Shard(self.fabric.global_rank, self.fabric.world_size, group)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes files and speaks."""
+        return self.shard.rank == 0
+
+    def build(self, classes: int) -> Network:
+        """Build the network, random from the seed."""
+        config = self.config
+        return build_network(
+            config.network,
+            classes,
+            head=self.method.head,
+            scale=config.scale,
+            seed=derive(config.seed, "network"),
+            weights=config.weights,
+            pretrained=config.pretrained,
+        )
+
+    def learn(
+        self, index: int, network: Network | None, memory: Memory, images: Images, classes: int, progress: Progress
+    ) -> Phase:
+        """Learn one phase and give it back with its network trained and its memory chosen anew.
+
+        ``network`` has learned all before, None at the start; ``images`` are the phase's, with internal labels;
+        ``classes`` counts all the classes known when the phase is over.
+        """
+        phase = self._prepare(index, network, memory, images, classes)
+        checkpoint = progress.load_progress()
+        if checkpoint is not None:
+            _load_network(phase.network, _part(checkpoint[0], "network"))
+        start = checkpoint[1]["stage"] if checkpoint is not None else 0
+        for number, stage in enumerate(self.method.stages(phase)):
+            if number >= start:
+                self._run(phase, stage, number, checkpoint if number == start else None, progress)
+        phase.network.head.thaw()
+        share = quota(classes, self.config.exemplars, self.config.budget)
+        held = self.method.held_out(share)
+        phase.memory = self.method.exemplars(phase, share - held)
+        phase.memory = replace(
+            phase.memory, held=_first_of_each(phase.memory.held, held), means=self._means(phase, classes)
+        )
+        return phase
+
+    def features(self, network: Network, images: Images, *, mirror: bool = False) -> Features:
+        """Run the network over un-augmented images, each rank over its share, and give every rank all of it."""
+        rank, world = self.shard.rank, self.shard.world
+        bounds = [len(images) * r // world for r in range(world + 1)]
+        mine = images.select(torch.arange(bounds[rank], bounds[rank + 1])) if world > 1 else images
+        batches = evaluation(mine, self.transform, mirror=mirror, workers=self.config.workers)
+        network.to(self.fabric.device)
+        found = features_of(network, batches, self.fabric.device)
+        if world == 1:
+            return found
+        sizes = [bounds[r + 1] - bounds[r] for r in range(world)]
+        pooled, logits = (self._gather(part, sizes) for part in (found.pooled, found.logits))
+        return Features(pooled, logits, images.labels)
+
+    def _gather(self, part: Tensor, sizes: list[int]) -> Tensor:
+        padded = torch.cat([part, part.new_zeros(max(sizes) - len(part), part.shape[1])]).to(self.fabric.device)
+        gathered = self.fabric.all_gather(padded)
+        assert isinstance(gathered, Tensor)
+        return torch.cat([gathered[r, :size] for r, size in enumerate(sizes)]).cpu()
+
+    def _prepare(self, index: int, network: Network | None, memory: Memory, images: Images, classes: int) -> Phase:
+        """Make the phase's network: teacher copied, head grown, new rows imprinted, rows of absent classes frozen."""
+        old = 0 if network is None else network.head.classes
+        teacher = None if network is None else frozen_copy(network).to(self.fabric.device)
+        if network is None:
+            network = self.build(classes)
+        elif classes > old:
+            network.head.grow(classes - old, derive(self.config.seed, "rows", index))
+        network.to(self.fabric.device)
+        images, memory = self._hold_out(images, memory, old, classes)
+        if old and network.head.can_imprint and classes > old:
+            fresh = images.select(images.labels >= old)
+            found = self.features(network, fresh)
+            network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])  # type: ignore[operator]
+        if old and self.method.freezes_old_rows:
+            absent = torch.arange(classes) < old
+            absent[images.labels] = False
+            network.head.freeze(absent)
+        trained = network
+        return Phase(
+            index,
+            self.config,
+            self.transform,
+            network,
+            teacher,
+            images,
+            memory,
+            old,
+            classes - old,
+            lambda some: self.features(trained, some).pooled,
+            self.fabric.device,
+            self.shard,
+        )
+
+    def _hold_out(self, images: Images, memory: Memory, old: int, classes: int) -> tuple[Images, Memory]:
+        """Set aside, for good, some images of each class that is seen for the first time, where the method asks for it."""
+        count = self.method.held_out(quota(classes, self.config.exemplars, self.config.budget))
+        if not count:
+            return images, memory
+        chosen = torch.zeros(len(images), dtype=torch.bool)
+        for label in range(old, classes):
+            rows = (images.labels == label).nonzero().squeeze(1)
+            generator = torch.Generator().manual_seed(derive(self.config.seed, "held out", label))
+            shuffled = rows[torch.randperm(len(rows), generator=generator)]
+            chosen[shuffled[: min(count, len(rows) - 1)]] = True
+        fresh = images.select(chosen)
+        held = fresh if memory.held is None else concat([memory.held, fresh])
+        return images.select(~chosen), replace(memory, held=held)
+
+    def _means(self, phase: Phase, classes: int) -> Tensor:
+        """Give the stored class means (C, d) of honest AME: those of classes at hand are taken, the others drift along."""
+        images = phase.images
+        if phase.memory.images is not None:  # what was kept of a class that comes back counts with its new images
+            back = phase.memory.images.select(
+                torch.isin(phase.memory.images.labels, images.labels) & (phase.memory.images.labels < phase.old)
+            )
+            images = concat([images, back]) if len(back) else images
+        now = self.features(phase.network, images)
+        taken = class_means(now.pooled, now.labels, classes)
+        if phase.teacher is None or phase.memory.means is None:
+            return taken
+        before = self.features(phase.teacher, images)
+        moved = drift(phase.memory.means, before.pooled, now.pooled)
+        known = torch.cat([moved, moved.new_zeros(classes - len(moved), moved.shape[1])])
+        return torch.where((taken != 0).any(dim=1, keepdim=True), taken, known)
+
+    def _run(
+        self,
+        phase: Phase,
+        stage: Stage,
+        number: int,
+        checkpoint: tuple[dict[str, Tensor], dict[str, Any]] | None,
+        progress: Progress,
+    ) -> None:
+        """Run one stage from its start or from a checkpoint inside it."""
+        key = self._base_key(phase, stage) if self.cache and phase.index == 0 and number == 0 else None
+        if key and checkpoint is None and self._take_cached(key, phase):
+            return
+        parameters = [p for p in stage.module.parameters() if p.requires_grad]
+        schedule = stage.schedule
+        optimizer = torch.optim.SGD(
+            parameters, schedule.lr, schedule.momentum, weight_decay=schedule.weight_decay, fused=True
+        )
+        epoch, step = 0, 0
+        if checkpoint is not None:
+            tensors, state = checkpoint
+            epoch, step = state["epoch"], state["step"]
+            stage.module.load_state_dict(_part(tensors, "module"))
+            for i, buffer in _part(tensors, "momentum").items():
+                optimizer.state[parameters[int(i)]]["momentum_buffer"] = buffer.to(self.fabric.device)
+        if self.config.compile and number == 0:
+            stage.module.compile()
+        module, wrapped = self.fabric.setup(stage.module, optimizer)
+        steps = min(len(stage.batches), stage.steps or len(stage.batches))
+        self.listener("stage", phase=phase.index, stage=stage.name, epochs=schedule.epochs, steps=steps, epoch=epoch)
+        saved = time.monotonic()
+
+        def save(epoch: int, step: int) -> None:
+            nonlocal saved
+            self._save(phase, stage, optimizer, parameters, {"stage": number, "epoch": epoch, "step": step}, progress)
+            saved = time.monotonic()
+
+        while epoch < schedule.epochs:
+            phase.network.train(stage.training)
+            meter = _Meter()
+            for batch in islice(stage.batches.epoch(epoch, step), steps - step):
+                for group in wrapped.param_groups:
+                    group["lr"] = schedule.lr_at(epoch, step, steps)
+                batch = _to(batch, self.fabric.device)
+                parts = stage.loss(module, batch)
+                loss = torch.stack(list(parts.values())).sum()
+                if not math.isfinite(loss.item()):
+                    raise TrainingError(self._not_finite(phase, stage, epoch, step, parts, progress))
+                self.fabric.backward(loss)
+                if self.config.clip_norm is not None:
+                    self.fabric.clip_gradients(module, wrapped, max_norm=self.config.clip_norm)
+                wrapped.step()
+                wrapped.zero_grad()
+                step += 1
+                meter.add(parts, batch.size)
+                self.listener(
+                    "step",
+                    phase=phase.index,
+                    stage=stage.name,
+                    epoch=epoch,
+                    step=step,
+                    loss=meter.loss,
+                    rate=meter.rate,
+                )
+                stopping = self._asked_to_stop()
+                if stopping or (
+                    self.config.checkpoint_steps and (epoch * steps + step) % self.config.checkpoint_steps == 0
+                ):
+                    save(epoch, step)
+                if stopping:
+                    raise Interrupted(
+                        f"stopped in phase {phase.index}, epoch {epoch + 1}, step {step}; progress is saved"
+                    )
+            epoch, step = epoch + 1, 0
+            last = epoch == schedule.epochs
+            self.listener(
+                "epoch", phase=phase.index, stage=stage.name, epoch=epoch, epochs=schedule.epochs, **meter.summary()
+            )
+            if last or (not self.config.checkpoint_steps and time.monotonic() - saved > SAVE_SECONDS):
+                self._agree(phase.network)
+                save(epoch, step)
+        stage.finish()
+        if key and self.leads:
+            assert self.cache is not None
+            self.cache.put(key, phase.network.state_dict())
+
+    def _asked_to_stop(self) -> bool:
+        """Whether any rank was asked to stop: all stop after the same step."""
+        asked = self.stop()
+        if self.shard.world == 1:
+            return asked
+        flag = torch.tensor(float(asked), device=self.fabric.device)
+        distributed.all_reduce(flag, distributed.ReduceOp.MAX)
+        return bool(flag.item())
+
+    def _agree(self, network: Network) -> None:
+        """Give every rank the batch statistics of the first: each has gathered its own since the last forward pass."""
+        if self.shard.world > 1:
+            for buffer in network.buffers():
+                distributed.broadcast(buffer, 0)
+
+    def _save(
+        self,
+        phase: Phase,
+        stage: Stage,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        state: dict[str, Any],
+        progress: Progress,
+    ) -> None:
+        tensors = {f"network.{name}": tensor for name, tensor in phase.network.state_dict().items()}
+        tensors |= {f"module.{name}": tensor for name, tensor in stage.module.state_dict().items()}
+        for i, parameter in enumerate(parameters):
+            buffer = optimizer.state[parameter].get("momentum_buffer")
+            if buffer is not None:
+                tensors[f"momentum.{i}"] = buffer
+        if self.leads:
+            progress.save_progress(tensors, state)
+        self.fabric.barrier()
+
+    def _not_finite(
+        self, phase: Phase, stage: Stage, epoch: int, step: int, parts: Mapping[str, Tensor], progress: Progress
+    ) -> str:
+        values = ", ".join(f"{name} = {float(value):.4g}" for name, value in parts.items())
+        where = "the start of the phase"
+        with suppress(GeodlError):
+            last = progress.load_progress()
+            if last is not None:
+                where = f"epoch {last[1]['epoch'] + 1}, step {last[1]['step']}"
+        return (
+            f"the loss is not finite in phase {phase.index}, stage {stage.name}, epoch {epoch + 1}, step {step + 1} ({values}); "
+            f"the last good checkpoint is {where}: try a lower lr or clip_norm"
+        )
+
+    def _base_key(self, phase: Phase, stage: Stage) -> str:
+        """Give the key of the base phase: all that its trained network depends on."""
+        config = self.config
+        names = ("network", "pretrained", "weights", "scale", "seed", "batch_size", "label_smoothing", "clip_norm")
+        return fingerprint(
+            {
+                "version": BASE_VERSION,
+                "torch": torch.__version__,
+                "images": phase.images.digest(),
+                "classes": phase.new,
+                "head": self.method.head,
+                "loss": type(self.method).__name__ if getattr(config, "sigmoid", False) else "cross-entropy",
+                "schedule": asdict(stage.schedule),
+                "transform": self.transform.to_dict(),
+                "options": config.model_dump(mode="json", include={*names, "precision", "compile"}),
+                "machine": [self.fabric.device.type, self.shard.world, torch.get_num_threads()],
+            }
+        )
+
+    def _take_cached(self, key: str, phase: Phase) -> bool:
+        assert self.cache is not None
+        entry = self.cache.load(key)
+        # Every rank must go the same way, also when only one machine has the entry.
+        found = torch.tensor(float(entry is not None), device=self.fabric.device)
+        if self.shard.world > 1:
+            distributed.all_reduce(found, distributed.ReduceOp.MIN)
+        if entry is None or not found.item():
+            return False
+        _load_network(phase.network, entry[0])
+        self.listener("cached", phase=phase.index)
+        return True
+
+
+class _Meter:
+    """Mean losses and the speed of an epoch."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.count = 0
+        self.began = time.monotonic()
+
+    def add(self, parts: Mapping[str, Tensor], size: int) -> None:
+        for name, value in parts.items():
+            self.sums[name] = self.sums.get(name, 0.0) + float(value.detach()) * size
+        self.count += size
+
+    @property
+    def loss(self) -> float:
+        return sum(self.sums.values()) / max(self.count, 1)
+
+    @property
+    def rate(self) -> float:
+        return self.count / max(time.monotonic() - self.began, 1e-9)
+
+    def summary(self) -> dict[str, Any]:
+        parts = {name: value / max(self.count, 1) for name, value in self.sums.items()}
+        return {"loss": self.loss, "parts": parts, "rate": self.rate}
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    if device.type == "cpu":
+        return batch
+    return batch._replace(
+        images=batch.images.to(device, non_blocking=True), labels=batch.labels.to(device, non_blocking=True)
+    )
+
+
+def _part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+
+
+def _load_network(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """Load weights into a network whose head may have other rows frozen than the saved one."""
+    network.head.thaw()
+    order = tensors.get("head.order")
+    if order is not None:
+        network.head.freeze(order >= len(tensors["head.weight"]))
+    network.load_state_dict(dict(tensors))
+
+
+def _first_of_each(images: Images | None, count: int) -> Images | None:
+    """Cut images to the first ``count`` of each class."""
+    if images is None or not count:
+        return None
+    seen: dict[int, int] = {}
+    keep = []
+    for i, label in enumerate(images.labels.tolist()):
+        seen[label] = seen.get(label, 0) + 1
+        if seen[label] <= count:
+            keep.append(i)
+    return images.select(torch.tensor(keep))
