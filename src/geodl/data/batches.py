@@ -193,20 +193,23 @@ def evaluation(
     A process gets a contiguous share of all images, so that the shares in the order of the ranks are the whole.
     """
     first, last = rank * len(images) // world, (rank + 1) * len(images) // world
-    ranges = (torch.arange(a, min(a + batch_size, last)) for a in range(first, last, batch_size))
-    plans = (_Plan(indices, None, len(indices)) for indices in ranges)
-    for plan, pixels in _decoded(images, transform, plans, workers):
+    for plan, pixels in _decoded(images, transform, _in_order(first, last, batch_size), workers):
         inputs = _normalise(pixels.to(torch.float32, memory_format=torch.channels_last), transform)
         if mirror:
             inputs = inputs.flip(3).contiguous(memory_format=torch.channels_last)
         yield Batch(inputs, images.labels[plan.indices], plan.indices, plan.size)
 
 
+def _in_order(first: int, last: int, batch_size: int) -> Iterator[_Plan]:
+    for start in range(first, last, batch_size):
+        end = min(start + batch_size, last)
+        yield _Plan(torch.arange(start, end), None, end - start)
+
+
 def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
     """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, centre."""
     transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    plans = (_Plan(indices, None, len(indices)) for indices in torch.split(torch.arange(len(images)), 64))
-    parts = [pixels for _, pixels in _decoded(images, transform, plans, workers)]
+    parts = [pixels for _, pixels in _decoded(images, transform, _in_order(0, len(images), 64), workers)]
     pixels = torch.cat(parts) if parts else torch.empty((0, 3, size, size), dtype=torch.uint8)
     return ArrayImages(pixels.contiguous(), images.labels)
 

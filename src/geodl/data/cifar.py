@@ -101,7 +101,7 @@ def _unpickle(stream: BinaryIO, name: str) -> dict[bytes, Any]:
     try:
         content = _ArrayUnpickler(stream, encoding="bytes").load()
     except Exception as error:  # a damaged pickle fails in any way
-        raise DataError(f"{name}: not a CIFAR-100 file ({error})") from None
+        raise DataError(f"{name}: not a CIFAR-100 file: {error}") from None
     if not isinstance(content, dict):
         raise DataError(f"{name}: not a CIFAR-100 file (no dictionary in it)")
     return content

@@ -70,7 +70,7 @@ def _class_files(root: Path, odd: Odd) -> list[tuple[str, list[Path]]]:
     if not root.is_dir():
         raise DataError(f"{shown(root)}: not a folder; a folder of class folders is needed")
     files: dict[str, list[Path]] = {}
-    for entry in sorted(root.iterdir(), key=lambda path: (natural_key(path.name), path.name)):
+    for entry in _entries(root):
         # A name typed on another system may be composed differently (é as one sign or two): it is the same class.
         name = unicodedata.normalize("NFC", entry.name)
         if name.startswith("."):
@@ -85,6 +85,13 @@ def _class_files(root: Path, odd: Odd) -> list[tuple[str, list[Path]]]:
             files.setdefault(name, []).extend(_walk(root, entry, visited, odd))
     _name_case_clashes(list(files), odd)
     return list(files.items())
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir(), key=lambda path: (natural_key(path.name), path.name))
+    except OSError as error:
+        raise DataError(f"{shown(folder)}: the folder cannot be read ({error.strerror})") from None
 
 
 def _name_case_clashes(names: list[str], odd: Odd) -> None:
@@ -103,9 +110,9 @@ def _identity(path: Path) -> tuple[int, int]:
 def _walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> Iterator[Path]:
     """Give all files under a folder; links are followed, but no folder is entered twice."""
     try:
-        entries = sorted(folder.iterdir(), key=lambda path: (natural_key(path.name), path.name))
-    except OSError as error:
-        odd.append((_relative(root, folder), f"the folder cannot be read ({error.strerror})"))
+        entries = _entries(folder)
+    except DataError:
+        odd.append((_relative(root, folder), "the folder cannot be read"))
         return
     for entry in entries:
         if entry.name.startswith("."):
@@ -121,7 +128,7 @@ def _walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> 
                 yield entry
             else:
                 odd.append((_relative(root, entry), "a broken link" if entry.is_symlink() else "not a regular file"))
-        except OSError as error:  # a link that leads to itself
+        except OSError as error:  # no permission to look at it
             odd.append((_relative(root, entry), f"cannot be read ({error.strerror})"))
 
 

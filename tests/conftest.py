@@ -1,0 +1,31 @@
+"""What several test files share: the data sets that a machine may or may not have."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from geodl.data import Dataset, load
+
+
+def _shared(name: str) -> Path:
+    """Find test data in $GEODL_DATA or in the shared folder beside the checkout; skip the test where there are none."""
+    root = Path(os.environ.get("GEODL_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    if not (root / name).exists():
+        pytest.skip(f"{name} is not in {root} (set GEODL_DATA to a folder that has it)")
+    return root / name
+
+
+@pytest.fixture(scope="session")
+def cifar100_dir() -> Path:
+    return _shared("cifar100")
+
+
+@pytest.fixture(scope="session")
+def omniglot() -> Dataset:
+    return load("arrays", _shared("omniglot28.npz"))
+
+
+@pytest.fixture(scope="session")
+def digits() -> Dataset:
+    return load("digits")
