@@ -15,13 +15,14 @@ from geodl.errors import ConfigError, DataError, TrainingError
 Budget = Literal["per_class", "total"]
 Selection = Literal["herding", "nearest"]
 
-# Scores closer than this are a tie. Equal images must not be ranked by the rounding of a matrix product, which differs
-# with the row's place in memory, the number of threads and the library.
-TIE = 1e-12
+# Rounding a unit vector moves a score by its machine precision times the lengths it is made of. Scores that differ by no
+# more than some hundred times that are a tie: which of two equally good images is kept must not hang on rounding.
+TIE = 1e-13
 
-# Classes are herded together in stacks of at most this many numbers: small classes share the cost of a call, large ones
-# stay in the processor's cache while the picks go over them again and again.
-STACK = 1 << 20
+# Classes are herded together in stacks of at most this many numbers: small classes share the cost of a call, while
+# the stack still fits the processor's cache as the picks go over it again and again.
+STACK = 1 << 22
+BLOCK = 64
 
 
 def unit(features: Tensor) -> Tensor:
@@ -56,36 +57,64 @@ def herding(features: Tensor, k: int) -> Tensor:
     return _herd(features.unsqueeze(0), whole, min(k, len(features)))[0]
 
 
-def _herd(features: Tensor, valid: Tensor, picks: int) -> Tensor:
-    """Herd a stack of classes: features (c, N, d), valid (c, N) -> (c, picks) row numbers.
+def _herd(rows: Tensor, valid: Tensor, picks: int) -> Tensor:
+    """Herd a stack of classes: rows (c, N, d) of features, valid (c, N) -> (c, picks) row numbers.
 
-    |mean - (chosen + x) / k| is least where <x, r> - |x|^2 / 2 is largest, with r = k mean - chosen. So each pick is one
-    product with the rows; no (N, d) difference is ever formed.
+    |mean - (chosen + x) / k| is least where <x, k mean - chosen> - |x|^2 / 2 is largest. So each pick is one product
+    with the rows as they are; neither differences nor normalised rows nor float64 copies of a whole stack are formed,
+    which would cost more than the arithmetic.
     """
-    rows = unit(features) * valid.unsqueeze(2)
-    mean = rows.sum(dim=1) / valid.sum(dim=1, keepdim=True).clamp(min=1)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    lengths, mean = _lengths_and_mean(rows, valid)
     if not mean.isfinite().all():
         raise TrainingError("exemplars cannot be chosen: the features hold NaN or infinite values")
-    penalty = rows.square().sum(dim=2) / 2
-    penalty[~valid] = math.inf
+    penalty = torch.where(valid, (lengths > 0).double() / 2, math.inf)
+    lengths[lengths == 0] = 1
     stack = torch.arange(len(rows), device=rows.device)
-    transposed = rows.transpose(1, 2)
-    residual = mean.clone()
+    lag = torch.zeros_like(mean)  # how far the sum of the picks is behind their number of means
     chosen = torch.empty(len(rows), picks, dtype=torch.int64, device=rows.device)
     for rank in range(picks):
-        scores = torch.bmm(residual.unsqueeze(1), transposed).squeeze(1) - penalty
-        best = _first_largest(scores)
+        wanted = (lag + mean).to(rows.dtype)
+        products = torch.bmm(wanted.unsqueeze(1), rows.transpose(1, 2)).squeeze(1)
+        # A dot product of d terms whose factors were rounded is off by at most (d + 2) eps / 2 times both lengths; the
+        # difference of two by twice that. As much again to be safe.
+        margin = 2 * (rows.shape[2] + 2) * torch.finfo(rows.dtype).eps * wanted.double().norm(dim=1)
+        best = _best(products / lengths - penalty, margin, rows, mean, lag)
         chosen[:, rank] = best
         penalty[stack, best] = math.inf
-        residual += mean - rows[stack, best]
+        lag += mean - unit(rows[stack, best])
     return chosen
 
 
-def _first_largest(scores: Tensor) -> Tensor:
-    """Return for each row of `scores: (c, N)` the lowest index among those tied for the largest score."""
-    tied = scores >= scores.amax(dim=1, keepdim=True) - TIE
-    # A class that has run out of rows scores -inf everywhere and ties with itself; its picks are cut off by the caller.
-    return tied.to(torch.uint8).argmax(dim=1)
+def _best(scores: Tensor, margin: Tensor, rows: Tensor, mean: Tensor, lag: Tensor) -> Tensor:
+    """Return the best row (c,) of each class, the lowest of those tied.
+
+    scores (c, N) may be off by margin (c,) in comparison; float64 decides among the rows that may be the best.
+    In terms of y = x - mean the score is <y, lag> - |y|^2 / 2, which keeps its digits when all features are alike.
+    """
+    c, row = torch.nonzero(scores >= (scores.amax(dim=1) - margin).unsqueeze(1), as_tuple=True)
+    y = unit(rows[c, row]) - mean[c]
+    score = torch.where(scores[c, row] > -math.inf, (y * lag[c] - y.square() / 2).sum(dim=1), -math.inf)
+    best = torch.full_like(margin, -math.inf).scatter_reduce(0, c, score, "amax")
+    tied = score + TIE * (lag[c].norm(dim=1) + y.norm(dim=1)) >= best[c]
+    return row.new_full(margin.shape, scores.shape[1]).scatter_reduce(0, c[tied], row[tied], "amin")
+
+
+def _lengths_and_mean(rows: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lengths (c, N) of rows (c, N, d) and the mean (c, d) of those that are valid, normalised; in float64.
+
+    Block by block: a float64 copy of a whole stack would leave the cache and cost as much as all the picks.
+    """
+    lengths = torch.empty(rows.shape[:2], dtype=torch.float64, device=rows.device)
+    mean = torch.zeros(len(rows), rows.shape[2], dtype=torch.float64, device=rows.device)
+    shares = valid / valid.sum(dim=1, keepdim=True, dtype=torch.float64).clamp(min=1)
+    for start in range(0, rows.shape[1], BLOCK):
+        part = slice(start, start + BLOCK)
+        block = rows[:, part].double()
+        lengths[:, part] = torch.linalg.vector_norm(block, dim=2)
+        weights = shares[:, part] / lengths[:, part].clamp(min=1e-300)
+        mean += torch.bmm(weights.unsqueeze(1), block).squeeze(1)
+    return lengths, mean
 
 
 def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int]) -> dict[int, Tensor]:
@@ -164,8 +193,8 @@ class Memory:
         """Count the exemplars: class -> number, for the classes that have any."""
         if self.images is None:
             return {}
-        found, counts = self.images.labels.unique(return_counts=True)
-        return dict(zip(found.tolist(), counts.tolist(), strict=True))
+        counts = torch.bincount(self.images.labels).tolist()
+        return {c: count for c, count in enumerate(counts) if count}
 
     @property
     def nbytes(self) -> int:
@@ -187,10 +216,9 @@ class Memory:
             others = [c for c in self.per_class() if c not in set(classes)]
             parts.append(_take(self.images, [rows[:quota] for rows in _members(self.images.labels, others).values()]))
         parts.append(_take(candidates, _choose(candidates, features, classes, quota, selection)))
-        parts = [part for part in parts if len(part)]
-        if not parts:
-            return replace(self, images=None)
         images = concat(parts)
+        if not len(images):
+            return replace(self, images=None)
         # Stable, so that the ranks inside a class stay.
         return replace(self, images=images.select(images.labels.argsort(stable=True)))
 

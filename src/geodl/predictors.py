@@ -31,7 +31,9 @@ class Features:
 
 def features_of(network: Network, batches: Iterable[Batch], device: torch.device | str | None = None) -> Features:
     """Run the network over un-augmented batches (those of `evaluation`) in eval mode; its own mode is restored."""
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    # Begins with no rows of the right width: a process may have no share of a few images.
+    none = (torch.empty(0, network.width), torch.empty(0, network.head.classes), torch.empty(0, dtype=torch.int64))
+    parts = [none]
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -43,8 +45,6 @@ def features_of(network: Network, batches: Iterable[Batch], device: torch.device
         # Module by module: a part that was deliberately in eval mode (frozen batch norm) stays so.
         for module, training in modes.items():
             module.training = training
-    if not parts:
-        raise DataError("there are no images to take features of")
     pooled, logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
     return Features(pooled, logits, labels)
 

@@ -1,0 +1,63 @@
+"""Herding at ImageNet's size against iCaRL's Algorithm 4 written pick by pick.
+
+Run with `python -m benchmarks.herding`. The literal loop is timed on some of the classes (it is the same work for each)
+and both ways take turns, so that the ratio holds on a busy machine; that both choose the same exemplars is checked.
+"""
+
+import argparse
+import time
+
+import torch
+
+from geodl.memory import herd_classes
+
+
+def literal(features: torch.Tensor, k: int) -> torch.Tensor:
+    """Herd one class pick by pick in the precision of `features: (n, d)`, as iCaRL's Algorithm 4 is printed."""
+    rows = features / features.norm(dim=1, keepdim=True)
+    mean = rows.mean(dim=0)
+    total = torch.zeros_like(mean)
+    chosen: list[int] = []
+    for rank in range(1, k + 1):
+        distances = (mean - (total + rows) / rank).norm(dim=1)
+        distances[chosen] = torch.inf
+        chosen.append(int(distances.argmin()))
+        total = total + rows[chosen[-1]]
+    return torch.tensor(chosen)
+
+
+def main() -> None:
+    """Time both ways in turns and print the seconds for all classes and the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--samples", type=int, default=1300, help="images a class")
+    parser.add_argument("--width", type=int, default=512, help="features an image")
+    parser.add_argument("--exemplars", type=int, default=20)
+    parser.add_argument("--literal", type=int, default=20, help="classes for which the literal loop is timed")
+    parser.add_argument("--turns", type=int, default=2)
+    options = parser.parse_args()
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(options.classes).repeat(options.samples)  # the classes interleaved, as shuffled data are
+    features = torch.randn(len(labels), options.width, generator=generator) + 0.3
+    own: list[float] = []
+    loops: dict[torch.dtype, list[float]] = {torch.float32: [], torch.float64: []}
+    for _ in range(options.turns):
+        start = time.perf_counter()
+        herded = herd_classes(features, labels, options.exemplars, range(options.classes))
+        own.append(time.perf_counter() - start)
+        for dtype, seconds in loops.items():
+            start = time.perf_counter()
+            for c in range(options.literal):
+                members = torch.nonzero(labels == c).flatten()
+                picks = members[literal(features[members].to(dtype), options.exemplars)]
+                if dtype == torch.float64 and not torch.equal(picks, herded[c]):
+                    raise SystemExit(f"class {c}: herd_classes and the literal loop in float64 differ")
+            seconds.append((time.perf_counter() - start) * options.classes / options.literal)
+    size = f"{options.classes} classes x {options.samples} x {options.width}, {options.exemplars} each"
+    print(f"{size}, {torch.get_num_threads()} threads: herd_classes {min(own):.1f} s")
+    for dtype, seconds in loops.items():
+        print(f"literal loop in {dtype}: {min(seconds):.1f} s, ratio {min(seconds) / min(own):.1f}")
+
+
+if __name__ == "__main__":
+    main()
