@@ -1,0 +1,112 @@
+"""BiC: the bias towards the newest classes is corrected by two numbers a phase (Wu et al. 2019)."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from geodl.config import Distillation, RunConfig, derive, option
+from geodl.data.batches import Batch, Batches, Transform
+from geodl.data.images import ArrayImages, Images
+from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
+from geodl.nets import Output
+
+
+class BicConfig(RunConfig):
+    """Options of BiC."""
+
+    method: Literal["bic"] = option("bic", "Method", "BiC.")
+    distill: Distillation = option("lwf", "Method", "How the old network's knowledge is carried over.")
+    held_out: float = option(0.1, "Method", "Share of a class's exemplars held out for the correction.", gt=0, lt=1)
+    correction_epochs: int = option(200, "Method", "Epochs of the bias correction; 0: no correction.", ge=0)
+    correction_lr: float = option(0.1, "Method", "Learning rate of the bias correction.", gt=0)
+    correction_l2: float = option(0.1, "Method", "Weight of (alpha - 1)^2 in the bias correction.", ge=0)
+
+
+@register
+class Bic(Method):
+    """Weighted cross-entropy and distillation; then the new classes' logits become alpha * logit + beta; linear head."""
+
+    name = "bic"
+    summary = (
+        "as lwf with weights by class counts, then a bias correction of the new classes' logits on held-out images"
+    )
+    paper = "Wu, Chen, Wang, Ye, Liu, Guo, Fu: Large Scale Incremental Learning, CVPR 2019"
+    Config = BicConfig
+    config: BicConfig
+
+    @property
+    def head(self) -> Literal["cosine", "linear"]:
+        """Linear, as published."""
+        return "linear"
+
+    def held_out(self, quota: int) -> int:
+        """2 of 20: a tenth, at least one; none where that would leave nothing to train on."""
+        return max(1, round(self.config.held_out * quota)) if quota >= 2 else 0
+
+    def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:
+        """Give lambda L_d and (1 - lambda) L_ce with lambda = old / (old + new) (BiC Eq. 1); L_ce alone with no L_d."""
+        parts = super().losses(phase, batch, student, teacher, distill)
+        if "distill" in parts:
+            share = phase.old / (phase.old + phase.new)
+            parts = {"ce": (1 - share) * parts["ce"], "distill": share * parts["distill"]}
+        return parts
+
+    def stages(self, phase: Phase) -> Iterator[Stage]:
+        """Give the ordinary stage, then the correction, which needs held-out images of old and of new classes."""
+        yield self.main_stage(phase)
+        held = phase.memory.held
+        if held is not None and self.config.correction_epochs:
+            new = held.labels >= phase.old
+            if new.any() and not new.all():
+                yield self._correction(phase, held)
+
+    def _correction(self, phase: Phase, held: Images) -> Stage:
+        """Fit alpha and beta of the newest classes on the held-out images, the network frozen in eval mode (Sec. 3.3).
+
+        The network stands still and the images are taken un-augmented, so their logits are computed once.
+        """
+        old, head = phase.old, phase.network.head
+        with torch.no_grad():
+            features = phase.features(held).to(phase.device)
+            # Older classes keep the pairs they have; the new ones' logits are taken before any correction.
+            logits = torch.cat([head(features)[:, :old], head.raw(features)[:, old:]], dim=1)
+        correction = Correction(old)
+
+        def loss(module: nn.Module, batch: Batch) -> Losses:
+            corrected = module(logits[batch.indices.to(phase.device)])
+            # As published the L2 is on alpha; here on alpha - 1, which leaves unbiased logits as they are.
+            l2 = self.config.correction_l2 * (correction.alpha - 1).square()
+            return {"ce": self.cross_entropy(phase, corrected, batch.labels), "l2": l2}
+
+        def finish() -> None:
+            # In the head, so that predictors, exports and the next phase's teacher see corrected logits.
+            head.correct(range(old, head.classes), correction.alpha.detach(), correction.beta.detach())
+
+        rate, epochs = self.config.correction_lr, self.config.correction_epochs
+        schedule = Schedule(epochs, rate, milestones=(0.3, 0.6, 0.8, 0.9), decay=0.1, momentum=0.9, weight_decay=0.0)
+        return Stage("correct", correction, _places(phase, held), loss, schedule, training=False, finish=finish)
+
+
+class Correction(nn.Module):
+    """The two numbers: logits of classes from ``old`` on become alpha * logit + beta (BiC Eq. 5)."""
+
+    def __init__(self, old: int) -> None:
+        super().__init__()
+        self.old = old
+        self.alpha = nn.Parameter(torch.ones(()))
+        self.beta = nn.Parameter(torch.zeros(()))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Correct logits: (B, C)."""
+        return torch.cat([logits[:, : self.old], self.alpha * logits[:, self.old :] + self.beta], dim=1)
+
+
+def _places(phase: Phase, held: Images) -> Batches:
+    """Give batches of which only places and labels matter: one black pixel stands for each image, nothing is decoded."""
+    blank = ArrayImages(torch.zeros(len(held), 3, 1, 1, dtype=torch.uint8), held.labels)
+    still = Transform(1, phase.transform.mean, phase.transform.std, padding=0, flip=False)
+    seed = derive(phase.config.seed, "batches", phase.index, "correct")
+    rank, world = phase.shard.rank, phase.shard.world
+    return Batches(blank, still, max(phase.config.batch_size, world), seed, rank=rank, world=world)
