@@ -380,6 +380,7 @@ def test_train_and_test_folders(tmp_path, name):
     assert data.test.labels.tolist() == [0, 2]
     assert data.skipped == ((f"{name}/a/bad.png", "the file is empty"), (f"{name}/z", "no such class in train/"))
     assert f"train/ and {name}/" in data.summary()
+    assert "size: 6 x 5 to 100 x 80 pixels, in files" in data.summary()
 
 
 def test_a_long_list_of_odd_things_is_cut(tmp_path):
@@ -646,6 +647,7 @@ def test_hub_by_name(hub):
     assert isinstance(data.train, ArrayImages)
     assert np.array_equal(data.train.decode(1), Image.open(io.BytesIO(picture(1))))
     assert len(data.test) == 1
+    assert "splits train and test; columns photo, label" in data.summary()
 
 
 def test_hub_local_and_split(hub, tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 
 from geodl.config import derive
-from geodl.data.images import ArrayImages, Images
+from geodl.data.images import ArrayImages, Images, check_header
 from geodl.errors import ConfigError, DataError
 
 Skipped = tuple[tuple[str, str], ...]
@@ -62,10 +64,19 @@ class Dataset:
         return "\n".join(lines)
 
 
-def _size(images: Images) -> str:
+def _size(images: Images, looks: int = 200) -> str:
+    """Describe the sizes of images; of many files only some, evenly spread, are looked at."""
     if isinstance(images, ArrayImages):
         return f"{images.pixels.shape[3]} x {images.pixels.shape[2]} pixels, in memory"
-    return "image files, decoded as needed"
+    sizes = []
+    for item in images.items[:: max(1, math.ceil(len(images) / looks))]:
+        with suppress(DataError):
+            sizes.append(check_header(item))
+    if not sizes:
+        return "unknown"
+    (width, height), (most_width, most_height) = map(min, zip(*sizes, strict=True)), map(max, zip(*sizes, strict=True))
+    seen = "" if len(sizes) == len(images) else f" ({len(sizes)} files looked at)"
+    return f"{width} x {height} to {most_width} x {most_height} pixels, in files{seen}"
 
 
 Reader = Callable[..., Dataset]

@@ -43,7 +43,9 @@ def read_hub(
     small, small_test = pack(train), pack(test)
     if type(small) is not type(small_test):
         small, small_test = train, test
-    return Dataset(dataset or str(root), small, small_test, names, fingerprint, split=split)
+    return Dataset(
+        dataset or str(root), small, small_test, names, fingerprint, split=f"{split}; columns {image}, {label}"
+    )
 
 
 def _load(root: Path | None, dataset: str | None) -> Any:

@@ -1,0 +1,106 @@
+"""What the input pipelines cost: in memory against a ResNet-32 step; from files with 0, 1 and 2 threads.
+
+Run with `python -m benchmarks.batches`. Aims: the in-memory pipeline takes less than 3 % of a training step; the file pipeline keeps both cores busy.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from geodl.data import ArrayImages, Batches, FileImages, Transform
+from geodl.nets import build_network
+
+CIFAR = Transform(32, (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023))
+IMAGENET = Transform(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop="resized")
+
+
+def medians_ms(works, repeats):
+    """Return the median ms of each piece of work; they take turns, so that the ratios hold on a busy machine."""
+    times = {name: [] for name in works}
+    for _ in range(repeats + 1):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            times[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(values[1:]) for name, values in times.items()}  # the first turn warms up
+
+
+def in_memory(repeats, batch_size=128, images=25_000):
+    """Return ms for a batch (plain, and with colour jitter) and for a ResNet-32 training step on it."""
+    pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
+    data = ArrayImages(pixels, torch.arange(images) % 50)
+    plain = Batches(data, CIFAR, batch_size, 0).epoch(0)
+    jittered = Batches(data, replace(CIFAR, jitter=0.25), batch_size, 0).epoch(0)
+    network = build_network("resnet32", 50, head="cosine").to(memory_format=torch.channels_last).train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    batch = next(plain)
+
+    def step():
+        optimiser.zero_grad()
+        F.cross_entropy(network(batch.images).logits, batch.labels).backward()
+        optimiser.step()
+
+    works = {"batch": lambda: next(plain), "batch with jitter": lambda: next(jittered), "step": step}
+    return medians_ms(works, repeats)
+
+
+def write_photos(folder, count, size):
+    """Write JPEG files with the detail of photographs: noise at several scales."""
+    random = np.random.default_rng(0)
+    paths = []
+    for i in range(count):
+        layers = [random.integers(0, 256, (size[1] // k + 1, size[0] // k + 1, 3), dtype=np.uint8) for k in (4, 16, 64)]
+        scaled = [np.asarray(Image.fromarray(layer).resize(size), dtype=np.float32) for layer in layers]
+        paths.append(folder / f"{i}.jpg")
+        Image.fromarray((sum(scaled) / 3).astype(np.uint8)).save(paths[-1], quality=90)
+    return FileImages(tuple(paths), torch.arange(count) % 10)
+
+
+def from_files(count=256, batch_size=64, sizes=((500, 375), (4000, 3000))):
+    """Return images/s and busy cores for photographs of each size with 0, 1 and 2 threads."""
+    rows = []
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            used = count if size[0] < 1000 else count // 8
+            images = write_photos(Path(folder), used, size)
+            for workers in (0, 1, 2):
+                batches = Batches(images, IMAGENET, min(batch_size, used // 4), 0, workers=workers)
+                wall, cpu = time.perf_counter(), time.process_time()
+                seen = sum(len(batch.labels) for batch in batches.epoch(0))
+                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                rows.append({"size": size, "workers": workers, "images/s": seen / wall, "cores busy": cpu / wall})
+    return rows
+
+
+def main():
+    """Measure, print, and write the figures if a file is given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--quick", action="store_true", help="few repeats, to see that it runs")
+    arguments = parser.parse_args()
+    memory = in_memory(2 if arguments.quick else 20)
+    print(f"threads of torch: {torch.get_num_threads()}")
+    print(f"ResNet-32 step, batch 128: {memory['step']:.1f} ms")
+    for name in ("batch", "batch with jitter"):
+        print(f"{name} in memory: {memory[name]:.2f} ms, {memory[name] / memory['step']:.2%} of the step")
+    files = from_files(32 if arguments.quick else 256)
+    for row in files:
+        size = " x ".join(map(str, row["size"]))
+        print(
+            f"JPEG {size}, {row['workers']} threads: {row['images/s']:.0f} images/s, {row['cores busy']:.2f} cores busy"
+        )
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"in memory (ms)": memory, "files": files}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
