@@ -47,7 +47,7 @@ class _Contrast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
         root = math.sqrt(z.shape[-2])
-        axis = torch.full_like(z[..., 0], 1 / root)  # (..., batch): the unit column of ones minus the first axis
+        axis = z.new_full(z.shape[:-1], 1 / root)  # (..., batch): the unit column of ones minus the first axis
         axis[..., 0] -= 1.0
         twice = (axis.unsqueeze(-2) @ z) * (root / (root - 1.0))  # 2 / |axis|^2
         return torch.addcmul(z, axis.unsqueeze(-1), twice, value=-1)

@@ -117,7 +117,6 @@ class GeodesicDistillation(nn.Module):
         self.group = group
         self.centre = centre
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # data-dependent rank and float64 linear algebra gain nothing from a compiler
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the loss of student and teacher features: (batch, d) each, the same images in the same order."""
         _check(student, teacher)
@@ -125,7 +124,8 @@ class GeodesicDistillation(nn.Module):
             if self.group is None:
                 return global_mean(self._rows(student, teacher)).to(working_dtype(student, teacher))
             # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
-            everything, start = gather_rows(torch.stack([student, teacher], 1), self.group)
+            both = [z.detach().to(working_dtype(student, teacher)) for z in (student, teacher)]
+            everything, start = gather_rows(torch.stack(both, 1), self.group)
             end = start + len(student)
             others = everything[:, 0]
             students = torch.cat([others[:start], student, others[end:]])
@@ -244,5 +244,5 @@ def _check(student: Tensor, teacher: Tensor) -> None:
         )
     for name, z in (("student", student), ("teacher", teacher)):
         # The extremes carry any NaN or infinity along, ten times faster than a look at every element.
-        if z.numel() and not bool(torch.stack(z.detach().aminmax()).isfinite().all()):
+        if z.numel() and not all(bool(extreme.isfinite()) for extreme in z.detach().aminmax()):
             raise GeometryError(f"the {name}'s output contains NaN or infinite values")

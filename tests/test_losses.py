@@ -1,0 +1,434 @@
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geodl import losses
+from geodl.errors import GeodlError
+from geodl.geometry import GeodesicFlow, subspace
+from geodl.losses import (
+    CosineDistillation,
+    GeodesicDistillation,
+    LogitDistillation,
+    global_mean,
+    margin_ranking,
+    unit_rows,
+)
+from oracles import geodesic_loss, random_orthogonal
+
+FLOAT32_EPS = torch.finfo(torch.float32).eps
+
+
+def pair(batch, d, noise=0.5, seed=0, dtype=torch.float64, mean=0.3):
+    rng = torch.Generator().manual_seed(seed)
+    teacher = torch.randn(batch, d, generator=rng, dtype=torch.float64) + mean
+    student = teacher + noise * torch.randn(batch, d, generator=rng, dtype=torch.float64)
+    return student.to(dtype), teacher.to(dtype)
+
+
+def gradient(loss, student, teacher):
+    student = student.detach().clone().requires_grad_()
+    value = loss(student, teacher)
+    value.backward()
+    return value.detach(), student.grad
+
+
+# ---- the geodesic loss is exact
+
+
+@pytest.mark.parametrize(
+    ("batch", "d", "dim"), [(16, 40, 127), (17, 40, 15), (40, 16, 127), (40, 16, 5), (16, 16, 8), (3, 5, 9)]
+)
+@pytest.mark.parametrize("centre", [True, False])
+def test_geodesic_loss_is_that_of_the_dense_kernel(batch, d, dim, centre):
+    student, teacher = pair(batch, d)
+    expected = geodesic_loss(student.numpy(), teacher.numpy(), dim, centre=centre)
+    loss = GeodesicDistillation(dim, centre=centre)
+    assert loss(student, teacher).item() == pytest.approx(expected, rel=1e-11)
+    student, teacher = student.float(), teacher.float()
+    expected = geodesic_loss(student.numpy(), teacher.numpy(), dim, FLOAT32_EPS, centre)
+    single = loss(student, teacher)
+    assert single.dtype == torch.float32
+    assert single.item() == pytest.approx(expected, rel=1e-6)
+
+
+def spread(batch, d, decay, noise, seed, rotation):
+    """A teacher whose centred singular values decay to `decay`, and a student turned away from it by `rotation`."""
+    rng = np.random.default_rng(seed)
+    centred = np.linalg.qr(np.hstack([np.ones((batch, 1)), rng.standard_normal((batch, batch - 1))]))[0][:, 1:]
+    frame = random_orthogonal(rng, d)
+    k = batch - 1
+    values = np.geomspace(1, decay, k)
+    a, b = frame[:, :k], frame[:, k : 2 * k]
+    turned = a * np.cos(rotation) + b * np.sin(rotation)
+    mean = rng.standard_normal(d) / math.sqrt(d)
+    old = centred @ (values[:, None] * a.T) * math.sqrt(batch) + mean
+    new = (centred + noise * rng.standard_normal(centred.shape) / batch) @ (values[:, None] * turned.T) * math.sqrt(
+        batch
+    ) + mean
+    return torch.tensor(new), torch.tensor(old)
+
+
+@pytest.mark.parametrize("decay", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("degrees", [0.01, 1.0, 45.0, 89.0, 89.9])
+@pytest.mark.parametrize("dim", [127, 12])
+def test_single_precision_agrees_with_double_on_the_same_inputs(decay, degrees, dim):
+    rotation = np.linspace(0.01, degrees, 31) * math.pi / 180
+    new, old = (z.float() for z in spread(32, 80, decay, 0.3, seed=3, rotation=rotation))
+    loss = GeodesicDistillation(dim)
+    single, double = loss(new, old).item(), loss(new.double(), old.double()).item()
+    assert single == pytest.approx(double, rel=1e-5, abs=1e-7)
+    assert double == pytest.approx(geodesic_loss(new.numpy(), old.numpy(), dim), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("through_flow", [False, True])
+@pytest.mark.parametrize("decay", [1.0, 1e-3])
+def test_both_ways_of_computing_it_agree(monkeypatch, through_flow, decay):
+    new, old = (z.float() for z in spread(24, 60, decay, 0.3, seed=4, rotation=np.linspace(0.1, 1.2, 23)))
+    loss = GeodesicDistillation(23, through_flow)
+    called = []
+    bases = losses._project_on_bases
+    monkeypatch.setattr(losses, "_project_on_bases", lambda *a: called.append(1) or bases(*a))
+    fast, fast_gradient = gradient(loss, new, old)
+    assert not called
+    monkeypatch.setattr(losses, "_project_by_gram", lambda *_: None)
+    safe, safe_gradient = gradient(loss, new, old)
+    assert called
+    torch.testing.assert_close(fast, safe, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(fast_gradient, safe_gradient, rtol=1e-4, atol=1e-5 * safe_gradient.abs().max().item())
+
+
+def test_the_fast_way_leaves_deficient_batches_to_the_safe_one():
+    student, teacher = pair(20, 50, dtype=torch.float32)
+    student[7] = student[3]
+    expected = geodesic_loss(student.numpy(), teacher.numpy(), 127, FLOAT32_EPS)
+    assert GeodesicDistillation()(student, teacher).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_full_space_gives_the_cosine_loss(dtype):
+    student, teacher = pair(30, 12, dtype=dtype)
+    value, slope = gradient(GeodesicDistillation(12), student, teacher)
+    cosine, cosine_slope = gradient(CosineDistillation(), student, teacher)
+    torch.testing.assert_close(value, cosine)
+    torch.testing.assert_close(slope, cosine_slope)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 14), st.integers(1, 14), st.integers(0, 10**6))
+def test_swapping_and_orthogonal_changes_leave_the_loss_unchanged(batch, d, dim, seed):
+    student, teacher = pair(batch, d, seed=seed)
+    loss = GeodesicDistillation(dim)
+    value = loss(student, teacher).item()
+    assert 0 <= value <= 2 + 1e-12
+    assert loss(teacher, student).item() == pytest.approx(value, rel=1e-7, abs=1e-12)
+    turn = torch.tensor(random_orthogonal(np.random.default_rng(seed), d))
+    assert loss(student @ turn, teacher @ turn).item() == pytest.approx(value, rel=1e-7, abs=1e-12)
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(seed))
+    assert loss(student[order], teacher[order]).item() == pytest.approx(value, rel=1e-7, abs=1e-12)
+
+
+def test_orthogonal_batches_take_the_mean_over_the_shortest_geodesics():
+    rng = torch.Generator().manual_seed(5)
+    student, teacher = torch.zeros(6, 12), torch.zeros(6, 12)
+    student[:, :6], teacher[:, 6:] = torch.randn(6, 6, generator=rng), torch.randn(6, 6, generator=rng)
+    for through_flow in (False, True):
+        for dtype in (torch.float32, torch.float64):
+            loss = GeodesicDistillation(through_flow=through_flow)
+            value, slope = gradient(loss, student.to(dtype), teacher.to(dtype))
+            assert value.item() == pytest.approx(1, abs=1e-6)  # nothing in common
+            assert slope.isfinite().all()
+
+
+def test_small_losses_keep_their_digits():
+    student, teacher = pair(8, 20, noise=1e-4, dtype=torch.float32)
+    for loss in (GeodesicDistillation(), CosineDistillation()):
+        expected = loss(student.double(), teacher.double()).item()
+        assert expected < 1e-7
+        assert loss(student, teacher).item() == pytest.approx(expected, rel=1e-5)
+
+
+# ---- and stable
+
+
+def batches():
+    student, teacher = pair(12, 20, dtype=torch.float32)
+    low = student[:, :3] @ student[:3]
+    yield "one row", student[:1], teacher[:1]
+    yield "two rows", student[:2], teacher[:2]
+    yield "rank 3", low, teacher
+    yield "both rank 3", low, low + 0.1
+    yield "constant student", torch.full_like(student, 0.1), teacher
+    yield "constant both", torch.full_like(student, 0.1), torch.full_like(student, 7.0)
+    yield "zero student", torch.zeros_like(student), teacher
+    yield "zero both", torch.zeros_like(student), torch.zeros_like(student)
+    yield "zero rows", student * (torch.arange(12) > 4)[:, None], teacher * (torch.arange(12) > 6)[:, None]
+    yield "duplicate rows", student[[0, 0, 0, 1, 1, 2]], teacher[[0, 0, 0, 1, 1, 2]]
+    yield "teacher == student", teacher, teacher
+    yield "teacher == -student", -teacher, teacher
+    yield "tiny", student * 1e-20, teacher * 1e-20
+    yield "huge", student * 1e18, teacher * 1e18
+    yield "of all sizes", student * torch.logspace(-20, 18, 12)[:, None], teacher * torch.logspace(18, -20, 12)[:, None]
+    yield "subnormal rows", student * torch.logspace(-44, 0, 12)[:, None], teacher
+    yield "more rows than d", student[:, :4], teacher[:, :4]
+    yield "one feature", student[:, :1], teacher[:, :1]
+    yield "not contiguous", student.T.contiguous().T[::2], teacher[::2]
+    yield "nearly constant", 1 + 1e-7 * student, 1 + 1e-7 * teacher
+    yield "no rows", student[:0], teacher[:0]
+
+
+@pytest.mark.parametrize(("student", "teacher"), [pytest.param(s, t, id=name) for name, s, t in batches()])
+@pytest.mark.parametrize("through_flow", [False, True])
+@pytest.mark.parametrize("dim", [127, 2])
+def test_loss_and_gradient_are_finite(student, teacher, through_flow, dim):
+    loss = GeodesicDistillation(dim, through_flow)
+    for dtype in (torch.float32, torch.float64):
+        value, slope = gradient(loss, student.to(dtype), teacher.to(dtype))
+        assert value.isfinite()
+        assert -1e-6 <= value.item() <= 2 + 1e-6
+        assert slope.isfinite().all()
+    for loss in (CosineDistillation(), LogitDistillation()):
+        value, slope = gradient(loss, student, teacher)
+        assert value.isfinite()
+        assert slope.isfinite().all()
+
+
+def test_identical_batches_have_no_loss():
+    for batch in (2, 12, 30):
+        _, teacher = pair(batch, 20, dtype=torch.float32)
+        value, slope = gradient(GeodesicDistillation(), teacher, teacher)
+        assert abs(value.item()) < 1e-6
+        assert slope.abs().max() < 1e-6
+
+
+def test_one_row_has_no_subspace_and_no_loss():
+    value, slope = gradient(GeodesicDistillation(), torch.ones(1, 4), -torch.ones(1, 4))
+    assert value.item() == 0
+    assert (slope == 0).all()
+
+
+def test_a_row_without_projection_counts_nothing():
+    student, teacher = (torch.zeros(5, 6, dtype=torch.float64) for _ in range(2))
+    student[:, :3], teacher[:, :3] = (z[:, :3] for z in pair(5, 3))
+    # Its own direction is not among the two that are kept: it is not seen at all.
+    student[4], teacher[4] = torch.eye(6, dtype=torch.float64)[[5, 5]] * 1e-3
+    loss = GeodesicDistillation(2, centre=False)
+    value, slope = gradient(loss, student, teacher)
+    rest = gradient(loss, student[:4], teacher[:4])[0]
+    assert (slope[4] == 0).all()
+    assert value.item() == pytest.approx(losses_of_unit_rows(student, teacher), rel=1e-9)
+    assert rest.isfinite()
+
+
+def losses_of_unit_rows(student, teacher):
+    p, q = (subspace(unit_rows(z), 2, centre=False) for z in (teacher, student))
+    flow = GeodesicFlow.between(p, q)
+    inner = flow.inner(student, teacher)[:4] / (flow.norm(student) * flow.norm(teacher))[:4]
+    return (1 - inner).sum().item() / 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("through_flow", [False, True])
+def test_half_precision_and_autocast(dtype, through_flow):
+    student, teacher = pair(16, 24, dtype=dtype)
+    for loss in (GeodesicDistillation(through_flow=through_flow), CosineDistillation(), LogitDistillation()):
+        exact, exact_slope = gradient(loss, student.double(), teacher.double())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value, slope = gradient(loss, student, teacher)
+            mixed, _ = gradient(loss, student.float(), teacher)
+        assert value.dtype == torch.float32
+        assert value.item() == pytest.approx(exact.item(), rel=1e-5)
+        assert mixed.item() == pytest.approx(exact.item(), rel=1e-5)
+        assert slope.dtype == dtype
+        torch.testing.assert_close(slope.double(), exact_slope, rtol=2e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss", [GeodesicDistillation(), CosineDistillation(), LogitDistillation()], ids=lambda x: type(x).__name__
+)
+def test_unusable_input_is_one_clear_error(loss):
+    student, teacher = pair(4, 6, dtype=torch.float32)
+    for bad in (math.nan, math.inf, -math.inf):
+        broken = student.clone()
+        broken[2, 3] = bad
+        with pytest.raises(GeodlError, match="the student's output contains NaN or infinite"):
+            loss(broken, teacher)
+        with pytest.raises(GeodlError, match="the teacher's output contains NaN or infinite"):
+            loss(student, broken)
+    with pytest.raises(GeodlError, match=r"\(4, 6\) and \(4, 5\)"):
+        loss(student, teacher[:, :5])
+    with pytest.raises(ValueError, match=r"\(6,\) and \(6,\)"):
+        loss(student[0], teacher[0])
+
+
+def test_a_subspace_needs_a_dimension():
+    with pytest.raises(GeodlError, match="at least 1, not 0"):
+        GeodesicDistillation(0)
+
+
+# ---- gradients
+
+
+@pytest.mark.parametrize(("batch", "d", "dim"), [(6, 12, 10), (10, 6, 10), (9, 12, 4), (9, 5, 3), (5, 7, 1)])
+def test_gradient_through_the_flow_agrees_with_finite_differences(batch, d, dim):
+    inputs = [z.requires_grad_() for z in pair(batch, d, 0.7, seed=6)]
+    assert torch.autograd.gradcheck(GeodesicDistillation(dim, True), inputs)
+
+
+def cross_polytope(copies, d, seed):
+    """Unit rows +-e_i, so that the centred singular values coincide for equal numbers of copies."""
+    eye = np.eye(d)
+    rows = np.concatenate([np.repeat(sign * eye[[i]], k, 0) for i, k in enumerate(copies) for sign in (1, -1)])
+    return torch.tensor(rows @ random_orthogonal(np.random.default_rng(seed), d))
+
+
+@pytest.mark.parametrize(("copies", "dim"), [([1, 1, 1], 3), ([2, 2, 1, 1], 2), ([2, 2, 1, 1, 1], 5)])
+def test_coinciding_singular_values_do_not_harm_the_gradient(copies, dim):
+    teacher = cross_polytope(copies, 7, seed=7).requires_grad_()
+    student = cross_polytope(copies, 7, seed=8).requires_grad_()
+    generic = pair(len(teacher), 7, seed=9)[0].requires_grad_()
+    assert torch.autograd.gradcheck(GeodesicDistillation(dim, True), (generic, teacher))
+    assert torch.autograd.gradcheck(GeodesicDistillation(dim, True), (student, teacher))
+
+
+def test_by_default_the_flow_is_constant():
+    student, teacher = pair(9, 14, seed=10)
+    for z, tolerance in ((student, 1e-10), (student.float(), 1e-5)):
+        value, slope = gradient(GeodesicDistillation(6), z, teacher.to(z.dtype))
+        rows = z.double().clone().requires_grad_()
+        old = unit_rows(teacher.to(z.dtype).double())
+        flow = GeodesicFlow.between(subspace(old, 6), subspace(unit_rows(z.double()), 6))
+        kernel = flow.dense()
+        inner = (rows @ kernel * old).sum(1)
+        expected = (1 - inner / ((rows @ kernel * rows).sum(1) * (old @ kernel * old).sum(1)).sqrt()).mean()
+        expected.backward()
+        torch.testing.assert_close(value.double(), expected.detach(), rtol=tolerance, atol=1e-12)
+        torch.testing.assert_close(slope.double(), rows.grad, rtol=tolerance, atol=tolerance)
+        through = gradient(GeodesicDistillation(6, True), z, teacher.to(z.dtype))[1]
+        assert (through - slope).abs().max() > 0.01 * slope.abs().max()
+
+
+def test_the_teacher_gets_no_gradient_by_default():
+    student, teacher = pair(9, 14, dtype=torch.float32)
+    teacher.requires_grad_()
+    assert not GeodesicDistillation()(student, teacher).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_code_computes_the_same():
+    layer = torch.nn.Linear(10, 14)
+    x, teacher = torch.randn(9, 10, generator=torch.Generator().manual_seed(11)), pair(9, 14, dtype=torch.float32)[1]
+    loss = GeodesicDistillation()
+
+    def step(x):
+        return loss(layer(x).relu(), teacher) * 2
+
+    expected = torch.autograd.grad(step(x), layer.weight)[0]
+    actual = torch.autograd.grad(torch.compile(step, backend="eager")(x), layer.weight)[0]
+    torch.testing.assert_close(actual, expected)
+
+
+# ---- the other losses
+
+
+def test_cosine_distillation_is_the_mean_of_one_minus_cosine():
+    student, teacher = pair(7, 5, dtype=torch.float32)
+    expected = (1 - torch.nn.functional.cosine_similarity(student.double(), teacher.double())).mean()
+    value = CosineDistillation()(student, teacher)
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+    student[0] = 0  # a row without a direction: the teacher's counts half its squared length
+    assert gradient(CosineDistillation(), student, teacher)[1][0].abs().max() == 0
+
+
+def test_logit_distillation_is_the_divergence_of_the_classes():
+    student = torch.tensor([[math.log(4.0), 0.0], [0.0, 0.0]])
+    teacher = torch.tensor([[0.0, 0.0], [math.log(16.0), 0.0]])
+    # At temperature 2: (2/3, 1/3) and (1/2, 1/2) from teachers (1/2, 1/2) and (4/5, 1/5).
+    first = 0.5 * math.log(0.5 / (2 / 3)) + 0.5 * math.log(0.5 / (1 / 3))
+    second = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)
+    assert LogitDistillation()(student, teacher).item() == pytest.approx((first + second) / 2, rel=1e-6)
+    assert LogitDistillation(1.0)(teacher, teacher).item() == pytest.approx(0, abs=1e-7)
+    inputs = [z.double().requires_grad_() for z in (student, teacher)]
+    assert torch.autograd.gradcheck(LogitDistillation(), inputs)
+
+
+def test_margin_ranking_by_hand():
+    new = torch.tensor([False, False, True, True, True])
+    cosines = torch.tensor(
+        [
+            [0.9, 0.8, 0.1, 0.7, 0.6],  # old class 0: hard new classes are 3 and 4
+            [0.2, 0.1, 0.9, 0.9, 0.9],  # a new class: not ranked
+            [0.9, 0.3, 0.0, 0.2, -0.5],  # old class 1; class 0 is old and no rival
+        ]
+    )
+    hinges = margin_ranking(cosines, torch.tensor([0, 2, 1]), new)
+    torch.testing.assert_close(hinges, torch.tensor([[0.3, 0.2], [0.4, 0.2]]))
+    narrow = margin_ranking(cosines, torch.tensor([0, 2, 1]), new, margin=0.2, top=1)
+    torch.testing.assert_close(narrow, torch.tensor([[0.0], [0.1]]))
+
+
+def test_margin_ranking_with_a_single_new_class_and_without_old_samples():
+    cosines = torch.tensor([[0.5, 0.4], [0.1, 0.9]], requires_grad=True)
+    new = torch.tensor([False, True])
+    torch.testing.assert_close(margin_ranking(cosines, torch.tensor([0, 1]), new), torch.tensor([[0.4]]))
+    nothing = margin_ranking(cosines, torch.tensor([1, 1]), new)
+    assert nothing.shape == (0, 1)
+    mean = global_mean(nothing)
+    assert mean.item() == 0
+    assert torch.autograd.grad(mean, cosines)[0].abs().max() == 0
+
+
+# ---- data-parallel
+
+CASES = {
+    "constant flow": partial(GeodesicDistillation, 9),
+    "through the flow": partial(GeodesicDistillation, 9, True),
+    "few directions": partial(GeodesicDistillation, 4, True),
+    "cosine": CosineDistillation,
+    "logits": LogitDistillation,
+}
+SPLITS = ((5, 5), (7, 3), (10, 0))
+
+
+def whole_batch():
+    return pair(10, 14, seed=12, dtype=torch.float32)
+
+
+def _rank(rank, rendezvous, results):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    group, outcome = dist.group.WORLD, {}
+    try:
+        for sizes in SPLITS:
+            student, teacher = (torch.split(z, sizes)[rank] for z in whole_batch())
+            for name, make in CASES.items():
+                outcome[sizes, name] = gradient(make(group=group), student, teacher)
+        values = (torch.arange(3.0) if rank == 0 else torch.arange(0.0)).requires_grad_()
+        outcome["mean"] = gradient(lambda x, group: global_mean(x.square(), group), values, group)
+        outcome["nothing"] = gradient(global_mean, torch.zeros(0, 2), group)
+        torch.save(outcome, f"{results}.{rank}")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_compute_what_one_would(tmp_path):
+    mp.spawn(_rank, (tmp_path / "rendezvous", tmp_path / "result"), nprocs=2)
+    ranks = [torch.load(tmp_path / f"result.{rank}") for rank in range(2)]
+    for name, make in CASES.items():
+        value, slope = gradient(make(), *whole_batch())
+        for sizes in SPLITS:
+            averaged = torch.cat([outcome[sizes, name][1] for outcome in ranks]) / 2  # what data-parallel training does
+            for outcome in ranks:
+                torch.testing.assert_close(outcome[sizes, name][0], value, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(averaged, slope, rtol=1e-5, atol=1e-5 * slope.abs().max().item())
+    for outcome in ranks:
+        assert outcome["mean"][0].item() == pytest.approx(5 / 3)
+        assert outcome["nothing"][0].item() == 0
+    torch.testing.assert_close(ranks[0]["mean"][1] / 2, 2 * torch.arange(3.0) / 3)
