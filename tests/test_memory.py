@@ -111,6 +111,13 @@ def test_the_lowest_row_wins_a_tie(choose, width):
     assert choose(torch.ones(9, width), 4).tolist() == [0, 1, 2, 3]
 
 
+def test_opposite_rows_that_are_equally_good_tie_whatever_the_rounding():
+    # 12 times -1, 24 times +1: the second pick may be either, at distance 1/3 from the mean.
+    signs = [-1.0 if i % 3 == 1 else 1.0 for i in range(36)]
+    for features in (torch.tensor(signs)[:, None], torch.tensor(signs)[:, None] * random_features(1, 7, 14)):
+        assert herding(features, 36).tolist() == literal(features.numpy(), 36)
+
+
 @pytest.mark.parametrize("scale", [1e-20, 1e-3, 1e18])
 def test_lengths_of_features_do_not_matter(scale):
     features = random_features(50, 16, 6)

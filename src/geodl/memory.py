@@ -77,8 +77,9 @@ def _herd(rows: Tensor, valid: Tensor, picks: int) -> Tensor:
         wanted = (lag + mean).to(rows.dtype)
         products = torch.bmm(wanted.unsqueeze(1), rows.transpose(1, 2)).squeeze(1)
         # A dot product of d terms whose factors were rounded is off by at most (d + 2) eps / 2 times both lengths; the
-        # difference of two by twice that. As much again to be safe.
+        # difference of two by twice that. As much again to be safe, and room for ties.
         margin = 2 * (rows.shape[2] + 2) * torch.finfo(rows.dtype).eps * wanted.double().norm(dim=1)
+        margin += 2 * TIE * (1 + lag.norm(dim=1))
         best = _best(products / lengths - penalty, margin, rows, mean, lag)
         chosen[:, rank] = best
         penalty[stack, best] = math.inf
