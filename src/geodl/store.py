@@ -174,7 +174,9 @@ class RunDirectory:
         target = _phase_path(self.path, t)
         temporary = temporary_for(target)
         with writing(target, temporary):
-            temporary.mkdir(parents=True)
+            target.parent.mkdir(exist_ok=True)
+            sync_directory(self.path)
+            temporary.mkdir()
             for name, data in contents.items():
                 write_synced(temporary / name, data)
             sync_directory(temporary)
