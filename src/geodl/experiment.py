@@ -140,7 +140,9 @@ class _Run:
         """Go through all the phases that are not complete."""
         done = self.store.completed()
         total = len(self.scenario.groups)
-        self._tell("run", directory=str(self.store.path), scenario=self.scenario, done=done, total=total)
+        # Image-epochs of each phase: what an estimate of the time left needs.
+        work = [self.method.main_schedule(t).epochs * len(self.scenario.train(t)) for t in range(total)]
+        self._tell("run", directory=str(self.store.path), scenario=self.scenario, done=done, total=total, work=work)
         network, memory = self._restore(done) if done else (None, Memory.empty(embed=self.trainer.config.embed))
         for t in range(done, total):
             network, memory = self._phase(t, network, memory)

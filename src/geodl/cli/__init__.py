@@ -1,0 +1,127 @@
+"""The command line: thin. Each command parses, calls, prints; it is imported only when it is used."""
+
+import sys
+
+from cyclopts import App, CycloptsError, Group
+
+from geodl import __version__
+from geodl.errors import GeodlError
+
+OWN = Group("Your own images", sort_key=1)
+RESEARCH = Group("Experiments", sort_key=2)
+ABOUT = Group("About this installation", sort_key=3)
+
+app = App(
+    name="geodl",
+    version=__version__,
+    help="Teach an image classifier new classes without forgetting the old ones.\n\n"
+    "Start with `geodl compare finetune lucir lucir+geodesic --preset digits`; `geodl COMMAND --help` says more.",
+    result_action="return_value",
+)
+
+# Commands with commands of their own.
+_GROUPS = {
+    "config": (RESEARCH, "Show the effective configuration and where each value comes from, or list the presets."),
+    "runs": (RESEARCH, "List runs with their state and result; show or remove one."),
+    "cache": (ABOUT, "Show or clear the cache of trained base phases."),
+}
+# name, where it is, group, what it does, an example
+_COMMANDS = [
+    (
+        "run",
+        "run:run",
+        RESEARCH,
+        "Run one incremental experiment: base classes first, then new classes phase by phase. Killed at any moment, the same "
+        "command continues; a complete run prints its result.",
+        "geodl run --preset digits --method lucir --distill geodesic",
+    ),
+    (
+        "compare",
+        "run:compare",
+        RESEARCH,
+        "Run several methods under one protocol, one after the other, and put them in one table.",
+        "geodl compare finetune lucir lucir+geodesic --preset digits",
+    ),
+    (
+        "methods",
+        "about:methods",
+        RESEARCH,
+        "List the methods with their papers and their own defaults.",
+        "geodl methods",
+    ),
+    (
+        "config show",
+        "about:show",
+        RESEARCH,
+        "Print every option with its value and where it comes from: default, default of the method, preset, file, command line.",
+        "geodl config show --preset cifar100 --method bic",
+    ),
+    (
+        "config presets",
+        "about:show_presets",
+        RESEARCH,
+        "List the presets that ship with the package.",
+        "geodl config presets",
+    ),
+    (
+        "runs list",
+        "runs:list_all",
+        RESEARCH,
+        "List the runs below a directory with state and result.",
+        "geodl runs list",
+    ),
+    ("runs show", "runs:show", RESEARCH, "Show the result of one run so far.", "geodl runs show runs/NAME"),
+    ("runs rm", "runs:rm", RESEARCH, "Remove a run's directory.", "geodl runs rm runs/NAME"),
+    (
+        "report",
+        "report:report",
+        RESEARCH,
+        "Write one self-contained HTML page about one or several runs.",
+        "geodl report runs/NAME --out report.html",
+    ),
+    ("cache show", "runs:show_cache", ABOUT, "Show where the cache is and how large.", "geodl cache show"),
+    ("cache clear", "runs:clear", ABOUT, "Remove all trained base phases from the cache.", "geodl cache clear"),
+    (
+        "doctor",
+        "about:doctor",
+        ABOUT,
+        "Say what a bug report needs: versions, devices, threads, extras, data.",
+        "geodl doctor",
+    ),
+]
+
+
+def _register() -> None:
+    parents = {name: App(name=name, help=text, group=group) for name, (group, text) in _GROUPS.items()}
+    for parent in parents.values():
+        app.command(parent)
+    for path, target, group, text, example in _COMMANDS:
+        parent, name = path.split() if " " in path else ("", path)
+        place = parents[parent] if parent else app
+        kind = {} if parent else {"group": group}
+        place.command(f"geodl.cli.{target}", name=name, help=text, help_epilogue=f"Example: `{example}`", **kind)
+
+
+_register()
+app.register_install_completion_command(group=ABOUT)
+
+
+def main() -> None:
+    """Run the command line; errors on purpose are one line and exit code 2."""
+    try:
+        status = app(exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        _fail(" ".join(str(error).split()))
+    except GeodlError as error:
+        _fail(str(error), 130 if type(error).__name__ == "Interrupted" else 2)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has left: nothing to say, nobody to hear it
+        sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int = 2) -> None:
+    print(f"geodl: {message}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,141 @@
+"""``geodl methods``, ``geodl config`` and ``geodl doctor``."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from geodl.cache import Cache
+from geodl.cli.display import console, say
+from geodl.cli.options import Common, Flags, effective
+from geodl.config import RunConfig, groups_of_options, presets
+from geodl.data.sources import sources
+from geodl.methods import METHODS
+
+Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
+
+
+def show(
+    *,
+    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
+    flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
+    as_json: Json = False,
+) -> None:
+    """Print every option with its value and where it comes from: default, default of the method, preset, file, command line."""
+    found = effective(common, flags)
+    values = found.config.model_dump(mode="json")
+    if as_json:
+        print(json.dumps({name: {"value": value, "origin": found.origins[name]} for name, value in values.items()}))
+        return
+    for title, options in groups_of_options(type(found.config)).items():
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
+        )
+        table.add_column("option", min_width=18)
+        table.add_column("value", min_width=24)
+        table.add_column("origin", style="dim")
+        for name in options:
+            table.add_row(f"{name}", json.dumps(values[name]), found.origins[name])
+        say(table)
+        say()
+
+
+def show_presets() -> None:
+    """List the presets that ship with the package."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, text in presets().items():
+        table.add_row(f"[bold]{name}[/bold]", text)
+    say(table)
+
+
+def methods(*, as_json: Json = False) -> None:
+    """List the methods."""
+    if as_json:
+        print(json.dumps({name: _method(name) for name in METHODS}))
+        return
+    for name in METHODS:
+        about = _method(name)
+        own = ", ".join(f"{key} = {json.dumps(value)}" for key, value in about["defaults"].items())
+        say(f"[bold]{name}[/bold]  {about['summary']}")
+        say(f"  [dim]{about['paper']}[/dim]")
+        if own:
+            say(f"  own defaults: {own}")
+
+
+def _method(name: str) -> dict[str, Any]:
+    method = METHODS[name]
+    common = RunConfig.model_fields
+    own = {
+        key: info.default
+        for key, info in method.Config.model_fields.items()
+        if key != "method" and (key not in common or common[key].default != info.default)
+    }
+    return {"summary": method.summary, "paper": method.paper, "defaults": own}
+
+
+def doctor(*, as_json: Json = False) -> None:
+    """Say what a bug report needs."""
+    import torch
+
+    def version(package: str) -> str:
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return "missing"
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    cache = Cache()
+    facts: dict[str, dict[str, str]] = {
+        "versions": {
+            "geodl": version("geodl"),
+            "python": platform.python_version(),
+            **{
+                name: version(name)
+                for name in ("torch", "lightning-fabric", "numpy", "pillow", "safetensors", "pydantic")
+            },
+        },
+        "machine": {
+            "system": platform.platform(),
+            "cores": str(os.cpu_count()),
+            "threads": f"{torch.get_num_threads()} (OMP_NUM_THREADS = {os.environ.get('OMP_NUM_THREADS', 'unset')})",
+            "devices": ", ".join(devices) or "CPU only",
+            "executable": sys.executable,
+        },
+        "extras": {
+            name: version(package) if importlib.util.find_spec(module) else f"missing: pip install 'geodl[{name}]'"
+            for name, package, module in (
+                ("parquet", "pyarrow", "pyarrow"),
+                ("hub", "datasets", "datasets"),
+                ("timm", "timm", "timm"),
+                ("onnx", "onnxruntime", "onnxruntime"),
+                ("tensorboard", "tensorboard", "tensorboard"),
+            )
+        },
+        "data": {
+            **sources(),
+            "GEODL_DATA": os.environ.get("GEODL_DATA", "unset"),
+            "cache": f"{cache.root} ({cache.size() / 1e6:.1f} MB)",
+            "runs": f"{len(list(Path('runs').glob('*/config.json')))} in ./runs",
+        },
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    for title, entries in facts.items():
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
+        )
+        table.add_column(min_width=18)
+        for key, value in entries.items():
+            table.add_row(key, value)
+        console.print(table)
+        say()

@@ -1,0 +1,153 @@
+"""``geodl run`` and ``geodl compare``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from geodl.cache import Cache
+from geodl.cli.display import LEGEND, Stopper, Watch, comparison_table, result_table, say
+from geodl.cli.options import Common, Flags, effective
+from geodl.config import RunConfig
+from geodl.data.sources import Dataset
+from geodl.errors import ConfigError
+from geodl.experiment import load_data
+from geodl.experiment import run as run_experiment
+from geodl.store import RunDirectory
+from geodl.training import Interrupted
+
+_HOW = Group("How to run", sort_key=6)
+Out = Annotated[Path | None, Parameter(help="Directory of the run; unset: runs/NAME-HASH.", group=_HOW)]
+Fresh = Annotated[
+    bool, Parameter(help="Start over, removing what a run with this directory left.", negative=(), group=_HOW)
+]
+Drift = Annotated[
+    bool,
+    Parameter(
+        help="Continue with another number of threads or kind of device: last digits may differ.",
+        negative=(),
+        group=_HOW,
+    ),
+]
+UseCache = Annotated[bool, Parameter(help="Share trained base phases between runs.", negative="--no-cache", group=_HOW)]
+Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print the result alone.", negative=(), group=_HOW)]
+Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON.", negative=(), group=_HOW)]
+
+
+def run(
+    *,
+    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
+    flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
+    out: Out = None,
+    fresh: Fresh = False,
+    allow_drift: Drift = False,
+    cache: UseCache = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run one incremental experiment: base classes first, then new classes phase by phase.
+
+    Killed at any moment, the same command continues; a complete run prints its result.
+
+    ```
+    geodl run --preset digits --method lucir --distill geodesic
+    geodl run --preset cifar100 --data-dir DIR --method icarl --phases 10
+    ```
+    """
+    config = effective(common, flags).config
+    data = _load(config, quiet or as_json)
+    store = _execute(config, data, out, fresh, allow_drift, cache, quiet or as_json)
+    metrics = _result(store)
+    if as_json:
+        print(json.dumps({"directory": str(store.path), **metrics}))
+        return
+    say(result_table(f"{_label(config)} on {config.data}, {len(metrics['classes'])} classes (%)", metrics))
+    say(f"{LEGEND}; AME sees the old classes' images: an oracle")
+    _say_where([store])
+
+
+def compare(
+    specs: Annotated[list[str], Parameter(help="Methods as METHOD or METHOD+DISTILLATION.", negative=())],
+    /,
+    *,
+    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
+    flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
+    fresh: Fresh = False,
+    allow_drift: Drift = False,
+    cache: UseCache = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Run several methods under one protocol, one after the other, and put them in one table.
+
+    Runs that are complete are not run again.
+
+    ```
+    geodl compare finetune lucir lucir+geodesic --preset digits
+    ```
+    """
+    configs = [_spec(spec, common, flags) for spec in specs]
+    data = _load(configs[0], quiet or as_json)
+    stores = [_execute(config, data, None, fresh, allow_drift, cache, quiet or as_json) for config in configs]
+    rows = {_label(config): _result(store) for config, store in zip(configs, stores, strict=True)}
+    if as_json:
+        print(json.dumps({str(store.path): row for store, row in zip(stores, rows.values(), strict=True)}))
+        return
+    some = next(iter(rows.values()))
+    say(results_table(f"{configs[0].data}, {len(some['classes'])} classes (%)", rows))
+    say(
+        "average: mean accuracy after phases 1 to T; forgetting: accuracy lost on the base classes; AME sees old data: an oracle"
+    )
+    _say_where(stores)
+
+
+def _spec(spec: str, common: Common, flags: Any) -> RunConfig:
+    method, _, distill = spec.partition("+")
+    if flags.method is not None or (distill and flags.distill is not None):
+        raise ConfigError(
+            "compare takes methods and distillations as METHOD+DISTILLATION, not by --method and --distill"
+        )
+    return effective(common, flags, method=method, **({"distill": distill} if distill else {})).config
+
+
+def _label(config: RunConfig) -> str:
+    own = type(config).model_fields["distill"].default
+    return config.method if config.distill == own else f"{config.method} + {config.distill}"
+
+
+def _load(config: RunConfig, quiet: bool) -> Dataset:
+    data = load_data(config)
+    if not quiet:
+        say(data.summary())
+    return data
+
+
+def _execute(
+    config: RunConfig, data: Dataset, out: Path | None, fresh: bool, allow_drift: bool, cache: bool, quiet: bool
+) -> RunDirectory:
+    stopper, watch = Stopper(), Watch(_label(config), quiet=quiet)
+    with stopper.watching(), watch.shown():
+        try:
+            return run_experiment(
+                config,
+                out=out,
+                fresh=fresh,
+                allow_drift=allow_drift,
+                cache=Cache() if cache else None,
+                listener=watch,
+                stop=stopper,
+                data=data,
+            )
+        except Interrupted as stop:
+            raise Interrupted(f"{stop}; the same command continues") from None
+
+
+def _result(store: RunDirectory) -> dict[str, Any]:
+    metrics = store.load_phase(store.completed() - 1).metrics
+    return {key: value for key, value in metrics.items() if key != "confusions"}
+
+
+def _say_where(stores: list[RunDirectory]) -> None:
+    for store in stores:
+        say(f"run directory: {store.path}")
