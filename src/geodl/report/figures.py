@@ -1,0 +1,239 @@
+"""Figures in one style, safe for colour-blind readers: SVG and PDF files for papers, SVG inside the HTML page.
+
+Each figure is drawn once, by matplotlib. In the page its colours become CSS variables, so that it follows light and dark,
+its text stays text in the page's font, and ``tips`` name the points under the pointer.
+"""
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from geodl.files import atomic_write
+
+# Okabe and Ito's palette without its yellow and black; each has a marker too, for print and for eyes.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+INK, MUTED, RULE = "#1c2127", "#66707c", "#d8dde3"
+HEAT = "#2f7fd0"
+CSS = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
+    colour: f"--series-{number}" for number, colour in enumerate(PALETTE)
+}
+POINTS = 60
+"""Lines of more points have no markers."""
+WRITTEN = 12
+"""Heat maps of more columns have no numbers in their cells."""
+
+STYLE: dict[Any, Any] = {
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": MUTED,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 8.5,
+    "figure.constrained_layout.use": True,
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.labelcolor": INK,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.2,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "geodl",
+    "text.color": INK,
+    "text.parse_math": False,  # class names may hold dollar signs
+    "xtick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.color": RULE,
+    "ytick.labelcolor": MUTED,
+    "ytick.major.size": 0,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line over x; ``low`` and ``high`` bound a band around it; an oracle is dashed."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawn figure.
+
+    name: for files and ids; alt: what it shows, in words.
+    tips: what to say about the points of a line (by its id), or about a heat map's cells (key ``heat``).
+    """
+
+    name: str
+    alt: str
+    figure: Figure
+    tips: Mapping[str, Any] = field(default_factory=dict)
+
+    def files(self, directory: Path) -> list[Path]:
+        """Write NAME.svg and NAME.pdf for a paper, with letters as shapes or embedded fonts."""
+        paths = []
+        for kind in ("svg", "pdf"):
+            path = directory / f"{self.name}.{kind}"
+            atomic_write(path, self._saved(kind, "path"))
+            paths.append(path)
+        return paths
+
+    def inline(self, prefix: str) -> str:
+        """Give the <svg> element for a page; ids get the prefix, so that figures do not meet."""
+        svg = self._saved("svg", "none").decode()
+        svg = svg[svg.index("<svg") :]
+        svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+        svg = re.sub(r' xmlns(:xlink)?="[^"]*"| version="1.1"', "", svg)
+        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", svg, count=2)
+        svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+        svg = svg.replace("url(#", f"url(#{prefix}-").replace('xlink:href="#', f'href="#{prefix}-')
+        for colour, variable in CSS.items():
+            svg = svg.replace(colour, f"var({variable})")
+        return re.sub(r"\n\s*", "\n", svg)
+
+    def _saved(self, kind: str, fonttype: str) -> bytes:
+        buffer = io.BytesIO()
+        metadata = {"CreationDate": None} if kind == "pdf" else {"Date": None}
+        with _style(), matplotlib.rc_context({"svg.fonttype": fonttype}):
+            self.figure.savefig(buffer, format=kind, transparent=True, metadata=metadata)
+        return buffer.getvalue()
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # A class name in a script that the font lacks: browsers have other fonts, so it is right in the page.
+        warnings.filterwarnings("ignore", message=".*missing from font")
+        yield
+
+
+def lines(
+    name: str,
+    curves: Sequence[Curve],
+    *,
+    x: str,
+    y: str,
+    percent: bool = True,
+    ticks: Sequence[float] | None = None,
+    marks: Mapping[float, str] | None = None,
+) -> Plot:
+    """Draw curves; y is written over the axis; ``marks`` are vertical lines with a word each."""
+    with _style():
+        figure = Figure(figsize=(4.4, 2.9))
+        axes = figure.add_subplot()
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        tips = {f"line-{i}": _draw(axes, i, curve, x, "%" if percent else "") for i, curve in enumerate(curves)}
+        axes.set_xlabel(x)
+        axes.set_title(y)
+        if ticks is not None:
+            axes.set_xticks(_thinned(ticks))
+        for position, word in (marks or {}).items():
+            axes.axvline(position, color=RULE, linewidth=0.8, zorder=0)
+            axes.annotate(
+                word, (position, 1), (2, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+                va="top", fontsize=7, color=MUTED,
+            )  # fmt: skip
+        if len(curves) > 1:
+            figure.legend(loc="outside lower center", ncols=2 if max(len(c.label) for c in curves) < 34 else 1)
+    return Plot(name, f"{y}, by {x}: {', '.join(curve.label for curve in curves)}", figure, tips)
+
+
+def _draw(axes: Axes, number: int, curve: Curve, x: str, unit: str) -> list[str]:
+    """Draw one curve and give the tips of its points."""
+    colour = PALETTE[number % len(PALETTE)]
+    known = [i for i, value in enumerate(curve.y) if value is not None]
+    xs, ys = [curve.x[i] for i in known], [curve.y[i] for i in known]
+    marker = MARKERS[(number + number // len(PALETTE)) % len(MARKERS)] if len(known) <= POINTS else None
+    if curve.low is not None and curve.high is not None:
+        low, high = ([bound[i] for i in known] for bound in (curve.low, curve.high))
+        axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
+    style = (0, (4, 2)) if curve.dashed else "-"
+    axes.plot(xs, ys, color=colour, linestyle=style, marker=marker, label=curve.label, gid=f"line-{number}")  # type: ignore[arg-type]
+    tips = []
+    for i in known if marker else []:
+        bounds = curve.low is not None and curve.high is not None
+        spread = f" ({curve.low[i]:.2f} to {curve.high[i]:.2f})" if bounds else ""  # type: ignore[index]
+        tips.append(f"{curve.label}\n{x} {curve.x[i]:g}: {curve.y[i]:.2f} {unit}".rstrip() + spread)
+    return tips
+
+
+def _thinned(ticks: Sequence[float]) -> Sequence[float]:
+    """Keep few enough of the ticks that their numbers do not meet, the last always."""
+    step = -(-len(ticks) // 9)
+    return ticks[::-1][::step][::-1]
+
+
+def heat(
+    name: str,
+    matrix: NDArray[np.float64],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    x: str,
+    y: str,
+    tips: Mapping[str, Any],
+    boundaries: Sequence[int] = (),
+    root: bool = False,
+) -> Plot:
+    """Draw a matrix of percentages: the more, the bluer; nan is left blank.
+
+    ``boundaries`` are drawn between rows and between columns (of a square matrix); ``root`` shows the square root, for small ones.
+    """
+    square = matrix.shape[0] == matrix.shape[1] and len(rows) > WRITTEN
+    with _style():
+        side = 6.2 if square else 4.4
+        figure = Figure(figsize=(side, side if square else max(1.6, min(4.4, 1.0 + 0.34 * len(rows)))))
+        axes = figure.add_subplot()
+        axes.imshow(_blues(matrix, root), interpolation="none", aspect="equal" if square else "auto", gid="heat")
+        for edge in boundaries:
+            axes.axhline(edge - 0.5, color=RULE, linewidth=0.6)
+            axes.axvline(edge - 0.5, color=RULE, linewidth=0.6)
+        if matrix.shape[1] <= WRITTEN and matrix.shape[0] <= 2 * WRITTEN:
+            for (i, j), value in np.ndenumerate(matrix):
+                if not np.isnan(value) and (value or not root):
+                    axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=8)
+        _name_axis(axes.yaxis, rows, 360 * (side / 6.2) / max(len(rows), 1))
+        _name_axis(axes.xaxis, columns, 360 * (side / 6.2) / max(len(columns), 1), rotate=max(map(len, columns)) > 4)
+        axes.set_xlabel(x)
+        axes.set_title(y)
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    return Plot(name, f"{y}, by {x}", figure, {"heat": {"shape": list(matrix.shape), **tips}})
+
+
+def _blues(matrix: NDArray[np.float64], root: bool) -> NDArray[np.uint8]:
+    """Colour a matrix of percentages by opacity alone, so that it is right on white, on black and on paper: (r, c, 4)."""
+    share = np.nan_to_num(matrix) / 100
+    image = np.empty((*matrix.shape, 4), dtype=np.uint8)
+    image[..., :3] = [int(HEAT[i : i + 2], 16) for i in (1, 3, 5)]
+    image[..., 3] = np.rint(255 * 0.85 * (np.sqrt(share) if root else share))
+    return image
+
+
+def _name_axis(axis: Any, names: Sequence[str], room: float, rotate: bool = False) -> None:
+    """Write the names, as small as the room of ``room`` points a name asks for; they stay letters, so zooming shows them."""
+    size = min(8.0, 0.86 * room)
+    short = [name if len(name) <= 22 else f"{name[:20]}…" for name in names]
+    axis.set_ticks(range(len(names)), short, fontsize=size, rotation=90 if rotate else 0)

@@ -1,0 +1,178 @@
+"""Which figures a report has: from settings to drawn plots."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from geodl.predictors import CLASSIFIERS
+from geodl.report.figures import Curve, Plot, heat, lines
+from geodl.report.results import Estimate, Run, Setting
+
+LEARNED = "classes learned"
+NAMED = 150
+"""A confusion matrix of more classes has no names at its sides; the tips have them."""
+
+
+def accuracy(settings: Sequence[Setting]) -> list[Plot]:
+    """Draw the accuracy on all classes seen: for one setting its classifiers, for several a figure a classifier."""
+    return _by_classifier("accuracy", settings, Setting.accuracy, "accuracy on all classes learned so far (%)")
+
+
+def forgetting(settings: Sequence[Setting]) -> list[Plot]:
+    """Draw what is lost on the base classes."""
+    grown = [setting for setting in settings if setting.first.done > 1]
+    return _by_classifier("forgetting", grown, Setting.lost, "accuracy lost on the base classes (points)")
+
+
+def likeness(settings: Sequence[Setting]) -> list[Plot]:
+    """Draw SVCCA and linear CKA of the features with those of phase 0 (the paper's CCA figures)."""
+    compared = [setting for setting in settings if len(setting.likeness("svcca")) > 1]
+    measures = {"svcca": "SVCCA", "cka": "linear CKA"}
+    if not compared:
+        return []
+    y = "likeness to the features of phase 0"
+    if len(compared) == 1:
+        curves = [_curve(name, compared[0], compared[0].likeness(key)) for key, name in measures.items()]
+        return [_over_phases("likeness", compared, curves, y)]
+    return [
+        _over_phases(
+            f"likeness-{key}", compared, [_curve(s.label, s, s.likeness(key)) for s in compared], f"{name}: {y}"
+        )
+        for key, name in measures.items()
+    ]
+
+
+def angles(settings: Sequence[Setting]) -> list[Plot]:
+    """Draw the principal angles between the subspaces of the base classes' features in phase 0 and now."""
+    compared = [setting for setting in settings if len(setting.angles()) > 1]
+    if not compared:
+        return []
+    curves = []
+    for setting in compared:
+        low, median, high = (list(each) for each in zip(*setting.angles(), strict=True))
+        label = setting.label if len(compared) > 1 else "median, and least to greatest"
+        curves.append(Curve(label, setting.first.seen, median, low, high))
+    return [_over_phases("angles", compared, curves, "principal angles to phase 0 (degrees)")]
+
+
+def training(run: Run) -> list[Plot]:
+    """Draw the loss and its parts, epoch after epoch through all phases and stages."""
+    if len(run.epochs) < 2:
+        return []
+    count = range(1, len(run.epochs) + 1)
+    names = list(dict.fromkeys(name for epoch in run.epochs for name in epoch.parts))
+    curves = [Curve(name, count, [epoch.parts.get(name) for epoch in run.epochs]) for name in names]
+    if len(names) > 1:
+        curves.insert(0, Curve("loss", count, [epoch.loss for epoch in run.epochs]))
+    starts: dict[int, float] = {}
+    for number, epoch in enumerate(run.epochs):
+        starts.setdefault(epoch.phase, number + 0.5)
+    marks = {start: str(phase) for phase, start in starts.items()} if len(starts) <= 12 else {}
+    return [
+        lines("training", curves, x="epoch", y="mean loss of each epoch, phases marked", percent=False, marks=marks)
+    ]
+
+
+def groups(setting: Setting, classifier: str) -> Plot | None:
+    """Draw the accuracy on each phase's classes after each phase: rows fade where a group is forgotten."""
+    run = setting.first
+    if run.done < 2:
+        return None
+    matrix = np.array(run.results[classifier]["matrix"], dtype=np.float64)
+    names = [", ".join(group[:4]) + (", …" if len(group) > 4 else "") for group in run.groups]
+    tips = {
+        "rows": [
+            f"classes of phase {t} ({len(g)}: {n})" for t, (g, n) in enumerate(zip(run.groups, names, strict=True))
+        ],
+        "columns": [f"after phase {t}" for t in range(run.done)],
+        "values": [[None if np.isnan(value) else round(value, 2) for value in row] for row in matrix.tolist()],
+    }
+    phases = [str(t) for t in range(run.done)]
+    return heat(
+        f"groups-{classifier}", matrix, rows=phases, columns=phases, x="after phase", y="accuracy (%) on the classes of phase …", tips=tips
+    )  # fmt: skip
+
+
+def confusion(setting: Setting, classifier: str) -> Plot:
+    """Draw what is taken for what, in % of the true class's test images; classes in the order of learning."""
+    run = setting.first
+    counts = run.confusion(classifier)
+    matrix = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    names = run.classes if len(run.classes) <= NAMED else []
+    entries = [[int(i), int(j), int(counts[i, j]), round(float(matrix[i, j]), 1)] for i, j in zip(*counts.nonzero(), strict=True)]  # fmt: skip
+    tips = {"rows": run.classes, "columns": run.classes, "entries": entries}
+    return heat(
+        f"confusion-{classifier}", matrix, rows=names, columns=names, x="predicted class", y="true class", tips=tips,
+        boundaries=run.seen[:-1], root=True,
+    )  # fmt: skip
+
+
+def overview(settings: Sequence[Setting]) -> Iterator[Plot]:
+    """Draw what shows all settings together."""
+    for draw in (accuracy, forgetting, likeness, angles):
+        yield from draw(settings)
+
+
+def details(setting: Setting, classifiers: Sequence[str]) -> Iterator[Plot]:
+    """Draw what shows one setting."""
+    for classifier in classifiers:
+        found = groups(setting, classifier)
+        if found is not None:
+            yield found
+        yield confusion(setting, classifier)
+    yield from training(setting.first)
+
+
+def write_figures(settings: Sequence[Setting], directory: Path) -> list[Path]:
+    """Write every figure as SVG and PDF; those of single settings into a folder each where there are several."""
+    paths = []
+    directory.mkdir(parents=True, exist_ok=True)
+    for plot in overview(settings):
+        paths += plot.files(directory)
+    for number, setting in enumerate(settings, start=1):
+        folder = directory / f"{number}-{slug(setting.label)}" if len(settings) > 1 else directory
+        folder.mkdir(exist_ok=True)
+        for plot in details(setting, setting.classifiers):
+            paths += plot.files(folder)
+    return paths
+
+
+def slug(words: str) -> str:
+    """Make a file name of a label."""
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60] or "run"
+
+
+def _by_classifier(
+    name: str, settings: Sequence[Setting], values: Callable[[Setting, str], list[Estimate | None]], y: str
+) -> list[Plot]:
+    if len(settings) == 1:
+        only = settings[0]
+        curves = [_curve(CLASSIFIERS[c], only, values(only, c), c == "ame") for c in only.classifiers]
+        return [_over_phases(name, settings, curves, y)] if curves else []
+    plots = []
+    for classifier, shown in CLASSIFIERS.items():
+        having = [setting for setting in settings if classifier in setting.classifiers]
+        curves = [
+            _curve(setting.label, setting, values(setting, classifier), classifier == "ame") for setting in having
+        ]
+        if curves:
+            plots.append(_over_phases(f"{name}-{classifier}", having, curves, f"{shown}: {y}"))
+    return plots
+
+
+def _over_phases(name: str, settings: Sequence[Setting], curves: Sequence[Curve], y: str) -> Plot:
+    """Draw curves over the number of classes learned, with ticks there where all settings agree on them."""
+    seen = {tuple(setting.first.seen) for setting in settings}
+    ticks = next(iter(seen)) if len(seen) == 1 else None
+    return lines(name, curves, x=LEARNED, y=y, percent="(%)" in y, ticks=ticks)
+
+
+def _curve(label: str, setting: Setting, values: Sequence[Estimate | None], dashed: bool = False) -> Curve:
+    """Make a curve of estimates, with a band of one standard deviation where there are several runs."""
+    means = [value.mean if value else None for value in values]
+    if len(setting.runs) == 1:
+        return Curve(label, setting.first.seen, means, dashed=dashed)
+    low, high = ([v.mean + sign * (v.spread or 0) if v else None for v in values] for sign in (-1, 1))
+    return Curve(label, setting.first.seen, means, low, high, dashed)

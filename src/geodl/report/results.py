@@ -1,0 +1,317 @@
+"""Read run directories into plain data: runs, and settings, which are runs that differ in their seed alone."""
+
+import itertools
+import math
+import shlex
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geodl.config import Layer, preset_layer, presets
+from geodl.errors import ConfigError, StoreError
+from geodl.memory import Memory
+from geodl.methods import METHODS, configure
+from geodl.predictors import CLASSIFIERS
+from geodl.store import RunDirectory, read_json, read_tensors
+
+METHOD_NAMES = {
+    "finetune": "CE",
+    "lwf": "LwF",
+    "icarl": "iCaRL",
+    "bic": "BiC",
+    "lucir": "LUCIR",
+    "mnemonics": "Mnemonics",
+    "joint": "Joint training",
+}
+DISTILL_NAMES = {"none": "no distillation", "lwf": "LwF", "cosine": "Cos", "geodesic": "GeoDL"}
+DATA_NAMES = {
+    "cifar100": "CIFAR-100",
+    "imagenet-subset": "ImageNet-subset",
+    "imagenet": "ImageNet",
+    "digits": "digits",
+}
+PUBLIC = frozenset(DATA_NAMES)
+"""Sources whose images anyone may see; all others may be a person's own photographs."""
+MANY = 4
+"""Runs that differ in more options than so many are told apart by the names of their directories."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch as events.jsonl tells it: mean loss, its parts, images per second."""
+
+    phase: int
+    stage: str
+    epoch: int
+    loss: float
+    parts: Mapping[str, float]
+    rate: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory, as far as it is complete.
+
+    total:    the phases of the whole run, None where it may always go on; done: those complete.
+    metrics:  metrics.json of each complete phase.
+    epochs:   what training said, in order.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    total: int | None
+    metrics: Sequence[Mapping[str, Any]]
+    epochs: Sequence[Epoch]
+
+    @property
+    def done(self) -> int:
+        """The number of complete phases."""
+        return len(self.metrics)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.total is not None and self.done == self.total
+
+    @cached_property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """What each classifier could do after each phase, ``Trajectory.to_dict()``, in the order of CLASSIFIERS."""
+        found = self.metrics[-1].get("results", {}) if self.metrics else {}
+        return {name: found[name] for name in CLASSIFIERS if name in found}
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes seen, in the learning order."""
+        return list(self.metrics[-1]["classes"]) if self.metrics else []
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """The names of the classes that each complete phase added."""
+        return next(iter(self.results.values()))["groups"] if self.results else []
+
+    @property
+    def seen(self) -> list[int]:
+        """How many classes were known after each complete phase."""
+        return list(itertools.accumulate(len(group) for group in self.groups))
+
+    @property
+    def likeness(self) -> list[dict[str, Any]]:
+        """The comparison of the features with those of phase 0 after each phase; empty where it was not made."""
+        found = [metrics.get("likeness") for metrics in self.metrics]
+        return [item for item in found if item] if all(found) else []
+
+    def confusion(self, classifier: str) -> NDArray[np.int64]:
+        """Give the (C, C) counts after the last complete phase: true class, prediction, in the learning order."""
+        matrix = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
+        for true, predicted, count in self.metrics[-1]["confusions"][classifier]:
+            matrix[true, predicted] = count
+        return matrix
+
+    def memory(self) -> Memory:
+        """Read the exemplars kept after the last complete phase."""
+        if not self.metrics:
+            return Memory.empty()
+        tensors, _ = read_tensors(self.path / "phases" / f"{self.done - 1:02d}" / "memory.safetensors")
+        return Memory.from_tensors(tensors)
+
+    @property
+    def label(self) -> str:
+        """The method as the paper's tables name it."""
+        method, distill = str(self.config.get("method", "model")), self.config.get("distill")
+        name = METHOD_NAMES.get(method, method)
+        own = METHODS[method].Config.model_fields["distill"].default if method in METHODS else distill
+        if distill == own:
+            return name
+        return (
+            f"{name}, no distillation" if distill == "none" else f"{name} + {DISTILL_NAMES.get(str(distill), distill)}"
+        )
+
+    @property
+    def data(self) -> str:
+        """The name of the data for people."""
+        source = str(self.config.get("data", "own images"))
+        return DATA_NAMES.get(source, source)
+
+    def command(self) -> str | None:
+        """Give the command that computes this run again; None where it had its data from memory, or is no run."""
+        config = {key: value for key, value in self.config.items() if key != "fingerprint"}
+        if config.get("method") not in METHODS or (config.get("data") == "arrays" and not config.get("data_dir")):
+            return None
+        found = [words for preset in (None, *presets()) if (words := _words(config, preset)) is not None]
+        threads = self.environment.get("threads")
+        more = ["--threads", str(threads)] if threads else []
+        return shlex.join(["geodl", "run", *min(found, key=len), *more]) if found else None
+
+
+def read_run(path: Path) -> Run:
+    """Read a run directory; a phase in work is left out."""
+    directory = RunDirectory(path)
+    metrics = [read_json(path / "phases" / f"{t:02d}" / "metrics.json") for t in range(directory.completed())]
+    epochs = _epochs(directory.read_events())
+    return Run(path, directory.config, directory.environment, directory.phases, metrics, epochs)
+
+
+def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
+    """Keep one record of each epoch: the last, since a killed run tells some of them twice."""
+    found: dict[tuple[int, str, int], Epoch] = {}
+    for event in events:
+        if event.get("kind") == "epoch" and isinstance(event["loss"], float):
+            key = (event["phase"], event["stage"], event["epoch"])
+            found.pop(key, None)
+            found[key] = Epoch(*key, event["loss"], event["parts"], event["rate"])
+    return list(found.values())
+
+
+def _words(config: Mapping[str, Any], preset: str | None) -> list[str] | None:
+    """Give the options that make this configuration from a preset; None where no option could."""
+    layers = [preset_layer(preset)] if preset else []
+    try:
+        start = configure([*layers, Layer("", {"method": config["method"]})]).config.identity()
+    except ConfigError:
+        return None
+    words = ["--preset", preset] if preset else []
+    for key in METHODS[config["method"]].Config.model_fields:
+        value = config.get(key, start.get(key))
+        if key == "method" or value != start.get(key):
+            if value is None:
+                return None
+            words += _word(key, value)
+    return words
+
+
+def _word(key: str, value: Any) -> list[str]:
+    """Write one option as the command line takes it: ``--key value``, ``--no-key``, ``--key a,b``."""
+    name = key.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list):
+        nested = value and isinstance(value[0], list)
+        value = ";".join(",".join(group) for group in value) if nested else ",".join(map(str, value))
+    return [f"--{name}", str(value)]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over runs and the sample standard deviation, None for a single run."""
+
+    mean: float
+    spread: float | None
+    runs: int
+
+
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """Summarise one value of each run; None unless every run has it."""
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    if not known or len(known) < len(values):
+        return None
+    return Estimate(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in their seed alone, and are equally far."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """The run with the lowest seed: what cannot be averaged is shown of it."""
+        return self.runs[0]
+
+    @property
+    def classifiers(self) -> list[str]:
+        """The classifiers that every run has."""
+        return [name for name in self.first.results if all(name in run.results for run in self.runs)]
+
+    @property
+    def main(self) -> str | None:
+        """The classifier to show where there is room for one: k-NME, which a real learner has, else the head."""
+        return "nme" if "nme" in self.classifiers else next(iter(self.classifiers), None)
+
+    def value(self, classifier: str, name: str) -> Estimate | None:
+        """Summarise a figure by its name in ``Trajectory.to_dict()``; ``final`` is the accuracy after the last phase."""
+        results = [run.results.get(classifier, {}) for run in self.runs]
+        if name == "final":
+            return estimate([result["accuracy"][-1] if result else None for result in results])
+        return estimate([result.get(name) for result in results])
+
+    def accuracy(self, classifier: str) -> list[Estimate | None]:
+        """Summarise A_t for each phase t."""
+        return [
+            estimate(each) for each in zip(*(run.results[classifier]["accuracy"] for run in self.runs), strict=True)
+        ]
+
+    def lost(self, classifier: str) -> list[Estimate | None]:
+        """Summarise, for each phase, the accuracy lost on the first group since it was learned."""
+        rows = [run.results[classifier]["matrix"][0] for run in self.runs]
+        losses = [[_minus(row[0], now) for now in row] for row in rows]
+        return [estimate(each) for each in zip(*losses, strict=True)]
+
+    def likeness(self, measure: str) -> list[Estimate | None]:
+        """Summarise svcca or cka for each phase; empty where a run has none."""
+        return [estimate([item[measure] for item in each]) for each in self._likenesses()]
+
+    def angles(self) -> list[tuple[float, float, float]]:
+        """Give the least, the median and the greatest principal angle to phase 0 in degrees, of all runs, by phase."""
+        found = [[angle for item in each for angle in item["angles"]] for each in self._likenesses()]
+        return [(min(each), statistics.median(each), max(each)) for each in found if each]
+
+    def _likenesses(self) -> list[tuple[dict[str, Any], ...]]:
+        found = [run.likeness for run in self.runs]
+        return list(zip(*found, strict=True)) if all(found) else []
+
+
+def _minus(before: float | None, now: float | None) -> float | None:
+    return None if before is None or now is None else before - now
+
+
+def settings_of(runs: Sequence[Run]) -> list[Setting]:
+    """Put runs together that differ in their seed alone, in the order given, with labels that tell the settings apart."""
+    grouped: dict[str, list[Run]] = {}
+    for run in runs:
+        key = {name: value for name, value in run.config.items() if name != "seed"}
+        grouped.setdefault(repr((sorted(key.items()), run.done, run.total)), []).append(run)
+    settings = [
+        Setting(members[0].label, tuple(sorted(members, key=lambda run: run.config.get("seed", 0))))
+        for members in grouped.values()
+    ]
+    return _tell_apart(settings)
+
+
+def _tell_apart(settings: Sequence[Setting]) -> list[Setting]:
+    """Add to each label the protocol where that differs at all, and whatever else differs among equal labels."""
+    protocol = [key for key in ("data", "base", "phases") if len({repr(s.first.config.get(key)) for s in settings}) > 1]
+    counts = Counter(setting.label for setting in settings)
+    told = []
+    for setting in settings:
+        keys = list(protocol)
+        if counts[setting.label] > 1:
+            same = [other.first.config for other in settings if other.label == setting.label]
+            keys += [
+                key
+                for key in setting.first.config
+                if key not in ("seed", "fingerprint", *keys) and len({repr(config.get(key)) for config in same}) > 1
+            ]
+        more = [f"{key} {setting.first.config.get(key)}" for key in keys]
+        parts = [setting.label, *(more if len(more) <= MANY else [setting.first.path.name])]
+        if not setting.first.complete and setting.first.total is not None:
+            parts.append(f"{setting.first.done} of {setting.first.total} phases")
+        told.append(replace(setting, label=", ".join(parts)))
+    return told
+
+
+def read_settings(paths: Sequence[Path]) -> list[Setting]:
+    """Read run directories; the same directory given twice counts once."""
+    if not paths:
+        raise StoreError("no run directory given: one or more are needed")
+    unique = {path.resolve(): path for path in paths}
+    return settings_of([read_run(path) for path in unique.values()])
