@@ -1,8 +1,10 @@
 """The command line: thin. Each command parses, calls, prints; it is imported only when it is used."""
 
+import difflib
 import sys
+from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, UnknownCommandError
 
 from geodl import __version__
 from geodl.errors import GeodlError
@@ -96,10 +98,9 @@ def _register() -> None:
     for parent in parents.values():
         app.command(parent)
     for path, target, group, text, example in _COMMANDS:
-        parent, name = path.split() if " " in path else ("", path)
-        place = parents[parent] if parent else app
-        kind = {} if parent else {"group": group}
-        place.command(f"geodl.cli.{target}", name=name, help=text, help_epilogue=f"Example: `{example}`", **kind)
+        *above, name = path.split()
+        place, own = (parents[above[0]], Group.create_default_commands()) if above else (app, group)
+        place.command(f"geodl.cli.{target}", name=name, help=text, help_epilogue=f"Example: `{example}`", group=own)
 
 
 _register()
@@ -110,6 +111,8 @@ def main() -> None:
     """Run the command line; errors on purpose are one line and exit code 2."""
     try:
         status = app(exit_on_error=False, print_error=False)
+    except UnknownCommandError as error:
+        _fail(_no_such_command(error.unused_tokens or []))
     except CycloptsError as error:
         _fail(" ".join(str(error).split()))
     except GeodlError as error:
@@ -122,6 +125,13 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _fail(message: str, status: int = 2) -> None:
+def _no_such_command(tokens: list[str]) -> str:
+    names = sorted({*_GROUPS, *(path for path, *_ in _COMMANDS)})
+    word = tokens[0] if tokens else ""
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"{word}: no such command; " + (f"did you mean {close[0]}?" if close else "`geodl --help` lists them")
+
+
+def _fail(message: str, status: int = 2) -> NoReturn:
     print(f"geodl: {message}", file=sys.stderr)
     sys.exit(status)

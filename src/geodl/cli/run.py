@@ -95,10 +95,8 @@ def compare(
         print(json.dumps({str(store.path): row for store, row in zip(stores, rows.values(), strict=True)}))
         return
     some = next(iter(rows.values()))
-    say(results_table(f"{configs[0].data}, {len(some['classes'])} classes (%)", rows))
-    say(
-        "average: mean accuracy after phases 1 to T; forgetting: accuracy lost on the base classes; AME sees old data: an oracle"
-    )
+    say(comparison_table(f"{configs[0].data}, {len(some['classes'])} classes (%)", rows))
+    say(LEGEND)
     _say_where(stores)
 
 

@@ -59,12 +59,7 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({key: value for key, value in metrics.items() if key != "confusions"}))
         return
-    say(
-        results_table(
-            f"{run}, {done} of {store.phases} phases, {len(metrics['classes'])} classes (%)",
-            {store.config["method"]: metrics},
-        )
-    )
+    say(result_table(f"{run}, {done} of {store.phases} phases, {len(metrics['classes'])} classes (%)", metrics))
 
 
 def rm(run: Run, /) -> None:
