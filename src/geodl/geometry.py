@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -253,9 +254,7 @@ class Pairing:
     def of(cls, overlap: Tensor, eps: float) -> Pairing:
         """Decompose the float64 overlap of bases whose data have relative precision eps."""
         overlap = overlap.detach()
-        if (
-            eps > _FLOAT64_EPS
-        ):  # for float32 data eigh is as good and twice as fast, unless an angle is beyond 89.9 degrees
+        if eps > _FLOAT64_EPS:  # for float32 data eigh does, twice as fast, unless an angle is beyond 89.9 degrees
             squares, v = torch.linalg.eigh(overlap.mT @ overlap)
             cosines, v = squares.flip(-1).clamp(0.0, 1.0).sqrt(), v.flip(-1)
             if bool((cosines > 1e-3).all()):
@@ -263,62 +262,73 @@ class Pairing:
         u, cosines, v_t = torch.linalg.svd(overlap)
         return cls(u, cosines.clamp(max=1.0), v_t.mT, 64 * eps)
 
-    def eigenvectors(self) -> Tensor:
-        """Return those of ``[[0, P'Q], [Q'P, 0]]``: (..., 2n, 2n); the eigenvalues are +cosines, then -cosines."""
-        u, v = self.u / math.sqrt(2), self.v / math.sqrt(2)
-        return torch.cat([torch.cat([u, u], -1), torch.cat([v, -v], -1)], -2)
-
-    def roots(self) -> Tensor:
-        """Return sqrt h on the eigenvalues: (..., 2n)."""
-        plus, minus = _roots(self.cosines)
-        half = math.sqrt(0.5)  # 90 degrees: the mean over the shortest geodesics, g(1) = 1/2
+    @cached_property
+    def roots(self) -> tuple[Tensor, Tensor]:
+        """The kernel's roots on s and t, sqrt h(1 + c) and sqrt h(1 - c): (..., n) each."""
         right = self.cosines <= self.right_angle
-        return torch.cat([torch.where(right, half, plus), torch.where(right, half, minus)], -1)
+        half = math.sqrt(0.5)  # the mean over the shortest geodesics: h(1) = g(1) = 1/2
+        plus, minus = _roots(self.cosines)
+        return torch.where(right, half, plus), torch.where(right, half, minus)
 
-    def divided_differences(self) -> Tensor:
-        """Return (f(x_i) - f(x_j)) / (x_i - x_j), f = sqrt h, over all pairs of eigenvalues: (..., 2n, 2n)."""
+    def divided_differences(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (f(x_i) - f(x_j)) / (x_i - x_j) of f = sqrt h among x = 1 + c, across to 1 - c, and among those: (..., n, n) each."""
         c = self.cosines
-        plus, minus = self.roots().chunk(2, -1)
+        plus, minus = self.roots
         apart, middle = c.unsqueeze(-1) - c.unsqueeze(-2), (c.unsqueeze(-1) + c.unsqueeze(-2)) / 2
         # Close on one smooth branch: the mean slope by two Gauss nodes, to (1e-3)^4.
         close = apart.abs() < 1e-3
         nodes = [(middle + sign * apart / math.sqrt(12)).clamp(0.0, 1.0) for sign in (1, -1)]
-        slopes = [(a + b) / 2 for a, b in zip(*map(_root_slopes, nodes), strict=True)]
+        slopes = [(one + other) / 2 for one, other in zip(*map(_root_slopes, nodes), strict=True)]
         same = []
         for f, slope in zip((plus, minus), slopes, strict=True):
             quotient = (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, apart)
             same.append(torch.where(close, slope, quotient))
         # Across the jump of f at 90 degrees there is no derivative: nothing flows.
         jump = middle <= self.right_angle
-        cross = (plus.unsqueeze(-1) - minus.unsqueeze(-2)) / torch.where(jump, 1.0, 2 * middle)
-        cross = torch.where(jump, 0.0, cross)
-        return torch.cat([torch.cat([same[0], cross], -1), torch.cat([cross.mT, -same[1]], -1)], -2)
+        across = (plus.unsqueeze(-1) - minus.unsqueeze(-2)) / torch.where(jump, 1.0, 2 * middle)
+        return same[0], torch.where(jump, 0.0, across), -same[1]
 
 
-class _KernelRoot(torch.autograd.Function):
-    """``h(D'D)^(1/2) E`` of an overlap P'Q, E the eigenvectors of D'D; derivative by Daleckii and Krein.
+class _KernelCoordinates(torch.autograd.Function):
+    """``[x P, x Q] h(D'D)^(1/2) E`` from x P, x Q and P'Q, with E the eigenvectors ``[[U, U], [V, -V]] / sqrt 2`` of D'D.
 
-    E is an orthogonal change of coordinates that no dot product sees: it is held fixed, so only divided differences of
-    sqrt h appear, which coinciding angles do not harm. The incoming gradient must be that of a function of dot products.
+    E is an orthogonal change of coordinates that no dot product sees: it is held fixed. The derivative of h^(1/2) (Daleckii and
+    Krein) then holds divided differences only, which coinciding angles do not harm as they harm the derivative of an SVD. The
+    gradient that comes in must be that of a function of dot products.
     """
 
     @staticmethod
-    def forward(ctx: Any, overlap: Tensor, pairing: Pairing) -> Tensor:
-        ctx.pairing = pairing
-        return pairing.eigenvectors() * pairing.roots().unsqueeze(-2)
+    def forward(ctx: Any, on_p: Tensor, on_q: Tensor, overlap: Tensor, pairing: Pairing) -> Tensor:
+        a, b = on_p @ pairing.u, on_q @ pairing.v
+        plus, minus = (root.unsqueeze(-2) * math.sqrt(0.5) for root in pairing.roots)
+        ctx.pairing, ctx.scales = pairing, (plus, minus)
+        ctx.save_for_backward(*((a, b) if ctx.needs_input_grad[2] else ()))
+        return torch.cat([(a + b) * plus, (a - b) * minus], -1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        basis = ctx.pairing.eigenvectors()
-        inner = ctx.pairing.divided_differences() * (basis.mT @ grads[0])
-        full = basis @ inner @ basis.mT
-        n = basis.shape[-1] // 2
-        return full[..., :n, n:] + full[..., n:, :n].mT, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        pairing, (plus, minus) = ctx.pairing, ctx.scales
+        up, down = grads[0].chunk(2, -1)
+        grad_plus, grad_minus = up * plus, down * minus
+        on_p = (grad_plus + grad_minus) @ pairing.u.mT
+        on_q = (grad_plus - grad_minus) @ pairing.v.mT
+        if not ctx.needs_input_grad[2]:
+            return on_p, on_q, None, None
+        a, b = ctx.saved_tensors
+        sums, differences = (a + b).mT * math.sqrt(0.5), (a - b).mT * math.sqrt(0.5)
+        pp, pm, mm = pairing.divided_differences()
+        one = pp * (sums @ up) - mm * (differences @ down)
+        other = pm.mT * (differences @ up) - pm * (sums @ down)
+        overlap = pairing.u @ ((one + other + (one - other).mT) / 2) @ pairing.v.mT
+        return on_p, on_q, overlap, None
 
 
-def kernel_root(overlap: Tensor, pairing: Pairing) -> Tensor:
-    """Return W: (..., 2n, 2n) such that ``x [P Q] W`` are coordinates with the flow's kernel as their dot product."""
-    result: Tensor = _KernelRoot.apply(overlap, pairing)  # type: ignore[no-untyped-call]
+def kernel_coordinates(on_p: Tensor, on_q: Tensor, overlap: Tensor, pairing: Pairing) -> Tensor:
+    """Return 2n coordinates of rows x whose dot products are the flow's kernel.
+
+    on_p, on_q: (..., batch, n) are x P and x Q, overlap: (..., n, n) is P'Q and pairing its SVD.
+    """
+    result: Tensor = _KernelCoordinates.apply(on_p, on_q, overlap, pairing)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -334,8 +344,8 @@ class GeodesicFlow:
 
     p: Tensor  # (..., d, n), float64 like all that follows
     q: Tensor  # (..., d, n)
+    overlap: Tensor  # (..., n, n), P'Q
     pairing: Pairing
-    root: Tensor  # (..., 2n, 2n)
     dtype: torch.dtype  # of the results
 
     @classmethod
@@ -349,8 +359,7 @@ class GeodesicFlow:
         dtype = working_dtype(p, q)
         p, q = p.double(), q.double()
         overlap = p.mT @ q
-        pairing = Pairing.of(overlap, torch.finfo(dtype).eps)
-        return cls(p, q, pairing, kernel_root(overlap, pairing), dtype)
+        return cls(p, q, overlap, Pairing.of(overlap, torch.finfo(dtype).eps), dtype)
 
     @property
     def angles(self) -> Tensor:
@@ -369,8 +378,7 @@ class GeodesicFlow:
 
     def project(self, x: Tensor) -> Tensor:
         """Return coordinates (..., batch, 2n) of rows x: (..., batch, d); their dot products are the kernel's."""
-        x = x.double()
-        return (torch.cat([x @ self.p, x @ self.q], -1) @ self.root).to(self.dtype)
+        return self._project(x.double()).to(self.dtype)
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the inner products (..., batch) of rows a, b: (..., batch, d), integrated along the flow (Eq. 8)."""
@@ -383,5 +391,8 @@ class GeodesicFlow:
 
     def dense(self) -> Tensor:
         """Return the kernel itself (..., d, d) (Eq. 7), for inspection: training never forms it."""
-        factor = torch.cat([self.p, self.q], -1) @ self.root
+        factor = self._project(torch.eye(self.p.shape[-2], dtype=self.p.dtype, device=self.p.device))
         return (factor @ factor.mT).to(self.dtype)
+
+    def _project(self, x: Tensor) -> Tensor:
+        return kernel_coordinates(x @ self.p, x @ self.q, self.overlap, self.pairing)

@@ -21,7 +21,7 @@ from geodl.geometry import (
     Pairing,
     Spectrum,
     contrast,
-    kernel_root,
+    kernel_coordinates,
     leading_subspace,
     working_dtype,
 )
@@ -169,13 +169,12 @@ def _project_by_gram(
     floor = (max(new.shape) * largest).clamp(min=len(new) ** 0.5) * eps
     if not bool(((info == 0) & (smallest > floor)).all()):
         return None
-    overlap = inverse[0] @ old_new[first:, first:] @ inverse[1].mT
-    top, bottom = kernel_root(overlap, Pairing.of(overlap, eps)).chunk(2)
-    weights = torch.cat([inverse[0].mT @ top, inverse[1].mT @ bottom])  # the bases are (rows' L^-T): (2n, 2n)
-    new, old = (
-        torch.cat(grams, 1) @ weights
-        for grams in ((new_old[:, first:], new_new[:, first:]), (old_old[:, first:], old_new[:, first:]))
-    )
+    new_on_old, old_on_old = (gram[:, first:] @ inverse[0].mT for gram in (new_old, old_old))
+    new_on_new, old_on_new = (gram[:, first:] @ inverse[1].mT for gram in (new_new, old_new))
+    overlap = inverse[0] @ old_on_new[first:]
+    pairing = Pairing.of(overlap, eps)
+    new = kernel_coordinates(new_on_old, new_on_new, overlap, pairing)
+    old = kernel_coordinates(old_on_old, old_on_new, overlap, pairing)
     return (contrast(new), contrast(old)) if centre else (new, old)
 
 
@@ -191,8 +190,9 @@ def _project_on_bases(
     n = min(dim, *(spectrum.rank for _, spectrum in frames))
     p, q = (leading_subspace(frame, spectrum, n) for frame, spectrum in frames)
     overlap = p.mT @ q
-    weights = torch.cat([p, q], 1) @ kernel_root(overlap, Pairing.of(overlap, eps))
-    return new @ weights, old @ weights
+    pairing = Pairing.of(overlap, eps)
+    new, old = (kernel_coordinates(rows @ p, rows @ q, overlap, pairing) for rows in (new, old))
+    return new, old
 
 
 # ------------------------------------------------------------------------------------------------- margin ranking
@@ -219,10 +219,11 @@ def unit_rows(z: Tensor, *, constant_norm: bool = False, least: float | None = N
 
     Rows whose norm is below `least` (default: the smallest normal number) become 0, with gradient 0.
     """
-    least = torch.finfo(z.dtype).tiny if least is None else least
-    if z.dtype == torch.float64 and z.shape[1]:  # the squares of float32 fit into float64, its own may not: scale first
-        largest = z.detach().abs().amax(1, keepdim=True)
-        z = z / torch.where(largest >= least, largest, 1.0)
+    if least is None:
+        least = torch.finfo(z.dtype).tiny
+        if z.dtype == torch.float64 and z.shape[1]:  # float32's squares fit into float64, its own may not: scale first
+            largest = z.detach().abs().amax(1, keepdim=True)
+            z = z / torch.where(largest >= least, largest, 1.0)
     norms = torch.linalg.vector_norm(z.detach() if constant_norm else z, dim=1, keepdim=True, dtype=torch.float64)
     alive = norms >= least
     return z * torch.where(alive, 1 / torch.where(alive, norms, 1.0), 0.0)
@@ -242,7 +243,10 @@ def _check(student: Tensor, teacher: Tensor) -> None:
         raise GeometryError(
             f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
         )
-    for name, z in (("student", student), ("teacher", teacher)):
-        # The extremes carry any NaN or infinity along, ten times faster than a look at every element.
-        if z.numel() and not all(bool(extreme.isfinite()) for extreme in z.detach().aminmax()):
-            raise GeometryError(f"the {name}'s output contains NaN or infinite values")
+    if not student.numel():
+        return
+    # The extremes carry any NaN or infinity along, ten times faster than a look at every element.
+    extremes = torch.stack([extreme.double() for z in (student, teacher) for extreme in z.detach().aminmax()])
+    if not bool(extremes.isfinite().all()):
+        name = "teacher" if bool(extremes[:2].isfinite().all()) else "student"
+        raise GeometryError(f"the {name}'s output contains NaN or infinite values")
