@@ -12,6 +12,7 @@ from geodl.errors import GeodlError
 OWN = Group("Your own images", sort_key=1)
 RESEARCH = Group("Experiments", sort_key=2)
 ABOUT = Group("About this installation", sort_key=3)
+ACTIONS = Group("What it can do")
 
 app = App(
     name="geodl",
@@ -99,7 +100,7 @@ def _register() -> None:
         app.command(parent)
     for path, target, group, text, example in _COMMANDS:
         *above, name = path.split()
-        place, own = (parents[above[0]], Group.create_default_commands()) if above else (app, group)
+        place, own = (parents[above[0]], ACTIONS) if above else (app, group)
         place.command(f"geodl.cli.{target}", name=name, help=text, help_epilogue=f"Example: `{example}`", group=own)
 
 

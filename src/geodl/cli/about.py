@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.markup import escape
 from rich.table import Table
 
 from geodl.cache import Cache
@@ -136,6 +137,6 @@ def doctor(*, as_json: Json = False) -> None:
         )
         table.add_column(min_width=18)
         for key, value in entries.items():
-            table.add_row(key, value)
+            table.add_row(key, escape(value))
         console.print(table)
         say()
