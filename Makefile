@@ -1,0 +1,35 @@
+# Two commands: `make run` and `make test`. Each sets up .venv by itself, once, with the tested versions.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: run test test-slow lint benchmarks clean
+
+run: $(READY)  ## the main job: LUCIR + GeoDL beside LUCIR and plain fine-tuning, on the embedded digits
+	$(BIN)/geodl compare finetune lucir lucir+geodesic --preset digits
+
+test: $(READY)  ## the fast tests
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+test-slow: $(READY)  ## minutes to hours: real data, many kills
+	$(BIN)/python -m pytest -m slow --timeout=7200
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+benchmarks: $(READY)  ## speed and memory, side by side; run it on a quiet machine
+	for part in benchmarks/[a-z]*.py; do echo "== $$part"; $(BIN)/python -m benchmarks.$$(basename $$part .py) || exit 1; done
+
+# torch first: with the tested version there, no other package's wishes can bring in another build.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[test,parquet,onnx]' -c constraints.txt
+	touch $(READY)
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
