@@ -39,6 +39,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(options.classes).repeat(options.samples)  # the classes interleaved, as shuffled data are
     features = torch.randn(len(labels), options.width, generator=generator) + 0.3
+    members = [torch.nonzero(labels == c).flatten() for c in range(options.literal)]
     own: list[float] = []
     loops: dict[torch.dtype, list[float]] = {torch.float32: [], torch.float64: []}
     for _ in range(options.turns):
@@ -48,9 +49,8 @@ def main() -> None:
         for dtype, seconds in loops.items():
             start = time.perf_counter()
             for c in range(options.literal):
-                members = torch.nonzero(labels == c).flatten()
-                picks = members[literal(features[members].to(dtype), options.exemplars)]
-                if dtype == torch.float64 and not torch.equal(picks, herded[c]):
+                picks = members[c][literal(features[members[c]].to(dtype), options.exemplars)]
+                if dtype == torch.float64 and not picks.equal(herded[c]):
                     raise SystemExit(f"class {c}: herd_classes and the literal loop in float64 differ")
             seconds.append((time.perf_counter() - start) * options.classes / options.literal)
     size = f"{options.classes} classes x {options.samples} x {options.width}, {options.exemplars} each"
