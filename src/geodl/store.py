@@ -190,6 +190,32 @@ class RunDirectory:
         memory, _ = read_tensors(path / "memory.safetensors")
         return Phase(model, memory, read_json(path / "metrics.json"), read_json(path / "extra.json"))
 
+    def drop_last_phase(self) -> None:
+        """Take the last phase back: it disappears in one instant, and the progress beyond it with it."""
+        self._require_lock()
+        done = self.completed()
+        if not done:
+            raise StoreError(f"{self.path} has no phase that could be taken back")
+        self.clear_progress()
+        target = _phase_path(self.path, done - 1)
+        doomed = temporary_for(target)
+        with writing(target):
+            move(target, doomed)
+            remove(doomed)
+
+    def forget_phase(self, t: int) -> None:
+        """Remove model and memory of an old phase, which is not the last one; its metrics and its record stay."""
+        self._require_lock()
+        if not 0 <= t < self.completed() - 1:
+            raise StoreError(f"{self.path}: phase {t} cannot be forgotten; allowed are those before the last one")
+        for name in ("memory.safetensors", "model.safetensors"):
+            unlink(_phase_path(self.path, t) / name)
+
+    def remembers(self, t: int) -> bool:
+        """Say whether phase `t` is there with its model and memory."""
+        files = ("memory.safetensors", "model.safetensors")
+        return all((_phase_path(self.path, t) / name).exists() for name in files)
+
     @property
     def _checkpoint(self) -> Path:
         return self.path / "progress" / "checkpoint.safetensors"

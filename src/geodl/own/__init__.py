@@ -1,0 +1,1 @@
+"""The rooms behind ``IncrementalClassifier``: taking images in, choosing defaults, a learn step, advice, export."""

@@ -1,0 +1,267 @@
+"""What a user hands over: folders, arrays, datasets. Whatever cannot be used is left out and named in one plain line."""
+
+import hashlib
+import io
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from geodl.data.batches import fit
+from geodl.data.folder import natural_key, scan_folder
+from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown
+from geodl.data.sources import as_pixels
+from geodl.errors import DataError
+
+SMALLEST = 4
+"""Pictures with a side below this many pixels show nothing that could be learned."""
+IN_MEMORY = 1 << 30
+"""Bytes of pixels that are kept in memory while a step is learned; more are decoded anew at each use."""
+
+Problems = tuple[tuple[str, str], ...]
+"""(file or class, reason) of everything that was left out or is odd."""
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Images with labels that are positions in `classes`; `names` says for people where each came from."""
+
+    title: str
+    images: Images
+    classes: tuple[str, ...]
+    names: tuple[str, ...]
+    problems: Problems = ()
+
+    def key(self) -> str:
+        """Hash what there is to learn: class names and image contents, whatever the order and the file names."""
+        labels = self.images.labels.tolist()
+        pairs = sorted(
+            (self.classes[label], digest) for label, digest in zip(labels, self.images.item_digests(), strict=True)
+        )
+        return hashlib.sha256(repr(pairs).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Images that could be decoded, at the model's size, and what is known of their pixels.
+
+    images:  in memory at one size, or the files where that would take too much memory.
+    kept:    their positions in the intake.
+    digests: hashes of their pixels at that size.
+    """
+
+    images: Images
+    kept: tuple[int, ...]
+    digests: tuple[str, ...]
+    problems: Problems
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    grey: bool
+
+
+# ------------------------------------------------------------------------------------------------------------- taking
+
+
+def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, *, strict: bool = False) -> Intake:
+    """Take a folder of class folders, arrays with labels, or a torch Dataset of (image, label) pairs."""
+    if isinstance(source, str | Path):
+        if labels is not None:
+            raise DataError(f"labels were given with the folder {source}: the folders of a folder are its classes")
+        return _folder(Path(source), strict)
+    if labels is not None:
+        pixels = as_pixels(source)
+        found = torch.as_tensor(labels).tolist() if isinstance(labels, Tensor) else np.asarray(labels).tolist()
+        if len(found) != len(pixels):
+            raise DataError(f"{len(pixels)} images have {len(found)} labels: one each is needed")
+        return _labelled("arrays", ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64)), found, classes)
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        pairs = [source[i] for i in range(len(source))]
+        if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
+            raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
+        items = tuple(_png(pair[0]) for pair in pairs)
+        images = FileImages(items, torch.zeros(len(items), dtype=torch.int64))
+        found = [int(label) if isinstance(label, Tensor) else label for _, label, *_ in pairs]
+        return _labelled("dataset", images, found, classes or getattr(source, "classes", None))
+    raise DataError(f"{type(source).__name__} given: allowed are a folder, arrays with labels, or a torch Dataset")
+
+
+def _folder(root: Path, strict: bool) -> Intake:
+    images, classes, problems = scan_folder(root, strict)
+    if not classes:
+        first = f"; first: {problems[0][0]}: {problems[0][1]}" if problems else ""
+        raise DataError(
+            f"{shown(root)}: no class folders with images found; put the images of each class into a folder of its own, "
+            f"named after the class{first}"
+        )
+    names = tuple(shown(item.relative_to(root)) for item in images.items if isinstance(item, Path))
+    return Intake(shown(root), images, classes, names, problems)
+
+
+def _labelled(title: str, images: Images, labels: list[Any], classes: Sequence[str] | None) -> Intake:
+    """Name the classes: by position in `classes` where labels are whole numbers and names are given, else as they are."""
+    if classes is not None and all(isinstance(label, int) for label in labels):
+        wrong = [label for label in labels if not 0 <= label < len(classes)]
+        if wrong:
+            raise DataError(f"label {wrong[0]} has no name: {len(classes)} class names were given")
+        labels = [str(classes[label]) for label in labels]
+    if not labels:
+        raise DataError(f"{title}: no images given")
+    texts = [str(label) for label in labels]
+    names = tuple(sorted(set(texts), key=lambda text: (natural_key(text), text)))
+    position = {name: i for i, name in enumerate(names)}
+    mapped = torch.tensor([position[text] for text in texts])
+    images = ArrayImages(images.pixels, mapped) if isinstance(images, ArrayImages) else FileImages(images.items, mapped)
+    return Intake(title, images, names, tuple(f"{text}/image {i}" for i, text in enumerate(texts)))
+
+
+def as_images(source: Any) -> tuple[Images, list[str], Problems]:
+    """Take images without labels: files, folders (with all that is in them), arrays, PIL images; with names for people."""
+    if isinstance(source, np.ndarray | Tensor):
+        pixels = as_pixels(source)
+        return _unlabelled(ArrayImages, pixels), [f"image {i}" for i in range(len(pixels))], ()
+    parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
+    items: list[Path | bytes] = []
+    names: list[str] = []
+    for i, part in enumerate(parts):
+        if isinstance(part, str | Path):
+            paths = list(_files(Path(part)))
+            items += paths
+            names += [shown(path) for path in paths]
+        else:
+            items.append(_png(part))
+            names.append(f"image {i}")
+    missing = [i for i, item in enumerate(items) if isinstance(item, Path) and not item.exists()]
+    problems = tuple((names[i], "no such file or folder") for i in missing)
+    there = [i for i in range(len(items)) if i not in set(missing)]
+    return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], problems
+
+
+def _unlabelled(kind: Any, content: Any) -> Images:
+    images: Images = kind(content, torch.zeros(len(content), dtype=torch.int64))
+    return images
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Give a file, or all files below a folder in natural order, without hidden ones; links to folders are not followed."""
+    if not path.is_dir():
+        yield path
+        return
+    for folder, folders, files in os.walk(path):
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
+        for name in sorted(files, key=natural_key):
+            if not name.startswith("."):
+                yield Path(folder, name)
+
+
+def _png(image: Any) -> bytes:
+    """Encode an image in memory without loss: a PIL image, or an array of one image."""
+    if not isinstance(image, Image.Image):
+        values = image if isinstance(image, Tensor) else np.asarray(image)
+        image = Image.fromarray(as_pixels(values[None])[0].permute(1, 2, 0).contiguous().numpy())
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+# ----------------------------------------------------------------------------------------------------------- decoding
+
+
+def squares(
+    images: Images, size: int, workers: int, *, batch: int = 128
+) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
+    """Decode images in order, by threads, a few batches ahead; a bad one is named and never stops the others.
+
+    Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
+    """
+
+    def one(i: int) -> Tensor | str:
+        try:
+            _refuse_tiny(images, i)
+            return fit(images.select([i]), size).pixels[0]
+        except DataError as error:
+            item = images.items[i] if isinstance(images, FileImages) else b""
+            return str(error).removeprefix(f"{shown(item)}: ")
+
+    waiting: deque[tuple[range, list[Future[Tensor | str]]]] = deque()
+    pool = ThreadPoolExecutor(max(workers, 1))
+    try:
+        for start in range(0, len(images), batch):
+            part = range(start, min(start + batch, len(images)))
+            waiting.append((part, [pool.submit(one, i) for i in part]))
+            if len(waiting) > 2:
+                yield _collect(*waiting.popleft(), size)
+        while waiting:
+            yield _collect(*waiting.popleft(), size)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _collect(part: range, tasks: list[Future[Tensor | str]], size: int) -> tuple[list[int], Tensor, list[Any]]:
+    found = [task.result() for task in tasks]
+    good = [(i, pixels) for i, pixels in zip(part, found, strict=True) if isinstance(pixels, Tensor)]
+    bad = [(i, reason) for i, reason in zip(part, found, strict=True) if isinstance(reason, str)]
+    stacked = torch.stack([pixels for _, pixels in good]) if good else torch.empty(0, 3, size, size, dtype=torch.uint8)
+    return [i for i, _ in good], stacked, bad
+
+
+def _refuse_tiny(images: Images, i: int) -> None:
+    if isinstance(images, FileImages):
+        width, height = check_header(images.items[i])
+    else:
+        height, width = images.pixels.shape[2:]
+    if min(width, height) < SMALLEST:
+        raise DataError(f"only {width} x {height} pixels; at least {SMALLEST} a side are needed")
+
+
+def decode(intake: Intake, size: int, workers: int) -> Decoded:
+    """Decode all images of an intake once, at the model's size."""
+    keep = len(intake.images) * 3 * size * size <= IN_MEMORY
+    kept: list[int] = []
+    digests: list[str] = []
+    parts: list[Tensor] = []
+    problems: list[tuple[str, str]] = []
+    total, squared = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    grey = True
+    for positions, pixels, bad in squares(intake.images, size, workers):
+        kept += positions
+        digests += ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64)).item_digests()
+        problems += [(intake.names[i], reason) for i, reason in bad]
+        values = pixels.double() / 255
+        total += values.sum(dim=(0, 2, 3))
+        squared += values.square().sum(dim=(0, 2, 3))
+        grey = grey and bool((pixels[:, :1] == pixels).all())
+        if keep:
+            parts.append(pixels)
+    count = max(len(kept) * size * size, 1)
+    mean = total / count
+    # Not below 0.05: pictures that are nearly all alike must not be blown up into noise.
+    std = (squared / count - mean.square()).clamp(min=0).sqrt().clamp(min=0.05)
+    chosen = intake.images.select(kept)
+    images = ArrayImages(torch.cat(parts), chosen.labels) if keep and kept else chosen
+    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), _three(mean), _three(std), grey)
+
+
+def _three(values: Tensor) -> tuple[float, float, float]:
+    red, green, blue = (round(value, 4) for value in values.tolist())
+    return red, green, blue
+
+
+def typical_side(images: Images, looks: int = 500) -> int:
+    """Give the median of the shorter sides; of many files only some, evenly spread, are looked at."""
+    if isinstance(images, ArrayImages):
+        return min(images.pixels.shape[2:])
+    sides = []
+    for item in images.items[:: max(1, len(images) // looks)]:
+        try:
+            sides.append(min(check_header(item)))
+        except DataError:
+            continue  # named later, when it is decoded
+    return sorted(sides)[len(sides) // 2] if sides else 32

@@ -1,0 +1,389 @@
+"""One learn step: images in, a state out. Nothing is kept of it until it is complete, except where to go on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl.config import Effective, RunConfig, derive
+from geodl.data.batches import Transform, fit
+from geodl.data.images import ArrayImages, Images, concat
+from geodl.errors import ConfigError, DataError
+from geodl.experiment import available_cores, dense, sparse
+from geodl.files import fingerprint
+from geodl.memory import Memory, quota
+from geodl.methods import build
+from geodl.metrics import confusion
+from geodl.nets import Network
+from geodl.own.advice import advise
+from geodl.own.choices import VALIDATION, choose, choose_network, device_kind, explain
+from geodl.own.intake import Decoded, Intake, Problems, decode, typical_side
+from geodl.own.state import KnownClass, State, save
+from geodl.predictors import class_means, nearest_mean, predict
+from geodl.store import RunDirectory
+from geodl.training import Listener, Trainer
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a learn step did; accuracies in %, on the check images; None where there are none."""
+
+    already: bool
+    step: int
+    classes: tuple[str, ...]
+    new: tuple[str, ...]
+    returning: tuple[str, ...]
+    images: int
+    accuracy: float | None
+    per_class: dict[str, float | None]
+    stored_images: int
+    stored_bytes: int
+    warnings: tuple[str, ...]
+    skipped: Problems
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The images of a step, cleaned: labels are internal; `known` counts the classes known before."""
+
+    images: Images
+    digests: tuple[str, ...]
+    names: tuple[str, ...]
+    classes: tuple[KnownClass, ...]
+    known: int
+    problems: Problems
+
+    @property
+    def present(self) -> list[int]:
+        """The classes that the step brings images of."""
+        return sorted(set(self.images.labels.tolist()))
+
+
+def learn_step(
+    store: RunDirectory,
+    last: State | None,
+    intake: Intake,
+    options: Mapping[str, Any],
+    *,
+    strict: bool = False,
+    listener: Listener = lambda kind, **fields: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Learned:
+    """Learn the classes and images of an intake and save the new state; the caller holds the lock."""
+    step = (last.steps if last else 0) + 1
+    kind = device_kind(str(options.get("accelerator") or "auto"))
+    network = {} if last else choose_network(typical_side(intake.images), options, kind)
+    size = last.transform.size if last else int(network["image_size"])
+    decoded = decode(intake, size, int(options.get("workers") or available_cores()))
+    ready = prepare(intake, decoded, last, step)
+    if strict and ready.problems:
+        raise DataError(f"{ready.problems[0][0]}: {ready.problems[0][1]}")
+    listener("read", intake=intake, skipped=ready.problems, images=len(ready.images), side=typical_side(intake.images))
+    train, held, chosen = _set_aside(ready, decoded, last, options, network)
+    listener("chosen", choices=explain(chosen, decoded, len(train), len(ready.classes)))
+    run = _Step(store, last, ready, chosen.config, step, intake.key(), listener, stop)
+    state = run.learn(train, held)
+    save(store, state)
+    result = summarise(state, ready.known, ready.present, problems=ready.problems, images=len(train))
+    store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
+    return result
+
+
+def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> Prepared:
+    """Give the images internal labels and leave out what would contradict or repeat what is stored."""
+    old = list(last.classes) if last else []
+    position = {known.name: i for i, known in enumerate(old)}
+    problems = list(intake.problems + decoded.problems) + _case_clashes(intake.classes, list(position))
+    for name in intake.classes:
+        position.setdefault(name, len(position))
+    mapping = torch.tensor([position[name] for name in intake.classes], dtype=torch.int64)
+    images = decoded.images.relabel(mapping) if len(decoded.kept) else decoded.images
+    names = tuple(intake.names[i] for i in decoded.kept)
+    rows, more = _without_repeats(images.labels.tolist(), decoded.digests, names, last)
+    problems += more
+    if not rows:
+        raise DataError(f"{intake.title}: no image is left to learn from" + _first(problems))
+    images = images.select(rows)
+    # A class of which every image was left out is not learned: the others move up.
+    counts = torch.bincount(images.labels, minlength=len(position)).tolist()
+    fresh = [name for name, i in position.items() if i >= len(old) and counts[i]]
+    final = {known.name: i for i, known in enumerate(old)} | {name: len(old) + k for k, name in enumerate(fresh)}
+    shift = torch.tensor([final.get(name, -1) for name in position], dtype=torch.int64)
+    images = images.relabel(shift)
+    seen = {final[name]: counts[i] for name, i in position.items() if name in final}
+    classes = [replace(known, images=known.images + seen[i]) for i, known in enumerate(old)]
+    classes += [KnownClass(name, step, seen[final[name]]) for name in fresh]
+    return Prepared(
+        images,
+        tuple(decoded.digests[i] for i in rows),
+        tuple(names[i] for i in rows),
+        tuple(classes),
+        len(old),
+        tuple(problems),
+    )
+
+
+def _first(problems: Sequence[tuple[str, str]]) -> str:
+    return f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
+
+
+def _case_clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+    folded = {name.casefold(): name for name in known}
+    return [
+        (
+            name,
+            f"a new class, although the model knows {folded[name.casefold()]!r}; `geodl rename` can bring them together",
+        )
+        for name in names
+        if name not in known and name.casefold() in folded
+    ]
+
+
+def _without_repeats(
+    labels: Sequence[int], digests: Sequence[str], names: Sequence[str], last: State | None
+) -> tuple[list[int], list[tuple[str, str]]]:
+    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for checking."""
+    checks = _labels_of(last.validation) if last else {}
+    stored = _labels_of(last.memory.images) | checks if last else {}
+    seen: dict[str, int] = {}
+    rows, problems = [], []
+    for i, (label, digest) in enumerate(zip(labels, digests, strict=True)):
+        if digest in stored and stored[digest] != label:
+            assert last is not None
+            problems.append((names[i], f"the same picture is stored as class {last.names[stored[digest]]!r} already"))
+        elif digest in seen:
+            where = "" if labels[seen[digest]] == label else " in another class"
+            problems.append((names[i], f"the same picture as {names[seen[digest]]}{where}"))
+        elif digest not in checks:
+            rows.append(i)
+        seen.setdefault(digest, i)
+    return rows, problems
+
+
+def _labels_of(images: Images | None) -> dict[str, int]:
+    return {} if images is None else dict(zip(images.item_digests(), images.labels.tolist(), strict=True))
+
+
+def _set_aside(
+    ready: Prepared, decoded: Decoded, last: State | None, options: Mapping[str, Any], network: Mapping[str, Any]
+) -> tuple[Images, Images, Effective]:
+    """Split off the check images, up to ten a class and a fifth of it, by their content; choose the options.
+
+    A class that comes back gives more of them as long as it has fewer than ten.
+    """
+    have: dict[int, int] = {}
+    if last is not None and last.validation is not None:
+        have = {int(c): int(n) for c, n in enumerate(torch.bincount(last.validation.labels))}
+    held = torch.zeros(len(ready.images), dtype=torch.bool)
+    for label in ready.present:
+        rows = (ready.images.labels == label).nonzero().squeeze(1).tolist()
+        rows.sort(key=lambda i: derive(0, "check image", ready.digests[i]))
+        wanted = min(VALIDATION, ready.classes[label].images // 5) - have.get(label, 0)
+        held[rows[: max(0, min(wanted, len(rows) // 2))]] = True
+    train = ready.images.select(~held)
+    kept = 0 if last is None or last.memory.images is None else len(last.memory.images)
+    chosen = choose(
+        decoded,
+        len(train) + kept,
+        options,
+        network,
+        last.config if last else None,
+        trained=last is not None and last.trained,
+    )
+    return train, ready.images.select(held), chosen
+
+
+class _Progress:
+    """The store's checkpoint, valid only for the same images, options and place in the model's life."""
+
+    def __init__(self, store: RunDirectory, key: str) -> None:
+        self.store, self.key = store, key
+
+    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        self.store.save_progress(tensors, {**state, "key": self.key, "threads": torch.get_num_threads()})
+
+    def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        found = self.store.load_progress()
+        return found if found is not None and found[1].get("key") == self.key else None
+
+
+class _Step:
+    """The training of one step and what follows from it."""
+
+    def __init__(
+        self,
+        store: RunDirectory,
+        last: State | None,
+        ready: Prepared,
+        config: RunConfig,
+        step: int,
+        learned: str,
+        listener: Listener,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.store, self.last, self.ready, self.config = store, last, ready, config
+        self.step, self.learned, self.listener = step, learned, listener
+        self.phase = store.completed()
+        identity = {"images": learned, "config": config.identity(), "phase": self.phase}
+        self.progress = _Progress(store, fingerprint(identity))
+        unfinished = self.progress.load_progress()
+        # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
+        began = unfinished[1]["threads"] if unfinished else None
+        torch.set_num_threads(config.threads or began or available_cores())
+        if unfinished:
+            listener("continued", epoch=unfinished[1]["epoch"])
+        assert config.image_size is not None
+        self.transform = Transform(
+            config.image_size, config.mean, config.std, config.padding, config.flip, config.jitter, config.crop
+        )
+        self.trainer = Trainer(config, build(config), self.transform, listener=self._tell, stop=stop)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self.listener(kind, **fields)
+        if kind != "step":
+            self.store.events(kind, **fields)
+
+    def learn(self, train: Images, held: Images) -> State:
+        """Train, choose what is kept, and see how good the network is on all check images."""
+        network, memory = self._train(train)
+        size = self.transform.size
+        if memory.images is not None and not isinstance(memory.images, ArrayImages):
+            memory = replace(memory, images=fit(memory.images, size, workers=self.config.workers))
+        parts = [held] if self.last is None or self.last.validation is None else [self.last.validation, held]
+        checks = fit(concat(parts), size, workers=self.config.workers)
+        checks = checks.select(checks.labels.argsort(stable=True))
+        means = self._means(network, memory)
+        metrics = self._check(network, means, checks)
+        keeps = bool(self.config.exemplars and len(checks))
+        record = {
+            "action": "learn",
+            "step": self.step,
+            "new": [known.name for known in self.ready.classes[self.ready.known :]],
+            "returning": [self.ready.classes[i].name for i in self.ready.present if i < self.ready.known],
+            "images": len(train),
+            "accuracy": metrics["accuracy"]["nme"],
+            "classes": len(self.ready.classes),
+        }
+        return State(
+            config=self.config,
+            transform=self.transform,
+            network=network.cpu().eval(),
+            trained=len(self.ready.classes) > 1,
+            memory=memory,
+            validation=checks if keeps else None,
+            means=means,
+            classes=self.ready.classes,
+            stored=self._sources(memory.images, checks if keeps else None),
+            learned=self.learned,
+            history=(*(self.last.history if self.last else ()), record),
+            metrics=metrics,
+        )
+
+    def _train(self, train: Images) -> tuple[Network, Memory]:
+        """Give the trained network and the new memory."""
+        last, classes = self.last, len(self.ready.classes)
+        memory = _without_incoming(last.memory, self.ready.digests) if last else Memory.empty()
+        if last is not None and not last.trained and memory.images is not None:
+            train, memory = concat([train, memory.images]), Memory.empty()  # the first real training: all is new
+        if classes > 1:
+            network = last.network if last is not None and last.trained else None
+            phase = self.trainer.learn(self.phase, network, memory, train, classes, self.progress)
+            return phase.network, phase.memory
+        if not self.config.exemplars:
+            raise ConfigError(
+                "exemplars = 0: the first step needs two classes or more, since nothing can be kept of one"
+            )
+        # One class: nothing to train (METHODS section 4, end). Exemplars by the features of the untrained network.
+        network = self.trainer.build(classes)
+        share = quota(classes, self.config.exemplars, self.config.budget)
+        features = self.trainer.features(network, train).pooled
+        chosen = Memory.empty().update(train, features, [0], quota=share, selection=self.config.selection)
+        return network, replace(chosen, means=class_means(features, train.labels, classes))
+
+    def _means(self, network: Network, memory: Memory) -> Tensor:
+        """Give the class means (C, d): of exemplars and their mirrored copies; else those stored, moved by drift."""
+        classes = len(self.ready.classes)
+        assert memory.means is not None
+        if memory.images is None:
+            return memory.means
+        views = [self.trainer.features(network, memory.images)]
+        if self.config.flip:
+            views.append(self.trainer.features(network, memory.images, mirror=True))
+        pooled, labels = (torch.cat([getattr(view, part) for view in views]) for part in ("pooled", "labels"))
+        taken = class_means(pooled, labels, classes)
+        return torch.where((taken != 0).any(dim=1, keepdim=True), taken, memory.means)
+
+    def _check(self, network: Network, means: Tensor, checks: Images) -> dict[str, Any]:
+        """Give metrics.json: confusions of both classifiers on the check images, accuracies in %."""
+        classes = len(self.ready.classes)
+        found = self.trainer.features(network, checks)
+        scores = {"nme": nearest_mean(found.pooled, means), "cnn": found.logits}
+        matrices = {name: confusion(found.labels, predict(score), classes) for name, score in scores.items()}
+        accuracy = {name: _percent(int(m.diagonal().sum()), int(m.sum())) for name, m in matrices.items()}
+        shown = "not checked" if accuracy["nme"] is None else f"{accuracy['nme']:.1f} %"
+        return {
+            "phase": self.phase,
+            "classes": [known.name for known in self.ready.classes],
+            "confusions": {name: sparse(matrix) for name, matrix in matrices.items()},
+            "accuracy": accuracy,
+            "headline": f"{shown} on {classes} classes",
+        }
+
+    def _sources(self, *parts: Images | None) -> dict[str, str]:
+        """Say where each stored image came from."""
+        before = dict(self.last.stored) if self.last else {}
+        known = before | dict(zip(self.ready.digests, self.ready.names, strict=True))
+        digests = [digest for part in parts if part is not None for digest in part.item_digests()]
+        return {digest: known.get(digest, "unknown") for digest in digests}
+
+
+def _without_incoming(memory: Memory, digests: Sequence[str]) -> Memory:
+    """Leave out exemplars that come again in this step, so that no picture counts twice."""
+    if memory.images is None:
+        return memory
+    incoming = set(digests)
+    rows = [i for i, digest in enumerate(memory.images.item_digests()) if digest not in incoming]
+    return replace(memory, images=memory.images.select(rows) if rows else None)
+
+
+def _percent(right: int, count: int) -> float | None:
+    return 100 * right / count if count else None
+
+
+def summarise(
+    state: State,
+    known: int,
+    present: Sequence[int],
+    *,
+    already: bool = False,
+    problems: Problems = (),
+    images: int = 0,
+) -> Learned:
+    """Put a state into words; `known` classes were there before the step, which brought images of those `present`."""
+    names = state.names
+    matrix = dense(state.metrics["confusions"]["nme"], len(names))
+    counts, right = matrix.sum(dim=1).tolist(), matrix.diagonal().tolist()
+    pictures = [part for part in (state.memory.images, state.validation) if part is not None]
+    return Learned(
+        already=already,
+        step=state.steps,
+        classes=tuple(names),
+        new=tuple(names[known:]),
+        returning=tuple(names[i] for i in present if i < known),
+        images=images,
+        accuracy=_percent(sum(right), sum(counts)),
+        per_class={name: _percent(right[i], counts[i]) for i, name in enumerate(names)},
+        stored_images=sum(len(part) for part in pictures),
+        stored_bytes=sum(stored_bytes(part) for part in pictures),
+        warnings=tuple(advise(matrix, state.classes, state.config, present)),
+        skipped=problems,
+    )
+
+
+def stored_bytes(images: Images) -> int:
+    """Count the bytes that stored images take."""
+    if isinstance(images, ArrayImages):
+        return images.pixels.nbytes
+    return sum(len(images.encoded(i)) for i in range(len(images)))
