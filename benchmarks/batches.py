@@ -1,6 +1,7 @@
 """What the input pipelines cost: in memory against a ResNet-32 step; from files with 0, 1 and 2 threads.
 
-Run with `python -m benchmarks.batches`. Aims: the in-memory pipeline takes less than 3 % of a training step; the file pipeline keeps both cores busy.
+Run with `python -m benchmarks.batches`. Aims: the in-memory pipeline takes less than 3 % of a training step; the file
+pipeline keeps both cores busy.
 """
 
 import argparse

@@ -143,6 +143,12 @@ def test_augmentation_is_new_in_each_epoch():
     assert len(seen) > 4
 
 
+def test_augmentation_is_new_in_each_step():
+    copies = small(1).select([0] * 16)
+    first, second = collect(Batches(copies, PLAIN, 8, seed=0))
+    assert not torch.equal(first.images, second.images)
+
+
 @pytest.mark.parametrize("crop", ["pad", "resized"])
 def test_entering_an_epoch_late_changes_nothing(crop):
     for images in (small(), photos()):

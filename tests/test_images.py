@@ -124,7 +124,7 @@ def test_thirty_two_bit_integers():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
 def test_exif_orientation(orientation, kind):
     image = Image.fromarray(noise(16, 24, 3))
     exif = Image.Exif()
