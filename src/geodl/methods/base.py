@@ -57,6 +57,8 @@ class Phase:
     """Pooled features (N, d) of un-augmented images under the network as it is now, in eval mode."""
     device: torch.device
     shard: Shard = Shard()
+    optimised: Memory | None = None
+    """The memory for the next phase where a stage has made it; None: exemplars are chosen among the images."""
 
     def training_images(self) -> Images:
         """Give the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""

@@ -1,0 +1,169 @@
+"""Mnemonics: LUCIR whose exemplars are optimised, pixel by pixel, by a bilevel problem (Liu et al. 2020)."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor, distributed, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from geodl.config import derive, option
+from geodl.data.batches import Batch, Transform, fit
+from geodl.data.images import ArrayImages
+from geodl.losses import global_mean
+from geodl.memory import Memory, quota
+from geodl.methods.base import Losses, Phase, Schedule, Stage, register
+from geodl.methods.lucir import Lucir, LucirConfig
+from geodl.nets import Network
+
+
+class MnemonicsConfig(LucirConfig):
+    """Options of Mnemonics: those of LUCIR and of the exemplars' optimisation."""
+
+    method: Literal["mnemonics"] = option("mnemonics", "Method", "Mnemonics.")  # type: ignore[assignment]
+    outer_steps: int = option(20, "Method", "Steps that the exemplars' pixels take in each phase.", ge=0)
+    outer_rate: float = option(
+        1.0, "Method", "Grey levels that an exemplar's pixels move in a step (root mean square).", gt=0
+    )
+    inner_steps: int = option(5, "Method", "SGD steps of the temporary network on the exemplars.", ge=1)
+    inner_lr: float = option(0.01, "Method", "Learning rate of the temporary network.", gt=0)
+    inner_batch: int = option(16, "Method", "Exemplars in each step of the temporary network.", ge=1)
+
+
+@register
+class Mnemonics(Lucir):
+    """LUCIR; then its herded exemplars move to where training on them helps most (Mnemonics Sec. 4.3)."""
+
+    name = "mnemonics"
+    summary = "lucir with exemplars whose pixels are optimised: training on them shall serve the phase's data"
+    paper = "Liu, Su, Liu, Schiele, Sun: Mnemonics Training, CVPR 2020"
+    Config = MnemonicsConfig
+    config: MnemonicsConfig
+
+    def stages(self, phase: Phase) -> Iterator[Stage]:
+        """Give LUCIR's stages, then that of the exemplars, from the herded ones on."""
+        yield from super().stages(phase)
+        share = quota(phase.old + phase.new, self.config.exemplars, self.config.budget)
+        if share and self.config.outer_steps:
+            yield self._exemplar_stage(phase, super().exemplars(phase, share))
+
+    def exemplars(self, phase: Phase, quota: int) -> Memory:
+        """Keep the optimised exemplars; where nothing was optimised, as LUCIR."""
+        return phase.optimised or super().exemplars(phase, quota)
+
+    def _exemplar_stage(self, phase: Phase, herded: Memory) -> Stage:
+        assert herded.images is not None
+        # At the size from which the test-time transform only cuts, so that the network sees later what it sees here.
+        start = fit(herded.images, phase.transform.shorter_side, workers=phase.config.workers)
+        pixels = Pixels(start)
+        network = deepcopy(phase.network).eval().requires_grad_()
+        network.head.thaw()
+        present = torch.isin(start.labels, phase.images.labels)
+        halves = _halves(start.labels, ~present)
+
+        def loss(module: nn.Module, batch: Batch) -> Losses:
+            pixels.clip()
+            step = int(pixels.steps)
+            generator = Generator().manual_seed(derive(phase.config.seed, "exemplars", phase.index, step))
+            # New classes' exemplars move for the phase's data; half of the old ones, in turns, for the other half
+            # as it was: a half that has moved is no measure of what was learned.
+            tasks = {"new": (present.nonzero().squeeze(1), batch.images, batch.labels)}
+            moved, kept = halves[step % 2], halves[1 - step % 2]
+            if len(moved) and len(kept):
+                kept = _draw(kept, max(phase.config.batch_size // 2, 1), generator)
+                x = as_inputs(start.pixels[kept].float(), phase.transform)
+                tasks["old"] = (moved, x.to(phase.device), start.labels[kept].to(phase.device))
+            moves = {name: self._move(phase, network, pixels, *task, generator) for name, task in tasks.items()}
+            rows, values, directions = zip(*moves.values(), strict=True)
+            slope = module(torch.cat(rows), torch.cat(directions))
+            # The losses' values, with the normalised gradients as their slope.
+            return dict(zip(moves, values, strict=True)) | {"new": values[0] + (slope - slope.detach())}
+
+        def finish() -> None:
+            phase.optimised = replace(herded, images=ArrayImages(pixels.stored(), start.labels))
+
+        schedule = Schedule(self.config.outer_steps, self.config.outer_rate, momentum=0.0)
+        batches = phase.batches(phase.images, "exemplars")
+        return Stage("exemplars", pixels, batches, loss, schedule, training=False, steps=1, finish=finish)
+
+    def _move(
+        self, phase: Phase, network: Network, pixels: "Pixels", rows: Tensor, x: Tensor, y: Tensor, generator: Generator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw E exemplars among the rows; give them (E,), the loss of (x, y) after training on them, its direction."""
+        steps, lr = self.config.inner_steps, self.config.inner_lr
+        drawn = _draw(rows, steps * self.config.inner_batch, generator)
+        size = min(self.config.inner_batch, len(drawn))
+        places = torch.arange(steps * size).view(steps, size) % len(drawn)  # few exemplars serve again and again
+        some = pixels.values.detach()[drawn].requires_grad_()
+        labels = pixels.labels[drawn]
+        with torch.autocast(phase.device.type, enabled=False):
+            weights = unrolled(network, as_inputs(some, phase.transform), labels, places, lr)
+            each = F.cross_entropy(functional_call(network, weights, (x,)).logits, y, reduction="none")
+            value = global_mean(each, phase.shard.group)
+            (gradient,) = torch.autograd.grad(value, some)
+        if phase.shard.group is not None:  # every rank moves the exemplars by the gradient of the whole batch
+            distributed.all_reduce(gradient, group=phase.shard.group)
+        # An image moves by one grey level (root mean square) times the rate; one without gradient stays.
+        length = gradient.square().mean((1, 2, 3), keepdim=True).sqrt()
+        return drawn, value.detach(), gradient / length.clamp(min=1e-30)
+
+
+class Pixels(nn.Module):
+    """Exemplars that move: values (N, 3, H, W) in grey levels 0 to 255; ``steps`` counts the moves."""
+
+    steps: Tensor
+    labels: Tensor
+
+    def __init__(self, start: ArrayImages) -> None:
+        super().__init__()
+        self.values = nn.Parameter(start.pixels.float())
+        self.register_buffer("labels", start.labels, persistent=False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, rows: Tensor, directions: Tensor) -> Tensor:
+        """Give a number whose gradient is directions: (E, 3, H, W) at rows: (E,)."""
+        self.steps += 1
+        return (self.values[rows] * directions).sum()
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Bring pixels that a step took out of range back to black or white."""
+        self.values.clamp_(0, 255)
+
+    def stored(self) -> Tensor:
+        """Give the pixels to store: uint8 (N, 3, H, W), clipped and rounded, never wrapped."""
+        return self.values.detach().clamp(0, 255).round().to(torch.uint8).cpu()
+
+
+def unrolled(network: Network, x: Tensor, y: Tensor, places: Tensor, lr: float) -> dict[str, Tensor]:
+    """Give the weights after SGD steps on exemplars x: (E, 3, H, W), y: (E,), differentiable by x (the inner problem).
+
+    places: (steps, batch), the exemplars that each step takes.
+    """
+    weights: dict[str, Tensor] = dict(network.named_parameters())
+    for batch in places:
+        loss = F.cross_entropy(functional_call(network, weights, (x[batch],)).logits, y[batch])
+        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        weights = {name: w - lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
+    return weights
+
+
+def as_inputs(pixels: Tensor, transform: Transform) -> Tensor:
+    """Give pixels: (E, 3, H, W) as the network sees them at test time: the centre, normalised (E, 3, size, size)."""
+    edge = (pixels.shape[2] - transform.size) // 2
+    centre = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
+    mean, std = (255 * centre.new_tensor(part)[:, None, None] for part in (transform.mean, transform.std))
+    return ((centre - mean) / std).contiguous(memory_format=torch.channels_last)
+
+
+def _halves(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut the rows under the mask in two, by turns within each class; labels: (N,) are sorted."""
+    rank = torch.arange(len(labels)) - torch.searchsorted(labels, labels)
+    return (mask & (rank % 2 == 0)).nonzero().squeeze(1), (mask & (rank % 2 == 1)).nonzero().squeeze(1)
+
+
+def _draw(rows: Tensor, count: int, generator: Generator) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=generator)[:count]]
