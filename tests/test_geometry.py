@@ -1,5 +1,7 @@
 import math
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,7 +190,7 @@ def test_flow_joins_the_subspaces_at_constant_speed(angles):
 dimensions = st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda x: (x[0], 2 * x[0] + x[1]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(dimensions, st.integers(0, 10**6), st.data())
 def test_invariants_of_the_flow(shape, seed, data):
     n, d = shape
@@ -271,6 +273,16 @@ def test_flow_refuses_bases_that_do_not_fit():
         GeodesicFlow.between(eye[:, :2], eye[:, :3])
     with pytest.raises(GeodlError, match=r"\(4, 2\) and \(3, 2\)"):
         GeodesicFlow.between(eye[:, :2], torch.eye(3)[:, :2])
+
+
+def test_the_examples_of_the_documentation_run():
+    page = (Path(__file__).parents[1] / "docs" / "geometry.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 3
+    names = {}
+    for example in examples:
+        exec(example, names)
+    assert names["new"].grad.isfinite().all()
 
 
 # ---- derivatives

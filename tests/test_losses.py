@@ -62,8 +62,8 @@ def spread(batch, d, decay, noise, seed, rotation):
     """A teacher whose centred singular values decay to `decay`, and a student turned away from it by `rotation`."""
     rng = np.random.default_rng(seed)
     centred = np.linalg.qr(np.hstack([np.ones((batch, 1)), rng.standard_normal((batch, batch - 1))]))[0][:, 1:]
-    frame = random_orthogonal(rng, d)
     k = batch - 1
+    frame = np.linalg.qr(rng.standard_normal((d, 2 * k)))[0]
     values = np.geomspace(1, decay, k)
     a, b = frame[:, :k], frame[:, k : 2 * k]
     turned = a * np.cos(rotation) + b * np.sin(rotation)
@@ -77,14 +77,15 @@ def spread(batch, d, decay, noise, seed, rotation):
 
 @pytest.mark.parametrize("decay", [1.0, 1e-2, 1e-4])
 @pytest.mark.parametrize("degrees", [0.01, 1.0, 45.0, 89.0, 89.9])
-@pytest.mark.parametrize("dim", [127, 12])
-def test_single_precision_agrees_with_double_on_the_same_inputs(decay, degrees, dim):
+@pytest.mark.parametrize(("dim", "d"), [(127, 80), (12, 80), (127, 2048)])
+def test_single_precision_agrees_with_double_on_the_same_inputs(decay, degrees, dim, d):
     rotation = np.linspace(0.01, degrees, 31) * math.pi / 180
-    new, old = (z.float() for z in spread(32, 80, decay, 0.3, seed=3, rotation=rotation))
+    new, old = (z.float() for z in spread(32, d, decay, 0.3, seed=3, rotation=rotation))
     loss = GeodesicDistillation(dim)
     single, double = loss(new, old).item(), loss(new.double(), old.double()).item()
     assert single == pytest.approx(double, rel=1e-5, abs=1e-7)
-    assert double == pytest.approx(geodesic_loss(new.numpy(), old.numpy(), dim), rel=1e-6, abs=1e-9)
+    if d < 100:  # the oracle's kernel is dense
+        assert double == pytest.approx(geodesic_loss(new.numpy(), old.numpy(), dim), rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("through_flow", [False, True])
@@ -120,7 +121,7 @@ def test_a_full_space_gives_the_cosine_loss(dtype):
     torch.testing.assert_close(slope, cosine_slope)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(2, 12), st.integers(1, 14), st.integers(1, 14), st.integers(0, 10**6))
 def test_swapping_and_orthogonal_changes_leave_the_loss_unchanged(batch, d, dim, seed):
     student, teacher = pair(batch, d, seed=seed)

@@ -70,6 +70,15 @@ def contrast(z: Tensor) -> Tensor:
     return result
 
 
+def rank_tolerance(batch: int, d: int, eps: float) -> float:
+    """Return the share of the largest singular value of a (batch, d) matrix below which others are rounding noise.
+
+    The usual max(batch, d) * eps, but no more than 256 eps: float32 features of any width are to keep singular values down
+    to 1e-4 of the largest, and their noise does not grow with d (it is near 1e-7).
+    """
+    return min(max(batch, d), 256) * eps
+
+
 @dataclass(frozen=True)
 class Spectrum:
     """Singular triplets of rows: (..., m, d), largest first; those beyond the numerical rank have zero vectors in `right`."""
@@ -80,11 +89,8 @@ class Spectrum:
     rank: int  # of the poorest batch
 
     @classmethod
-    def of(cls, rows: Tensor, size: int, floor: Tensor, eps: float) -> Spectrum:
-        """Decompose float64 rows: (..., m, d) of data with relative precision eps.
-
-        size: max(batch, d) of the rank rule ``s > size * eps * s_max``; floor: (...,) the rounding noise that centring leaves.
-        """
+    def of(cls, rows: Tensor, floor: Tensor, eps: float) -> Spectrum:
+        """Decompose float64 rows: (..., m, d) of data with relative precision eps; floor: (...,) is the noise centring leaves."""
         rows = rows.detach()
         m, d = rows.shape[-2:]
         if eps == _FLOAT64_EPS:
@@ -99,7 +105,7 @@ class Spectrum:
             left, right = (vectors, others) if wide else (others, vectors)
         if not values.numel():
             return cls(left, values, right, 0)
-        kept = (values > size * eps * values[..., :1]) & (values > floor.unsqueeze(-1))
+        kept = (values > rank_tolerance(m, d, eps) * values[..., :1]) & (values > floor.unsqueeze(-1))
         rank = int(kept.sum(-1).min())
         return cls(left, values, right * kept.unsqueeze(-2), rank)
 
@@ -140,7 +146,7 @@ def leading_subspace(rows: Tensor, spectrum: Spectrum, n: int) -> Tensor:
 def subspace(z: Tensor, dim: int, *, centre: bool = True) -> Tensor:
     """Return an orthonormal basis (..., d, n) of the leading principal directions of a batch z: (..., batch, d).
 
-    n = min(dim, rank); rank counts the singular values of the centred batch above max(batch, d) * eps * the largest
+    n = min(dim, rank); rank counts the singular values of the centred batch above `rank_tolerance` * the largest
     (the smallest rank, where there are leading dimensions). Differentiable as a subspace (see `_LeadingSubspace`).
     """
     if z.dim() < 2:
@@ -155,7 +161,7 @@ def subspace(z: Tensor, dim: int, *, centre: bool = True) -> Tensor:
     floor = eps * torch.linalg.vector_norm(rows.detach(), dim=(-2, -1))
     if centre:
         rows = contrast(rows)[..., 1:, :]
-    spectrum = Spectrum.of(rows, max(z.shape[-2:]), floor, eps)
+    spectrum = Spectrum.of(rows, floor, eps)
     return leading_subspace(rows, spectrum, min(dim, spectrum.rank)).to(dtype)
 
 

@@ -23,6 +23,7 @@ from geodl.geometry import (
     contrast,
     kernel_coordinates,
     leading_subspace,
+    rank_tolerance,
     working_dtype,
 )
 
@@ -166,7 +167,7 @@ def _project_by_gram(
     inverse = torch.linalg.solve_triangular(lower, torch.eye(len(new) - first).to(lower), upper=False)
     # 1 / |L^-1| and |L| bound the smallest and the largest singular value: full rank by the rule of `Spectrum.of`.
     smallest, largest = (1 / torch.linalg.matrix_norm(inverse), torch.linalg.matrix_norm(lower))
-    floor = (max(new.shape) * largest).clamp(min=len(new) ** 0.5) * eps
+    floor = (rank_tolerance(len(new), new.shape[1], eps) * largest).clamp(min=eps * len(new) ** 0.5)
     if not bool(((info == 0) & (smallest > floor)).all()):
         return None
     new_on_old, old_on_old = (gram[:, first:] @ inverse[0].mT for gram in (new_old, old_old))
@@ -186,7 +187,7 @@ def _project_on_bases(
     frames = []
     for rows in (old, new if through_flow else new.detach()):
         frame = contrast(rows)[1:] if centre else rows
-        frames.append((frame, Spectrum.of(frame, max(rows.shape), floor, eps)))
+        frames.append((frame, Spectrum.of(frame, floor, eps)))
     n = min(dim, *(spectrum.rank for _, spectrum in frames))
     p, q = (leading_subspace(frame, spectrum, n) for frame, spectrum in frames)
     overlap = p.mT @ q
