@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from geodl.classifier import IncrementalClassifier
     from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
 
 _HOMES = {
+    "IncrementalClassifier": "geodl.classifier",
     "GeodesicDistillation": "geodl.losses",
     "CosineDistillation": "geodl.losses",
     "LogitDistillation": "geodl.losses",
 }
 
-__all__ = ["CosineDistillation", "GeodesicDistillation", "LogitDistillation", "__version__"]
+__all__ = ["CosineDistillation", "GeodesicDistillation", "IncrementalClassifier", "LogitDistillation", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from geodl.data.images import ArrayImages, Images
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
 from geodl.metrics import confusion
 from geodl.own import state as states
-from geodl.own.choices import device_kind
+from geodl.own.choices import checked, device_kind
 from geodl.own.intake import Problems, as_images, squares, take
 from geodl.own.state import State
 from geodl.predictors import features_of, nearest_mean
@@ -117,6 +117,7 @@ class IncrementalClassifier:
         from geodl.own.learning import learn_step, summarise  # here, so that predicting never loads what trains
         from geodl.training import Interrupted
 
+        wanted = checked(options)
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
         intake = take(images, labels, classes, strict=strict)
@@ -127,7 +128,7 @@ class IncrementalClassifier:
                 last = states.load(store)
                 if last is not None and last.learned == intake.key() and not again:
                     return summarise(last, len(last.classes), (), already=True)
-                return learn_step(store, last, intake, options, strict=strict, listener=listener, stop=stop)
+                return learn_step(store, last, intake, wanted, strict=strict, listener=listener, stop=stop)
         except Interrupted:
             raise
         except GeodlError:

@@ -31,6 +31,46 @@ _GROUPS = {
 # name, where it is, group, what it does, an example
 _COMMANDS = [
     (
+        "learn",
+        "own:learn",
+        OWN,
+        "Learn the classes in a folder of class folders: new ones, and more images of known ones. Old images are not needed. "
+        "Stopped or killed, the same command goes on.",
+        "geodl learn flowers/ week1/",
+    ),
+    (
+        "predict",
+        "own:predict",
+        OWN,
+        "Say what is in images: the class and how sure the model is (softmax of the learned scale times the cosines with the "
+        "class means).",
+        "geodl predict flowers/ photo.jpg more/ --top 3",
+    ),
+    (
+        "evaluate",
+        "own:evaluate",
+        OWN,
+        "Say how good a model is on images whose classes you know: overall, by class, by learning step, and what it mixes up.",
+        "geodl evaluate flowers/ test/",
+    ),
+    (
+        "info",
+        "own:info",
+        OWN,
+        "Say what a model knows and keeps: classes and when they were learned, stored images, sizes, accuracy so far.",
+        "geodl info flowers/",
+    ),
+    ("undo", "own:undo", OWN, "Take the last step of a model back.", "geodl undo flowers/"),
+    ("rename", "own:rename", OWN, "Give a class another name.", "geodl rename flowers/ daisy marguerite"),
+    ("remove", "own:remove", OWN, "Remove a class and its images from a model.", "geodl remove flowers/ daisy"),
+    (
+        "export",
+        "own:export",
+        OWN,
+        "Write a model as one ONNX file with labels and preprocessing inside and no images, checked against the model.",
+        "geodl export flowers/ flowers.onnx",
+    ),
+    (
         "run",
         "run:run",
         RESEARCH,

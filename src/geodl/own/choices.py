@@ -29,6 +29,28 @@ class Choice:
     why: str
 
 
+ALLOWED = (
+    *("method", "distill", "distill_weight", "subspace_dim", "through_flow", "temperature", "margin", "hard_classes"),
+    *("margin_weight", "finetune_epochs", "network", "pretrained", "weights", "scale", "image_size", "padding", "flip"),
+    *("jitter", "mean", "std", "epochs", "batch_size", "lr", "schedule", "milestones", "lr_decay", "momentum"),
+    *("weight_decay", "label_smoothing", "clip_norm", "seed", "exemplars", "budget", "selection", "threads"),
+    *("accelerator", "precision", "compile", "workers", "checkpoint_steps"),
+)
+"""The options of a run that make sense for a learn step."""
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what the user set, before anything is read or written; give the values as they were understood."""
+    wanted = {key: value for key, value in options.items() if value is not None}
+    for key in wanted:
+        if key not in ALLOWED:
+            raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(ALLOWED)}")
+    if wanted.get("method", "lucir") not in ("lucir", "finetune"):
+        raise ConfigError(f"method = {wanted['method']!r}: allowed for your own images are lucir and finetune")
+    config = configure([Layer("your option", wanted)]).config
+    return {key: getattr(config, key) for key in wanted}
+
+
 def device_kind(accelerator: str) -> str:
     """Say what training runs on: cpu, cuda or mps."""
     if accelerator != "auto":
@@ -89,7 +111,7 @@ def choose(
 
     `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already.
     """
-    wanted = {key: value for key, value in options.items() if value is not None}
+    wanted = dict(options)
     if last is None:
         size = int(network["image_size"])
         values = {"mean": decoded.mean, "std": decoded.std, "flip": not decoded.grey, "padding": max(1, size // 8)}
@@ -117,7 +139,7 @@ def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str
 def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
     for key in FIXED:
         there = getattr(last, key)
-        if key in wanted and str(wanted[key]) != str(there):
+        if key in wanted and wanted[key] != there:
             raise ConfigError(f"{key} = {wanted[key]}: this model was made with {there}; another needs a new model")
 
 
