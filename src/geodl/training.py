@@ -233,7 +233,9 @@ class Trainer:
             epoch, step = state["epoch"], state["step"]
             stage.module.load_state_dict(_part(tensors, "module"))
             for i, buffer in _part(tensors, "momentum").items():
-                optimizer.state[parameters[int(i)]]["momentum_buffer"] = buffer.to(self.fabric.device)
+                parameter = parameters[int(i)]
+                # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
+                optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
         if self.config.compile and number == 0:
             stage.module.compile()
         module, wrapped = self.fabric.setup(stage.module, optimizer)
@@ -255,7 +257,7 @@ class Trainer:
                 batch = _to(batch, self.fabric.device)
                 parts = stage.loss(module, batch)
                 loss = torch.stack(list(parts.values())).sum()
-                if not math.isfinite(loss.item()):
+                if not math.isfinite(loss.detach().item()):
                     raise TrainingError(self._not_finite(phase, stage, epoch, step, parts, progress))
                 self.fabric.backward(loss)
                 if self.config.clip_norm is not None:
@@ -332,7 +334,7 @@ class Trainer:
     def _not_finite(
         self, phase: Phase, stage: Stage, epoch: int, step: int, parts: Mapping[str, Tensor], progress: Progress
     ) -> str:
-        values = ", ".join(f"{name} = {float(value):.4g}" for name, value in parts.items())
+        values = ", ".join(f"{name} = {float(value.detach()):.4g}" for name, value in parts.items())
         where = "the start of the phase"
         with suppress(GeodlError):
             last = progress.load_progress()

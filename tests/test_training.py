@@ -1,0 +1,346 @@
+"""The loop: schedules, resume, caching, stopping, and what a phase prepares."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests import tiny
+
+from geodl import experiment, files
+from geodl.cache import Cache
+from geodl.errors import StoreError, TrainingError
+from geodl.experiment import run
+from geodl.methods import METHODS, Schedule
+from geodl.store import RunDirectory
+from geodl.training import Interrupted
+
+RESULTS = ("model.safetensors", "memory.safetensors", "metrics.json")
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Give the bytes of all that must be identical between a broken and an unbroken run."""
+    found = sorted((directory / "phases").glob("*/*"))
+    return {str(path.relative_to(directory)): path.read_bytes() for path in found if path.name in RESULTS}
+
+
+@pytest.fixture(scope="module")
+def data():
+    return tiny.dataset()
+
+
+# -- schedules
+
+
+def test_step_schedule_changes_exactly_at_the_milestones():
+    schedule = Schedule(epochs=160, lr=0.1, milestones=(0.5, 0.75), decay=0.1)
+    rates = [schedule.lr_at(epoch, step, 10) for epoch in range(160) for step in range(10)]
+    assert rates[0] == 0.1  # not stepped before the first epoch
+    assert rates[: 80 * 10] == [0.1] * 800
+    assert rates[80 * 10] == pytest.approx(0.01)
+    assert rates[119 * 10 + 9] == pytest.approx(0.01)
+    assert rates[120 * 10] == pytest.approx(0.001)
+
+
+def test_onecycle_rises_to_the_peak_and_falls_to_almost_nothing():
+    schedule = Schedule(epochs=4, lr=0.2, kind="onecycle")
+    rates = [schedule.lr_at(epoch, step, 25) for epoch in range(4) for step in range(25)]
+    peak = rates.index(max(rates))
+    assert peak == 25
+    assert rates[:peak] == sorted(rates[:peak])
+    assert rates[peak:] == sorted(rates[peak:], reverse=True)
+    assert max(rates) == pytest.approx(0.2, rel=1e-3)
+    assert rates[-1] < 1e-3 * 0.2
+
+
+# -- a run as a whole
+
+
+def test_a_run_writes_what_it_promises(tmp_path, data):
+    heard: list[tuple[str, dict[str, Any]]] = []
+    store = run(
+        tiny.config(method="lucir", distill="geodesic"),
+        out=tmp_path / "r",
+        data=data,
+        listener=lambda kind, **f: heard.append((kind, f)),
+    )
+    assert store.completed() == 3
+    metrics = store.load_phase(2).metrics
+    assert sorted(metrics["classes"]) == sorted(data.classes)
+    assert set(metrics["results"]) == {"cnn", "nme", "ame", "honest_ame"}
+    assert len(metrics["results"]["cnn"]["accuracy"]) == 3
+    kinds = [kind for kind, _ in heard]
+    assert kinds[0] == "run"
+    assert kinds[-1] == "done"
+    assert kinds.count("phase") == kinds.count("evaluated") == 3
+    recorded = [event["kind"] for event in store.read_events()]
+    assert "epoch" in recorded
+    assert "step" not in recorded
+
+
+def test_confusions_count_every_test_image_once(tmp_path, data):
+    store = run(tiny.config(method="finetune"), out=tmp_path / "r", data=data)
+    for t in range(3):
+        metrics = store.load_phase(t).metrics
+        seen = len(metrics["classes"])
+        for entries in metrics["confusions"].values():
+            matrix = experiment.dense(entries, seen)
+            assert matrix.sum(dim=1).tolist() == [5] * seen
+            assert experiment.sparse(matrix) == entries
+
+
+def test_the_seed_changes_the_result_and_nothing_else_does(tmp_path, data):
+    def weights(name: str, seed: int) -> torch.Tensor:
+        torch.manual_seed(hash(name) % 1000)  # the global state must not matter
+        store = run(tiny.config(method="finetune", seed=seed, phases=0, base=None), out=tmp_path / name, data=data)
+        return store.load_phase(0).model["head.weight"]
+
+    first, again, other = weights("a", 1), weights("b", 1), weights("c", 2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_frozen_rows_stay_bit_for_bit_and_sigma_is_carried_over(tmp_path, data):
+    store = run(tiny.config(method="lucir"), out=tmp_path / "r", data=data)
+    before, after = store.load_phase(0).model, store.load_phase(1).model
+    assert torch.equal(before["head.weight"], after["head.weight"][:2])
+    assert after["head.scale"] != 5.0  # learned, not reset
+    plain = run(tiny.config(method="finetune"), out=tmp_path / "p", data=data)
+    assert not torch.equal(plain.load_phase(0).model["head.weight"], plain.load_phase(1).model["head.weight"][:2])
+
+
+def test_memory_keeps_the_quota_of_every_class(tmp_path, data):
+    store = run(tiny.config(method="finetune", exemplars=3), out=tmp_path / "r", data=data)
+    labels = store.load_phase(2).memory["images.labels"]
+    assert torch.bincount(labels).tolist() == [3, 3, 3, 3]
+    total = run(tiny.config(method="finetune", exemplars=9, budget="total"), out=tmp_path / "t", data=data)
+    assert [torch.bincount(total.load_phase(t).memory["images.labels"]).tolist() for t in range(3)] == [
+        [4, 4],
+        [3, 3, 3],
+        [2, 2, 2, 2],
+    ]
+
+
+def test_without_exemplars_it_still_learns_and_stored_means_predict(tmp_path, data):
+    store = run(tiny.config(method="lucir", exemplars=0), out=tmp_path / "r", data=data)
+    results = store.load_phase(2).metrics["results"]
+    assert set(results) == {"cnn", "ame", "honest_ame"}
+
+
+def test_joint_training_starts_anew_with_everything(tmp_path, data):
+    images: list[int] = []
+    run(
+        tiny.config(method="joint"),
+        out=tmp_path / "r",
+        data=data,
+        listener=lambda kind, **f: images.append(f["images"]) if kind == "phase" else None,
+    )
+    assert images == [18, 27, 36]
+
+
+def test_a_class_order_and_groups_of_one(tmp_path, data):
+    store = run(
+        tiny.config(method="lucir", distill="geodesic", groups=(1, 1, 2), base=None, order="natural"),
+        out=tmp_path / "r",
+        data=data,
+    )
+    assert store.load_phase(2).metrics["results"]["cnn"]["groups"] == [["class 0"], ["class 1"], ["class 2", "class 3"]]
+
+
+# -- continuing
+
+
+def test_a_complete_run_is_not_computed_again(tmp_path, data):
+    config = tiny.config(method="finetune")
+    run(config, out=tmp_path / "r", data=data)
+    heard: list[str] = []
+    run(config, out=tmp_path / "r", data=data, listener=lambda kind, **_: heard.append(kind))
+    assert heard == ["run", "done"]
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("lucir", {"distill": "geodesic", "finetune_epochs": 2}),
+        ("bic", {"correction_epochs": 4}),
+        ("mnemonics", {"outer_steps": 3}),
+    ],
+)
+def test_stopped_after_any_step_it_goes_on_to_the_same_bytes(tmp_path, data, method, more):
+    config = tiny.config(method=method, epochs=1, **more)
+    run(config, out=tmp_path / "whole", data=data)
+    for every in (1, 4):
+        directory = tmp_path / f"every-{every}"
+        for _ in range(200):
+            steps = 0
+
+            def stop(every: int = every) -> bool:
+                nonlocal steps
+                steps += 1
+                return steps >= every
+
+            try:
+                run(config, out=directory, data=data, stop=stop)
+                break
+            except Interrupted:
+                continue
+        assert contents(directory) == contents(tmp_path / "whole")
+
+
+class CrashError(Exception):
+    """Power is cut."""
+
+
+def test_a_fault_at_every_write_leaves_a_run_that_goes_on_to_the_same_bytes(tmp_path, data, monkeypatch):
+    config = tiny.config(method="bic", epochs=1, phases=1, base=2, groups=None, correction_epochs=2, checkpoint_steps=2)
+    data = tiny.dataset(3)
+    run(config, out=tmp_path / "whole", data=data)
+    points = 0
+
+    def count(step: str, path: Path) -> None:
+        nonlocal points
+        points += 1
+
+    monkeypatch.setattr(files, "_crash_point", count)
+    run(config, out=tmp_path / "counted", data=data)
+    assert points > 20
+    for point in range(0, points, max(1, points // 25)):  # every write is met by one point or another
+        left = point
+
+        def crash(step: str, path: Path) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise CrashError
+
+        directory = tmp_path / f"crash-{point}"
+        monkeypatch.setattr(files, "_crash_point", crash)
+        with pytest.raises(CrashError):
+            run(config, out=directory, data=data)
+        monkeypatch.setattr(files, "_crash_point", lambda step, path: None)
+        run(config, out=directory, data=data)
+        assert contents(directory) == contents(tmp_path / "whole"), f"crash point {point}"
+
+
+def test_another_configuration_is_refused_by_name(tmp_path, data):
+    run(tiny.config(method="finetune", phases=0, base=None), out=tmp_path / "r", data=data)
+    with pytest.raises(StoreError, match=r"lr is 0\.05 there and 0\.07 now"):
+        run(tiny.config(method="finetune", phases=0, base=None, lr=0.07), out=tmp_path / "r", data=data)
+    run(tiny.config(method="finetune", phases=0, base=None, lr=0.07), out=tmp_path / "r", data=data, fresh=True)
+
+
+def test_threads_are_kept_and_another_number_is_refused(tmp_path, data):
+    config = tiny.config(method="finetune", phases=0, base=None)
+    run(config, out=tmp_path / "r", data=data)
+    with pytest.raises(StoreError, match="threads is 1 there and 2 now"):
+        run(config.model_copy(update={"threads": 2}), out=tmp_path / "r", data=data)
+    torch.set_num_threads(2)
+    run(config.model_copy(update={"threads": None}), out=tmp_path / "r", data=data)
+    assert torch.get_num_threads() == 1  # restored from the run
+    run(config.model_copy(update={"threads": 2}), out=tmp_path / "r", data=data, allow_drift=True)
+    torch.set_num_threads(1)
+
+
+def test_other_data_are_refused(tmp_path, data):
+    config = tiny.config(method="finetune", phases=0, base=None)
+    run(config, out=tmp_path / "r", data=data)
+    with pytest.raises(StoreError, match="fingerprint"):
+        run(config, out=tmp_path / "r", data=tiny.dataset(seed=5))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_place(tmp_path, data):
+    config = tiny.config(method="finetune", lr=1e30, epochs=3, checkpoint_steps=1, scale=1e4)
+    with pytest.raises(
+        TrainingError, match=r"not finite in phase \d, stage train, epoch \d, step \d.*last good checkpoint"
+    ):
+        run(config, out=tmp_path / "r", data=data)
+    checkpoint = RunDirectory(tmp_path / "r").load_progress()
+    assert checkpoint is not None
+    assert all(tensor.isfinite().all() for name, tensor in checkpoint[0].items() if name.startswith("network."))
+
+
+# -- the shared base phase
+
+
+def test_methods_share_a_base_phase_and_get_the_same_bytes_as_without(tmp_path, data):
+    cache = Cache(tmp_path / "cache")
+    kinds: list[str] = []
+
+    def hear(kind: str, **_: Any) -> None:
+        kinds.append(kind)
+
+    run(tiny.config(method="finetune"), out=tmp_path / "a", data=data, cache=cache, listener=hear)
+    assert "cached" not in kinds
+    run(tiny.config(method="lucir"), out=tmp_path / "b", data=data, cache=cache, listener=hear)
+    assert kinds.count("cached") == 1
+    run(tiny.config(method="lucir"), out=tmp_path / "c", data=data, cache=None)
+    assert contents(tmp_path / "b") == contents(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2},
+        {"epochs": 3},
+        {"lr": 0.06},
+        {"scale": 4.0},
+        {"padding": 0},
+        {"batch_size": 9},
+        {"method": "lwf"},
+        {"method": "bic"},
+        {"order": "natural"},
+    ],
+)
+def test_a_base_phase_is_shared_only_by_equals(tmp_path, data, change):
+    cache = Cache(tmp_path / "cache")
+    run(tiny.config(method="finetune", phases=2), out=tmp_path / "a", data=data, cache=cache)
+    kinds: list[str] = []
+    options = {"method": "finetune", "correction_epochs": 1} | change
+    if options["method"] != "bic":
+        options.pop("correction_epochs")
+    run(
+        tiny.config(**options),
+        out=tmp_path / "b",
+        data=data,
+        cache=cache,
+        listener=lambda kind, **_: kinds.append(kind),
+    )
+    assert "cached" not in kinds
+
+
+# -- options of the loop
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"clip_norm": 0.5}, {"label_smoothing": 0.1}, {"schedule": "onecycle"}, {"jitter": 0.25}],
+)
+def test_options_change_the_result_and_keep_it_finite(tmp_path, data, options):
+    plain = run(tiny.config(method="lucir", distill="geodesic"), out=tmp_path / "plain", data=data)
+    other = run(tiny.config(method="lucir", distill="geodesic", **options), out=tmp_path / "other", data=data)
+    a, b = plain.load_phase(2).model["head.weight"], other.load_phase(2).model["head.weight"]
+    assert b.isfinite().all()
+    assert not torch.equal(a, b)
+
+
+def test_bf16_trains_to_finite_weights(tmp_path):
+    # In a process of its own, without AMX: on some virtual machines that advertise it, its instructions end the process.
+    script = (
+        "from tests import tiny; from geodl.experiment import run; from pathlib import Path; import sys\n"
+        "config = tiny.config(method='lucir', distill='geodesic', precision='bf16')\n"
+        "store = run(config, out=Path(sys.argv[1]), data=tiny.dataset())\n"
+        "assert all(t.isfinite().all() for t in store.load_phase(2).model.values() if t.is_floating_point())\n"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "r")], env=environment, check=True, timeout=300)
+
+
+def test_every_method_is_registered_with_its_words():
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert method.summary
+        assert method.paper
+        assert method.Config.model_fields["method"].default == name
