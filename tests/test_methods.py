@@ -1,0 +1,474 @@
+"""The methods: their losses on worked numbers, what a phase prepares for them, and edge cases that all must stand."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests import tiny
+from tests.oracles import geodesic_loss
+from tests.phases import Learner, NoProgress, batch_of, cosine_distance, cross_entropy, divergence, output
+from torch import nn
+
+from geodl.config import Layer, preset_layer
+from geodl.data import Dataset
+from geodl.data.batches import evaluation
+from geodl.data.images import ArrayImages, concat
+from geodl.errors import ConfigError
+from geodl.experiment import run
+from geodl.memory import Memory
+from geodl.methods import METHODS, Method, Phase, Schedule, Stage, configure
+from geodl.methods.icarl import sigmoid_losses
+from geodl.nets import CosineHead, LinearHead, build_network
+from geodl.training import Interrupted
+
+DISTILLATIONS = ("none", "lwf", "cosine", "geodesic")
+
+# Four images; three old classes and one or two new ones.
+STUDENT = [
+    [2.0, -1.0, 0.5, 0.3, -0.2],
+    [0.1, 0.4, -0.3, 1.2, 0.7],
+    [1.5, 1.0, -2.0, 0.0, 0.6],
+    [0.2, 0.1, 0.9, -1.1, 2.0],
+]
+TEACHER = [[1.0, -0.5, 0.2], [0.3, 0.8, -0.1], [0.9, 1.4, -1.0], [0.0, 0.2, 0.4]]
+LABELS = [0, 3, 1, 4]
+
+
+def bare_phase(config, old=3, new=2, network=None) -> Phase:
+    """Give a phase for losses alone: it has numbers of classes and no images."""
+    teacher = object() if old else None
+    unused = None
+    return Phase(1, config, unused, network, teacher, unused, unused, old, new, unused, torch.device("cpu"))  # type: ignore[arg-type]
+
+
+def loss_parts(config, student=STUDENT, teacher=TEACHER, labels=LABELS, **phase_options) -> dict[str, float]:
+    method, phase = METHODS[config.method](config), bare_phase(config, **phase_options)
+    distill = method.distillation(phase)
+    parts = method.losses(phase, batch_of(labels), output(student, seed=1), output(teacher, seed=2), distill)
+    return {name: float(value.detach()) for name, value in parts.items()}
+
+
+# -- losses on worked numbers
+
+
+def test_finetune_is_cross_entropy_alone():
+    assert loss_parts(tiny.config(method="finetune")) == {"ce": pytest.approx(cross_entropy(STUDENT, LABELS), rel=1e-6)}
+
+
+@pytest.mark.parametrize("method", ["lwf", "icarl", "finetune"])
+def test_lwf_distils_the_old_classes_at_temperature_two(method):
+    parts = loss_parts(tiny.config(method=method, distill="lwf"))
+    expected = divergence([row[:3] for row in STUDENT], TEACHER, temperature=2.0)
+    assert parts == {
+        "ce": pytest.approx(cross_entropy(STUDENT, LABELS), rel=1e-6),
+        "distill": pytest.approx(expected, rel=1e-5),  # weight 1, and no further factor T^2
+    }
+
+
+def test_lwf_by_hand():
+    # One image, two old classes. Teacher logits (2 ln 3, 0) are 3 : 1 at temperature 2, the student's (0, 0) are 1 : 1.
+    parts = loss_parts(tiny.config(method="lwf"), [[0.0, 0.0, 5.0]], [[2 * np.log(3.0), 0.0]], [2], old=2, new=1)
+    assert parts["distill"] == pytest.approx(0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5), rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["finetune", "lwf", "icarl"])
+@pytest.mark.parametrize(("old", "new"), [(3, 2), (3, 1), (3, 0)])
+def test_feature_distillations_are_weighted_by_the_root_of_old_over_new(method, old, new):
+    factor = np.sqrt(old / max(new, 1))
+    student, teacher = output(STUDENT, seed=1), output(TEACHER, seed=2)
+    cosine = loss_parts(tiny.config(method=method, distill="cosine"), old=old, new=new)
+    assert cosine["distill"] == pytest.approx(5 * factor * cosine_distance(student.pooled, teacher.pooled), rel=1e-5)
+    geodesic = loss_parts(tiny.config(method=method, distill="geodesic", subspace_dim=2), old=old, new=new)
+    expected = geodesic_loss(student.grid.numpy(), teacher.grid.numpy(), dim=2)
+    assert geodesic["distill"] == pytest.approx(6 * factor * expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("distill", ["lwf", "cosine", "geodesic"])
+def test_the_weight_of_a_distillation_can_be_set(distill):
+    once = loss_parts(tiny.config(method="finetune", distill=distill, distill_weight=1.0))
+    thrice = loss_parts(tiny.config(method="finetune", distill=distill, distill_weight=3.0))
+    assert thrice["distill"] == pytest.approx(3 * once["distill"], rel=1e-6)
+    assert thrice["ce"] == once["ce"]
+
+
+def test_without_a_teacher_there_is_nothing_to_distil():
+    for method in METHODS.values():
+        config = tiny.config(method=method.name)
+        assert set(loss_parts(config, old=0, new=5)) == {"ce"}
+
+
+def test_icarl_sigmoids_by_numpy():
+    def bce(logits, targets):
+        p = 1 / (1 + np.exp(-np.asarray(logits)))
+        return -(targets * np.log(p) + (1 - targets) * np.log(1 - p)).sum(axis=1)
+
+    targets = np.eye(5)[LABELS]
+    config = tiny.config(method="icarl", sigmoid=True)
+    first = sigmoid_losses(torch.tensor(STUDENT), torch.tensor(LABELS), None)
+    np.testing.assert_allclose(first.numpy(), bce(STUDENT, targets), rtol=1e-5)
+    targets[:, :3] = 1 / (1 + np.exp(-np.asarray(TEACHER)))  # iCaRL Alg. 3: q for the old classes, labels for the new
+    assert loss_parts(config) == {"bce": pytest.approx(bce(STUDENT, targets).mean(), rel=1e-5)}
+    with_features = loss_parts(tiny.config(method="icarl", sigmoid=True, distill="cosine"))
+    assert with_features["bce"] == pytest.approx(float(first.mean()), rel=1e-5)
+    assert with_features["distill"] > 0
+
+
+def lucir_network(scale: float = 7.0) -> nn.Module:
+    network = build_network("convnet", 5, head="cosine", scale=scale)
+    network.head = CosineHead(3, 5, scale, seed=4)
+    return network
+
+
+def hinges(network, labels, old, margin, top) -> list[float]:
+    """LUCIR Eq. 8 written out for the features of `output(STUDENT, seed=1)`."""
+    z = output(STUDENT, seed=1).pooled.double().numpy()
+    w = network.head.weight.detach().double().numpy()
+    cosines = (z @ w.T) / np.linalg.norm(z, axis=1)[:, None] / np.linalg.norm(w, axis=1)
+    found = []
+    for row, label in zip(cosines, labels, strict=True):
+        if label < old:
+            hardest = sorted(row[old:], reverse=True)[:top]
+            found += [max(0.0, margin - row[label] + other) for other in hardest]
+    return found
+
+
+@pytest.mark.parametrize(("margin", "weight"), [(0.5, 1.0), (0.2, 1.0), (0.9, 3.0)])
+def test_lucir_margin_is_read_from_the_configuration(margin, weight):
+    network = lucir_network()
+    config = tiny.config(method="lucir", margin=margin, margin_weight=weight)
+    parts = loss_parts(config, network=network)
+    assert parts["margin"] == pytest.approx(weight * np.mean(hinges(network, LABELS, 3, margin, 2)), rel=1e-5)
+    assert set(parts) == {"ce", "distill", "margin"}
+
+
+def test_lucir_margin_is_on_the_cosines_before_sigma():
+    small, large = (loss_parts(tiny.config(method="lucir"), network=lucir_network(scale)) for scale in (1.0, 50.0))
+    assert small["margin"] == pytest.approx(large["margin"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("old", "hard"), [(4, 2), (3, 9)])
+def test_lucir_takes_no_more_hard_classes_than_there_are_new_ones(old, hard):
+    network = lucir_network()
+    teacher = [[*row, 0.0][:old] for row in TEACHER]
+    parts = loss_parts(
+        tiny.config(method="lucir", hard_classes=hard), teacher=teacher, network=network, old=old, new=5 - old
+    )
+    assert parts["margin"] == pytest.approx(np.mean(hinges(network, LABELS, old, 0.5, hard)), rel=1e-5)
+
+
+def test_lucir_margin_is_zero_where_a_batch_has_no_old_class():
+    assert loss_parts(tiny.config(method="lucir"), labels=[3, 4, 3, 4], network=lucir_network())["margin"] == 0
+
+
+def test_lucir_distils_in_the_first_incremental_phase():
+    learner = Learner(tiny.config(method="lucir", epochs=1))
+    learner.learn()
+    phase = learner.prepare()
+    assert phase.index == 1
+    stage = next(learner.method.stages(phase))
+    batch = next(iter(stage.batches.epoch(0)))
+    phase.network.train(stage.training)
+    parts = stage.loss(phase.network, batch)
+    student, teacher = phase.network(batch.images), phase.teacher(batch.images)
+    expected = 5 * np.sqrt(2 / 1) * cosine_distance(student.pooled.detach(), teacher.pooled)
+    # Before the first step teacher and student agree but for the folding; a moved student must be pulled back.
+    assert float(parts["distill"].detach()) == pytest.approx(expected, abs=1e-5)
+    with torch.no_grad():
+        for parameter in phase.network.backbone.parameters():
+            parameter.mul_(1 + 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    moved = stage.loss(phase.network, batch)["distill"]
+    expected = 5 * np.sqrt(2 / 1) * cosine_distance(phase.network(batch.images).pooled.detach(), teacher.pooled)
+    assert float(moved.detach()) == pytest.approx(expected, rel=1e-4)
+    assert expected > 0.01
+
+
+def test_lucir_with_geodesic_keeps_cross_entropy_and_margin():
+    cosine, geodesic = (
+        loss_parts(tiny.config(method="lucir", distill=d), network=lucir_network()) for d in ("cosine", "geodesic")
+    )
+    assert cosine["ce"] == geodesic["ce"]
+    assert cosine["margin"] == geodesic["margin"]
+    assert cosine["distill"] != geodesic["distill"]
+
+
+# -- what a phase prepares
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "joint"])
+@pytest.mark.parametrize("distill", DISTILLATIONS)
+def test_head_and_frozen_rows(method, distill):
+    more = {"outer_steps": 0} if method == "mnemonics" else {}
+    learner = Learner(tiny.config(method=method, distill=distill, epochs=1, **more))
+    features = distill in ("cosine", "geodesic")
+    linear = method in ("lwf", "bic") or (method == "icarl" and not features)
+    learner.learn()
+    phase = learner.prepare()
+    assert isinstance(phase.network.head, LinearHead if linear else CosineHead)
+    frozen = [True, True, False] if features and not linear else [False] * 3
+    assert phase.network.head.frozen.tolist() == frozen
+    assert (phase.old, phase.new) == (2, 1)
+
+
+def test_the_row_of_a_class_that_comes_back_is_trained():
+    learner = Learner(tiny.config(method="lucir", epochs=1))
+    learner.learn()
+    again = learner.scenario.train(0)
+    phase = learner.prepare(again.select(again.labels == 1))
+    assert phase.network.head.frozen.tolist() == [True, False]
+    assert (phase.old, phase.new) == (2, 0)
+
+
+def test_new_rows_are_imprinted_with_the_mean_at_the_norm_of_the_old_rows():
+    learner = Learner(tiny.config(method="lucir", epochs=1))
+    learner.learn()
+    phase = learner.prepare()
+    phase.network.eval()
+    (batch,) = evaluation(phase.images, phase.transform)
+    with torch.no_grad():
+        z = phase.network.features(batch.images).double().numpy()
+    mean = (z / np.linalg.norm(z, axis=1, keepdims=True)).mean(axis=0)
+    rows = phase.network.head.rows().detach().double().numpy()
+    norm = np.linalg.norm(rows[:2], axis=1).mean()
+    np.testing.assert_allclose(rows[2], norm * mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_only_bic_holds_images_out(method):
+    held = METHODS[method](tiny.config(method=method)).held_out(20)
+    assert held == (2 if method == "bic" else 0)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "joint"])
+def test_the_teacher_is_the_network_as_the_phase_before_left_it(method):
+    more = {"correction_epochs": 5} if method == "bic" else {"outer_steps": 1} if method == "mnemonics" else {}
+    learner = Learner(tiny.config(method=method, epochs=1, **more))
+    assert learner.prepare().teacher is None
+    learner.learn()
+    learner.learn()
+    learner.network.eval()
+    images = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        before = learner.network(images).logits
+    phase = learner.prepare()
+    torch.testing.assert_close(phase.teacher(images).logits, before)
+    learner.run(phase, next(learner.method.stages(phase)))
+    torch.testing.assert_close(phase.teacher(images).logits, before)  # stands still while the student moves
+    assert not torch.allclose(phase.network(images).logits[:, :3], before)
+
+
+def test_joint_training_has_no_teacher_and_a_new_network(tmp_path):
+    heard = []
+    store = run(
+        tiny.config(method="joint", epochs=1),
+        out=tmp_path / "r",
+        data=tiny.dataset(),
+        listener=lambda kind, **f: heard.append(set(f["parts"])) if kind == "epoch" else None,
+    )
+    assert heard == [{"ce"}] * 3
+    # The second phase is what a network would be that sees all three classes first.
+    learner = Learner(tiny.config(method="joint", epochs=1))
+    images = concat([learner.scenario.train(0), learner.scenario.train(1)])
+    fresh = learner.trainer.learn(1, None, Memory.empty(), images, 3, NoProgress())
+    stored = store.load_phase(1).model
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in fresh.network.state_dict().items())
+
+
+def test_class_balanced_finetuning_moves_the_head_alone():
+    learner = Learner(tiny.config(method="lucir", epochs=1, finetune_epochs=2, network="resnet8"))
+    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
+    learner.learn()
+    phase = learner.prepare()
+    stages = learner.method.stages(phase)
+    learner.run(phase, next(stages))
+    stage = next(stages)
+    assert torch.bincount(stage.batches.images.labels).tolist() == [3, 3, 3]  # as many images of every class
+    before = {name: tensor.clone() for name, tensor in phase.network.state_dict().items()}
+    learner.run(phase, stage, 1)
+    after = phase.network.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"head.weight", "head.scale"}
+
+
+# -- faults of public implementations that belong here (METHODS section 5)
+
+
+def test_the_rate_falls_after_the_milestone_and_not_an_epoch_before():
+    learner = Learner(tiny.config(method="finetune"))
+    phase = learner.prepare()
+    weight = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(weight.weight)
+    stage = Stage(
+        "slope",
+        weight,
+        phase.batches(phase.images, "slope"),
+        lambda module, batch: {"slope": module(torch.ones(1, 1)).sum()},  # its gradient is 1 at every step
+        Schedule(epochs=4, lr=1.0, milestones=(0.5,), decay=0.1, momentum=0.0),
+    )
+    learner.run(phase, stage)
+    assert weight.weight.item() == pytest.approx(-len(stage.batches) * (1 + 1 + 0.1 + 0.1), rel=1e-5)
+
+
+def test_the_defaults_of_a_method_hold_unless_the_user_says_otherwise():
+    def values(*layers, **given):
+        return configure([*layers, Layer("command line", given)])
+
+    own = {name: values(method=name).config.distill for name in METHODS}
+    assert own == {
+        "finetune": "none",
+        "joint": "none",
+        "lwf": "lwf",
+        "icarl": "lwf",
+        "bic": "lwf",
+        "lucir": "cosine",
+        "mnemonics": "cosine",
+    }
+    assert values(method="bic", distill="geodesic").config.distill == "geodesic"
+    preset = preset_layer("cifar100")
+    assert values(preset, method="bic").config.epochs == 250
+    assert values(preset, method="lucir").config.epochs == 160
+    assert values(preset, method="bic", epochs=3).config.epochs == 3
+    assert values(preset, method="bic").origins["epochs"] == "preset cifar100"
+
+
+def test_exemplars_are_chosen_by_features_without_augmentation():
+    config = tiny.config(method="finetune", epochs=1, flip=True, padding=3, jitter=0.5, exemplars=4)
+    phase = (learner := Learner(config)).prepare()
+    learner.run(phase, next(learner.method.stages(phase)))
+    chosen = learner.method.exemplars(phase, 4).images
+    phase.network.eval()
+    mean, std = (np.array(part)[:, None, None] for part in (config.mean, config.std))
+    for label in (0, 1):
+        pixels = phase.images.pixels[phase.images.labels == label]
+        inputs = torch.tensor((pixels.numpy() / 255 - mean) / std).float()
+        with torch.no_grad():
+            z = phase.network.features(inputs).double().numpy()
+        z /= np.linalg.norm(z, axis=1, keepdims=True)
+        picks: list[int] = []
+        for k in range(1, 5):  # iCaRL Alg. 4
+            distances = [
+                np.inf if i in picks else np.linalg.norm(z.mean(0) - z[[*picks, i]].sum(0) / k) for i in range(len(z))
+            ]
+            picks.append(int(np.argmin(distances)))
+        assert torch.equal(chosen.pixels[chosen.labels == label], pixels[picks])
+
+
+def test_the_seed_decides_first_weights_order_and_augmentation():
+    def drawn(seed):
+        phase = Learner(tiny.config(method="finetune", seed=seed)).prepare()
+        batch = next(iter(next(METHODS["finetune"](phase.config).stages(phase)).batches.epoch(0)))
+        return phase.network.backbone.state_dict(), batch
+
+    (first, batch), (again, same), (other, different) = drawn(1), drawn(1), drawn(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert torch.equal(batch.images, same.images)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+    assert not torch.equal(batch.indices, different.indices)
+
+
+# -- combinations that make no sense, and words
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "joint", "distill": "geodesic"}, "distill = 'geodesic' (test): input should be 'none'"),
+        ({"method": "lucir", "distill": "pod"}, "distill = 'pod' (test): input should be 'none', 'lwf', 'cosine' or 'geodesic'"),
+        ({"method": "finetune", "margin": 0.3}, "margin (test): an option of lucir, mnemonics, not of finetune"),
+        ({"method": "lucir", "inner_lr": 0.3}, "inner_lr (test): an option of mnemonics, not of lucir"),
+        ({"method": "lwf", "correction_epochs": 3}, "correction_epochs (test): an option of bic, not of lwf"),
+        ({"method": "icarl", "sigmoid": True, "temprature": 3.0}, "temprature (test): no such option; did you mean temperature?"),
+        ({"method": "podnet"}, "method = 'podnet' (test): bic, finetune, icarl, joint, lucir, lwf, mnemonics are allowed"),
+        ({"method": "bic", "held_out": 1.5}, "held_out = 1.5 (test): input should be less than 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_plain_line(options, words):
+    with pytest.raises(ConfigError) as caught:
+        tiny.config(**options)
+    assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_its_words_and_describes_its_own_options(name):
+    method = METHODS[name]
+    assert 20 < len(method.summary) < 120
+    assert "\n" not in method.summary
+    assert re.search(r"(19|20)\d\d", method.paper)
+    own = set(method.Config.model_fields) - set(METHODS["finetune"].Config.model_fields)
+    assert all(method.Config.model_fields[option].description.endswith((".", ").")) for option in own)
+    assert issubclass(method, Method)
+
+
+# -- edge cases
+
+
+def uneven_dataset() -> Dataset:
+    """Give five classes with 9, 2, 1, 9, 4 training images."""
+    data = tiny.dataset(5)
+    keep = torch.cat([torch.arange(9 * c, 9 * c + n) for c, n in enumerate((9, 2, 1, 9, 4))])
+    assert isinstance(data.train, ArrayImages)
+    return Dataset("uneven", data.train.select(keep), data.test, data.classes, "uneven")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"method": m} for m in METHODS] + [{"method": m, "distill": "geodesic"} for m in METHODS if m != "joint"],
+    ids=lambda options: "-".join(options.values()),
+)
+def test_groups_of_one_uneven_groups_and_classes_smaller_than_the_budget(tmp_path, options):
+    more = {"bic": {"correction_epochs": 3}, "mnemonics": {"outer_steps": 2, "hard_classes": 7}}.get(
+        options["method"], {"hard_classes": 7} if options["method"] == "lucir" else {}
+    )
+    # Groups of one class, of unequal sizes; K above the new classes; a class of one image; batches far below dimension 127.
+    config = tiny.config(
+        **options, **more, groups=(2, 1, 2), base=None, order="natural", epochs=1, exemplars=5, batch_size=32
+    )
+    store = run(config, out=tmp_path / "r", data=uneven_dataset())
+    last = store.load_phase(2)
+    assert all(tensor.isfinite().all() for tensor in last.model.values())
+    held = 1 if options["method"] == "bic" else 0
+    kept = [min(5 - held, count - (held if count > 1 else 0)) for count in (9, 2, 1, 9, 4)]
+    assert torch.bincount(last.memory["images.labels"]).tolist() == kept
+    assert len(last.metrics["results"]["cnn"]["accuracy"]) == 3
+
+
+@pytest.mark.parametrize("distill", DISTILLATIONS)
+def test_a_phase_of_two_images_in_one_batch_without_memory(distill):
+    learner = Learner(tiny.config(method="lucir", distill=distill, epochs=1, exemplars=0, base=2))
+    learner.learn()
+    images = learner.scenario.train(1).select([0, 1])
+    learner.scenario.train = lambda phase: images  # type: ignore[method-assign]
+    phase = learner.learn()
+    assert all(tensor.isfinite().all() for tensor in phase.network.state_dict().values())
+    assert phase.memory.images is None
+
+
+# -- the documentation's example
+
+
+def test_the_documented_method_runs_as_it_stands(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[1] / "docs" / "adding-a-method.md").read_text()
+    (code,) = re.findall(r"```python\n(# src/geodl/methods/.*?)```", text, flags=re.S)
+    assert len(code.splitlines()) <= 45
+    registered = dict(METHODS)
+    monkeypatch.setattr("geodl.methods.METHODS", registered)
+    monkeypatch.setattr("geodl.methods.base.METHODS", registered)
+    exec(compile(code, "docs/adding-a-method.md", "exec"), {"__name__": "example"})
+    (name,) = set(registered) - set(METHODS)
+    assert registered[name].summary
+    config = tiny.config(method=name, epochs=1, balance_epochs=2)
+    store = run(config, out=tmp_path / "r", data=tiny.dataset())
+    stages = [(event["phase"], event["stage"]) for event in store.read_events() if event["kind"] == "stage"]
+    assert stages == [(0, "train"), (1, "train"), (1, "balance"), (2, "train"), (2, "balance")]
+    assert store.completed() == 3
+    # As the page promises, stopped at any step it goes on to the same weights.
+    steps = iter(range(1000))
+    while True:
+        try:
+            again = run(config, out=tmp_path / "again", data=tiny.dataset(), stop=lambda: next(steps) % 3 == 2)
+            break
+        except Interrupted:
+            continue
+    whole, broken = store.load_phase(2).model, again.load_phase(2).model
+    assert all(torch.equal(whole[key], broken[key]) for key in whole)
