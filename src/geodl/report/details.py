@@ -98,7 +98,8 @@ def _per_class(run: Run, classifier: str) -> str:
         items = "".join(_bar(name, values.get(name), tests[name]) for name in group)
         small = ' class="small"' if len(group) <= 12 else ""
         blocks.append(f"<div{small}><h4>phase {phase}</h4><ul>{items}</ul></div>")
-    return _folded("Accuracy on each class", f'<div class="bars">{"".join(blocks)}</div>', len(run.classes))
+    title, body = "Accuracy on each class", f'<div class="bars">{"".join(blocks)}</div>'
+    return _folded(title, body) if len(run.classes) > MANY else f"<h3>{title}</h3>{body}"
 
 
 def _bar(name: str, value: float | None, tests: int) -> str:
@@ -110,10 +111,7 @@ def _bar(name: str, value: float | None, tests: int) -> str:
     )
 
 
-def _folded(title: str, body: str, count: int) -> str:
-    """Give a list under its title; a long one is folded."""
-    if count <= MANY:
-        return f"<h3>{escape(title)}</h3>{body}"
+def _folded(title: str, body: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{body}</details>"
 
 
@@ -138,7 +136,8 @@ def _exemplars(run: Run, with_images: bool | None) -> str:
     except GeodlError as error:  # an image file that is kept by reference may have gone
         return note(f"The exemplars cannot be shown: {error}")
     shown = f" The first {SHOWN} of each class, best first." if max(counts.values()) > SHOWN else " Best first."
-    return note(words + shown) + _folded("Images", f'<div class="strips">{items}</div>', len(counts))
+    body = f'<div class="strips">{items}</div>'
+    return note(words + shown) + (_folded("Show them", body) if len(counts) > MANY else body)
 
 
 def _strips(images: Images, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -173,7 +172,8 @@ def _training(run: Run, prefix: str) -> str:
     drawn = [figure(plot, f"{prefix}{plot.name}", "Loss") for plot in plots.training(run)]
     if not run.epochs:
         return ""
-    words = f"{len(run.epochs)} epochs at {statistics.median(epoch.rate for epoch in run.epochs):,.0f} images per second (median)."
+    rate = statistics.median(epoch.rate for epoch in run.epochs)
+    words = f"Epochs: {len(run.epochs)}, at {rate:,.0f} images per second (median)."
     if run.done and run.epochs[0].phase > 0:
         words += " Phase 0 was not trained here: it came from the cache of base phases."
     return grid(drawn) + note(words)

@@ -31,6 +31,8 @@ CSS = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
 }
 POINTS = 60
 """Lines of more points have no markers."""
+SIDE = 446
+"""Points that a dense matrix is wide and high."""
 WRITTEN = 12
 """Heat maps of more columns have no numbers in their cells."""
 
@@ -50,6 +52,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": RULE,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
+    "legend.handlelength": 2.8,
     "legend.labelcolor": INK,
     "lines.linewidth": 1.6,
     "lines.markersize": 4.2,
@@ -140,7 +143,7 @@ def lines(
 ) -> Plot:
     """Draw curves; y is written over the axis; ``marks`` are vertical lines with a word each."""
     with _style():
-        figure = Figure(figsize=(4.4, 2.9))
+        figure = Figure(figsize=(4.0, 2.8))
         axes = figure.add_subplot()
         axes.grid(axis="y")
         axes.set_axisbelow(True)
@@ -201,22 +204,28 @@ def heat(
 
     ``boundaries`` are drawn between rows and between columns (of a square matrix); ``root`` shows the square root, for small ones.
     """
-    square = matrix.shape[0] == matrix.shape[1] and len(rows) > WRITTEN
+    dense = max(matrix.shape) > 2 * WRITTEN
     with _style():
-        side = 6.2 if square else 4.4
-        figure = Figure(figsize=(side, side if square else max(1.6, min(4.4, 1.0 + 0.34 * len(rows)))))
-        axes = figure.add_subplot()
-        axes.imshow(_blues(matrix, root), interpolation="none", aspect="equal" if square else "auto", gid="heat")
+        if dense:
+            # Laid out by hand: measuring hundreds of names would take seconds.
+            figure = Figure(figsize=(SIDE / 72, SIDE / 72))
+            figure.set_layout_engine("none")
+            names = _room(rows, columns) + 4
+            left, bottom = (names + 4) / SIDE, (names + 16) / SIDE
+            axes = figure.add_axes((left, bottom, 0.99 - left, 0.955 - bottom))
+        else:
+            figure = Figure(figsize=(4.0, max(1.6, min(4.2, 1.0 + 0.32 * len(matrix)))))
+            axes = figure.add_subplot()
+        axes.imshow(_blues(matrix, root), interpolation="none", aspect="auto", gid="heat")
         for edge in boundaries:
             axes.axhline(edge - 0.5, color=RULE, linewidth=0.6)
             axes.axvline(edge - 0.5, color=RULE, linewidth=0.6)
-        if matrix.shape[1] <= WRITTEN and matrix.shape[0] <= 2 * WRITTEN:
+        if matrix.shape[1] <= WRITTEN:
             for (i, j), value in np.ndenumerate(matrix):
                 if not np.isnan(value) and (value or not root):
                     axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=8)
-        _name_axis(axes.yaxis, rows, 360 * (side / 6.2) / max(len(rows), 1))
-        _name_axis(axes.xaxis, columns, 360 * (side / 6.2) / max(len(columns), 1), rotate=max(map(len, columns)) > 4)
-        axes.set_xlabel(x)
+        (_small_names if dense else _names)(axes, rows, columns)
+        axes.set_xlabel(x, labelpad=names if dense else None)
         axes.set_title(y)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
@@ -232,8 +241,35 @@ def _blues(matrix: NDArray[np.float64], root: bool) -> NDArray[np.uint8]:
     return image
 
 
-def _name_axis(axis: Any, names: Sequence[str], room: float, rotate: bool = False) -> None:
-    """Write the names, as small as the room of ``room`` points a name asks for; they stay letters, so zooming shows them."""
-    size = min(8.0, 0.86 * room)
-    short = [name if len(name) <= 22 else f"{name[:20]}…" for name in names]
-    axis.set_ticks(range(len(names)), short, fontsize=size, rotation=90 if rotate else 0)
+def _names(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Write the names of rows and columns as ticks; long ones upright."""
+    axes.set_yticks(range(len(rows)), [_short(name) for name in rows])
+    upright = max(map(len, columns), default=0) > 4
+    axes.set_xticks(range(len(columns)), [_short(name) for name in columns], rotation=90 if upright else 0)
+
+
+def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Write many names as small as they must be; in the page they are letters, so enlarging shows them."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    size = _size(rows)
+    for i, name in enumerate(rows):
+        axes.annotate(_short(name), (0, i), (-2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                      ha="right", va="center", fontsize=size, color=MUTED, annotation_clip=False)  # fmt: skip
+    for i, name in enumerate(columns):
+        axes.annotate(_short(name), (i, 0), (0, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+                      ha="center", va="top", fontsize=size, color=MUTED, rotation=90, annotation_clip=False)  # fmt: skip
+
+
+def _size(names: Sequence[str]) -> float:
+    """Give the size in points of letters that fit the rows of a dense matrix."""
+    return min(8.0, 0.7 * SIDE / max(len(names), 1))
+
+
+def _room(rows: Sequence[str], columns: Sequence[str]) -> float:
+    """Give about how many points the longest of the names takes."""
+    return 0.62 * _size(rows) * max((len(_short(name)) for name in (*rows, *columns)), default=0)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 22 else f"{name[:20]}…"

@@ -23,13 +23,17 @@ def note(words: str) -> str:
     return f'<p class="note">{escape(words)}</p>' if words else ""
 
 
-def table(content: Table, *, best: Mapping[int, bool] | None = None) -> str:
-    """Give a table; of the numbers in column i the greatest is bold where best[i], the least where not best[i]."""
-    best = best or {}
-    marked = {i: _best([row[i] for row in content.rows], greatest) for i, greatest in best.items()}
-    numeric = [
-        any(isinstance(row[i], int | float | Estimate) for row in content.rows) for i in range(len(content.header))
-    ]
+def table(content: Table, *, best: Mapping[str, bool] | None = None) -> str:
+    """Give a table without its empty columns.
+
+    best: of the numbers under these headings the best mean is bold: the greatest where True, the least where False.
+    """
+    filled = [i for i in range(len(content.header)) if any(cell is not None for cell in content.column(i))]
+    content = content.keeping(filled)
+    numeric = content.numeric
+    marked = {
+        i: _best(content.column(i), (best or {})[name]) for i, name in enumerate(content.header) if name in (best or {})
+    }
     head = "".join(
         f'<th{_right(n)} scope="col">{escape(name)}</th>' for name, n in zip(content.header, numeric, strict=True)
     )
@@ -40,10 +44,8 @@ def table(content: Table, *, best: Mapping[int, bool] | None = None) -> str:
             shown = escape(text(cell))
             cells.append(f"<td{_right(numeric[i])}>{f'<b>{shown}</b>' if marked.get(i) == number else shown}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    notes = "".join(note(words) for words in content.notes)
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{notes}'
-    )
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="scroll">{body}</div>{"".join(note(words) for words in content.notes)}'
 
 
 def _right(numeric: bool) -> str:

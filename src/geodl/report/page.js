@@ -64,6 +64,7 @@
       plot.style.gridColumn = zoomed ? "1 / -1" : "";
       button.textContent = zoomed ? "fit" : "enlarge";
       button.setAttribute("aria-pressed", String(zoomed));
+      plot.scrollIntoView({ block: "nearest" });
     });
   }
 

@@ -7,7 +7,7 @@ from geodl.report import plots
 from geodl.report.markup import escape, figure, grid, note, section, table
 from geodl.report.published import protocols
 from geodl.report.results import Run, Setting
-from geodl.report.tables import Table, comparison_table, comparisons, summary
+from geodl.report.tables import HIGHER_IS_BETTER, Table, comparison_table, comparisons, summary
 
 
 def heading(settings: Sequence[Setting]) -> tuple[str, str, str]:
@@ -73,16 +73,13 @@ def results(settings: Sequence[Setting]) -> str:
     if not content.rows:
         return ""
     if len(settings) == 1:  # the method is in the title
-        content = Table(content.header[1:], [row[1:] for row in content.rows], content.notes)
-        return section("results", "Results", table(content))
+        return section("results", "Results", table(content.keeping(range(1, len(content.header)))))
     parts = []
     for name in CLASSIFIERS.values():
-        rows = [[row[0], *row[2:]] for row in content.rows if row[1] == name]
+        rows = [row for row in content.rows if row[1] == name]
         if rows:
-            best = {2: True, 3: True, 4: True, 5: False, 6: False, 7: True}
-            parts.append(
-                f"<h3>{escape(name)}</h3>" + table(Table([content.header[0], *content.header[2:]], rows), best=best)
-            )
+            part = Table(content.header, rows).keeping([0, *range(2, len(content.header))])
+            parts.append(f"<h3>{escape(name)}</h3>{table(part, best=HIGHER_IS_BETTER)}")
     return section(
         "results", "Results", *parts, *(note(words) for words in content.notes), note("Bold: the best mean.")
     )
@@ -111,31 +108,31 @@ def published(settings: Sequence[Setting]) -> str:
 
 
 def _without_constants(content: Table) -> tuple[str, Table]:
-    """Move the columns that say where a number is from, if they are the same everywhere, out of the table; drop empty ones."""
-    columns = list(zip(*content.rows, strict=True))
-    named = ("table", "data", "T", "memory")
-    same = [i for i, name in enumerate(content.header) if name in named and len(set(columns[i])) == 1]
-    keep = [i for i in range(len(content.header)) if i not in same and any(cell is not None for cell in columns[i])]
-    words = {"T": "T = ", "memory": "exemplars a class: "}
-    caption = ", ".join(f"{words.get(content.header[i], '')}{columns[i][0]}" for i in same)
-    return caption, Table([content.header[i] for i in keep], [[row[i] for i in keep] for row in content.rows])
+    """Move the columns that say where a number is from, if they are the same everywhere, out of the table."""
+    places = {
+        "table": "",
+        "data": "",
+        "method": "",
+        "T": "T = ",
+        "memory": "exemplars a class: ",
+        "compared with": "compared with ",
+    }
+    same = [i for i, name in enumerate(content.header) if name in places and len(set(content.column(i))) == 1]
+    caption = ", ".join(f"{places[content.header[i]]}{content.rows[0][i]}" for i in same)
+    rest = content.keeping([i for i in range(len(content.header)) if i not in same])
+    return caption, Table(rest.header, rest.rows)
 
 
 def curves(settings: Sequence[Setting]) -> str:
     """Show accuracy and forgetting as classes arrive."""
-    captions = {
-        "accuracy": "Dashed: AME, an oracle that looks at old data.",
-        "forgetting": "Accuracy on the base classes just after learning them, minus now.",
-    }
-    drawn = {"accuracy": plots.accuracy(settings), "forgetting": plots.forgetting(settings)}
-    several = [setting for setting in settings if len(setting.runs) > 1]
-    band = " Bands: one standard deviation over runs." if several else ""
-    parts = [
-        figure(plot, plot.name, _title(plot.name), captions[kind] + band)
-        for kind, found in drawn.items()
-        for plot in (found if any(setting.first.done > 1 for setting in settings) else [])
-    ]
-    return section("curves", "As classes arrive", grid(parts))
+    if not any(setting.first.done > 1 for setting in settings):
+        return ""
+    drawn = [*plots.accuracy(settings), *plots.forgetting(settings)]
+    words = "Forgetting: accuracy on the base classes just after learning them, minus now. Dashed: AME, an oracle that looks at old data."
+    if any(len(setting.runs) > 1 for setting in settings):
+        words += " Bands: one standard deviation over runs."
+    parts = [figure(plot, plot.name, _title(plot.name)) for plot in drawn]
+    return section("curves", "As classes arrive", grid(parts), note(words))
 
 
 def _title(name: str) -> str:
@@ -145,15 +142,10 @@ def _title(name: str) -> str:
 
 def representation(settings: Sequence[Setting]) -> str:
     """Show how far the features of the base classes have moved from those of phase 0."""
-    what = "Features of the base classes' test images, after each phase and after phase 0."
-    parts = [figure(plot, plot.name, "Likeness of features", what) for plot in plots.likeness(settings)]
-    parts += [
-        figure(
-            plot,
-            plot.name,
-            "Principal angles",
-            "Between the leading directions of those features: the median of the angles, and from the least to the greatest.",
-        )
-        for plot in plots.angles(settings)
-    ]
-    return section("representation", "How the representation moves", grid(parts))
+    parts = [figure(plot, plot.name, "Likeness of features") for plot in plots.likeness(settings)]
+    parts += [figure(plot, plot.name, "Principal angles") for plot in plots.angles(settings)]
+    words = (
+        "Features of the base classes' test images after each phase, compared with those after phase 0. Angles: between the leading "
+        "directions of both; the median, and from the least to the greatest."
+    )
+    return section("representation", "How the representation moves", grid(parts), note(words) if parts else "")

@@ -4,7 +4,9 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from geodl.files import atomic_write
 from geodl.predictors import CLASSIFIERS
 from geodl.report.published import Published, matching
 from geodl.report.results import DATA_NAMES, Estimate, Setting
@@ -17,6 +19,15 @@ class Points(float):
 Cell = str | int | float | Estimate | None
 AVERAGE = "average 1..T"
 INCREMENTAL = "average 0..T"
+HIGHER_IS_BETTER = {
+    "final": True,
+    AVERAGE: True,
+    INCREMENTAL: True,
+    "forgetting": False,
+    "mean forgetting": False,
+    "backward transfer": True,
+}
+ORACLE = "AME needs data that a real learner no longer has: it is an oracle."
 PAPERS = ("cnn", "nme", "ame")
 """The classifiers that a published number may be of."""
 
@@ -29,17 +40,29 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
 
+    def column(self, i: int) -> list[Cell]:
+        """Give the cells under a heading."""
+        return [row[i] for row in self.rows]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers."""
+        return [any(isinstance(c, int | float | Estimate) for c in self.column(i)) for i in range(len(self.header))]
+
+    def keeping(self, columns: Sequence[int]) -> "Table":
+        """Give it with some of its columns."""
+        return Table([self.header[i] for i in columns], [[row[i] for i in columns] for row in self.rows], self.notes)
+
     def markdown(self) -> str:
         """Write it for a README or an issue; numbers are aligned to the right."""
-        right = [any(isinstance(row[i], int | float | Estimate) for row in self.rows) for i in range(len(self.header))]
-        lines = [self.header, ["---:" if number else "---" for number in right]]
+        lines = [self.header, ["---:" if number else "---" for number in self.numeric]]
         lines += [[text(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n\n".join([table, *self.notes]) + "\n"
 
     def csv(self) -> str:
         """Write it for programs: full precision, an estimate as mean, spread and number of runs; no notes."""
-        wide = [any(isinstance(row[i], Estimate) for row in self.rows) for i in range(len(self.header))]
+        wide = [any(isinstance(cell, Estimate) for cell in self.column(i)) for i in range(len(self.header))]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         header: list[str] = []
@@ -58,10 +81,7 @@ class Table:
 
     def latex(self) -> str:
         """Write it for a paper, with the rules of booktabs."""
-        columns = "".join(
-            "r" if any(isinstance(row[i], int | float | Estimate) for row in self.rows) else "l"
-            for i in range(len(self.header))
-        )
+        columns = "".join("r" if number else "l" for number in self.numeric)
         body = [[_latex(text(cell)) for cell in row] for row in self.rows]
         lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _line(map(_latex, self.header)), "\\midrule"]
         lines += [*(_line(row) for row in body), "\\bottomrule", "\\end{tabular}"]
@@ -100,10 +120,11 @@ def summary(settings: Sequence[Setting]) -> Table:
     notes = [
         f"All in %. {AVERAGE}: mean accuracy after phases 1 to T, as the paper defines it; {INCREMENTAL}: with phase 0, as most "
         "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase; mean forgetting: best before "
-        "minus last, over all groups. AME needs data that a real learner no longer has: it is an oracle.",
+        "minus last, over all groups.",
+        ORACLE,
     ]
     if any(len(setting.runs) > 1 for setting in settings):
-        notes.append("mean ± sample standard deviation over runs.")
+        notes.append("Mean ± sample standard deviation over runs.")
     return Table(["method", "classifier", "runs", *measures], rows, notes)
 
 
@@ -165,7 +186,6 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
     rows: list[list[Cell]] = []
     for each in found:
         number = each.published
-        classifier = CLASSIFIERS[each.classifier] if each.classifier else ""
         unknown = number.metric == "average" and number.includes_phase0 is None
         rows.append(
             [
@@ -174,7 +194,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
                 number.row,
                 number.phases,
                 number.memory,
-                classifier if number.classifier else f"{classifier} (paper: not stated)".strip(),
+                CLASSIFIERS[each.classifier] if each.classifier else "any",
                 each.average,
                 each.incremental,
                 each.forgetting,
@@ -188,9 +208,28 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
     notes = [
         f"The paper's own rows leave phase 0 out ({AVERAGE}); the rows it cites from others count it ({INCREMENTAL}). "
         "Each published number is compared with ours of the same kind; the other one is shown beside it.",
-        "AME needs data that a real learner no longer has: it is an oracle.",
+        ORACLE,
     ]
+    unstated = dict.fromkeys(each.published.row for each in found if each.published.classifier is None)
+    if unstated:
+        notes.append(
+            f"The paper does not say under which classifier it reads {', '.join(unstated)}: all of ours are shown."
+        )
     return Table(header, rows, notes)
+
+
+def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
+    """Write results.* and, where the paper has the protocol of a run, published.*, in every format."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tables = {"results": summary(settings)}
+    if found := comparisons(settings):
+        tables["published"] = comparison_table(found)
+    paths = []
+    for name, content in tables.items():
+        for suffix, form in FORMATS.items():
+            paths.append(directory / f"{name}.{suffix}")
+            atomic_write(paths[-1], form(content).encode())
+    return paths
 
 
 def _latex(words: str) -> str:

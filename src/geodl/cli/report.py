@@ -1,0 +1,53 @@
+"""``geodl report``: the HTML page, figures and tables of runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from geodl.cli.display import say
+from geodl.report import page
+from geodl.report.plots import write_figures
+from geodl.report.results import read_settings
+from geodl.report.tables import write_tables
+
+
+def report(
+    runs: Annotated[list[Path], Parameter(negative=())],
+    /,
+    *,
+    out: Path | None = None,
+    figures: Path | None = None,
+    tables: Path | None = None,
+    with_images: Annotated[bool | None, Parameter(negative="--without-images")] = None,
+) -> None:
+    """Write one HTML page about one or several runs; it is complete in itself and opens offline.
+
+    Runs that differ in their seed alone are averaged. Runs whose protocol the paper has numbers for stand beside them.
+
+    ```
+    geodl report runs/digits-lucir-geodesic-1a2b3c4d
+    geodl report runs/* --out comparison.html --figures figures/ --tables tables/
+    ```
+
+    Parameters
+    ----------
+    runs
+        Run directories.
+    out
+        The page; unset: report.html in the run's directory, or here for several runs.
+    figures
+        Also write every figure as SVG and PDF into this directory.
+    tables
+        Also write the tables as Markdown, CSV and LaTeX into this directory.
+    with_images
+        Show exemplars even if they may be private, or show none; unset: only those of public datasets.
+    """
+    settings = read_settings(runs)
+    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    say(f"page: {page.write(runs, target, with_images=with_images)}")
+    if figures is not None:
+        say(f"figures: {len(write_figures(settings, figures))} files in {figures}")
+    if tables is not None:
+        say(f"tables: {', '.join(str(path) for path in write_tables(settings, tables))}")
