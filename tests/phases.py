@@ -1,6 +1,7 @@
 """Phases as the trainer prepares them, and stages run one by one, for tests of single methods."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ class Learner:
         return phase
 
     def prepare(self, images: Images | None = None) -> Phase:
-        """Prepare the next phase."""
+        """Prepare the next phase, with a copy of the network: it can be prepared or learned again."""
         images, classes = self._images(images)
-        return self.trainer._prepare(self.next, self.network, self.memory, images, classes)
+        return self.trainer._prepare(self.next, deepcopy(self.network), self.memory, images, classes)
 
     def run(self, phase: Phase, stage: Stage, number: int = 0) -> None:
         """Run one stage to its end."""
