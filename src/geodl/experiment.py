@@ -18,7 +18,7 @@ from geodl.data.batches import Transform
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.scenario import ClassIncremental
 from geodl.data.sources import Dataset, load
-from geodl.errors import ConfigError
+from geodl.errors import ConfigError, TrainingError
 from geodl.geometry import principal_angles, subspace
 from geodl.memory import Memory
 from geodl.methods import Method, Phase, build
@@ -67,8 +67,18 @@ def run(
     trainer.fabric.barrier()
     store = store if trainer.leads else RunDirectory(path)
     with store.lock() if trainer.leads else nullcontext():
-        _Run(trainer, method, scenario, store, listener).through()
+        try:
+            _Run(trainer, method, scenario, store, listener).through()
+        except RuntimeError as error:  # what torch raises when the other end of a connection is gone
+            if trainer.shard.world == 1:
+                raise
+            raise TrainingError("another process of this run has ended; the same command continues") from error
     return store
+
+
+def follows() -> bool:
+    """Whether this process was started to help another one, which does the talking."""
+    return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def load_data(config: RunConfig) -> Dataset:

@@ -4,6 +4,7 @@ Lightning Fabric (devices, precision, processes) lives here and nowhere else. Ev
 the phase, the stage and the step, so a checkpoint is weights, momenta and three counters.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -77,6 +78,7 @@ class Trainer:
             precision=precision,
         )
         if processes > 1:
+            logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces every process
             self.fabric.launch()
         group = distributed.group.WORLD if processes > 1 else None
         self.shard = Shard(self.fabric.global_rank, self.fabric.world_size, group)
@@ -140,9 +142,9 @@ class Trainer:
 
     def _gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         padded = torch.cat([part, part.new_zeros(max(sizes) - len(part), part.shape[1])]).to(self.fabric.device)
-        gathered = self.fabric.all_gather(padded)
-        assert isinstance(gathered, Tensor)
-        return torch.cat([gathered[r, :size] for r, size in enumerate(sizes)]).cpu()
+        gathered = [torch.empty_like(padded) for _ in sizes]
+        distributed.all_gather(gathered, padded)
+        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)]).cpu()
 
     def _prepare(self, index: int, network: Network | None, memory: Memory, images: Images, classes: int) -> Phase:
         """Make the phase's network: teacher copied, head grown, new rows imprinted, rows of absent classes frozen."""

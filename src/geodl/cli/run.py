@@ -12,7 +12,7 @@ from geodl.cli.options import Common, Flags, effective
 from geodl.config import RunConfig
 from geodl.data.sources import Dataset
 from geodl.errors import ConfigError
-from geodl.experiment import load_data
+from geodl.experiment import follows, load_data
 from geodl.experiment import run as run_experiment
 from geodl.store import RunDirectory
 from geodl.training import Interrupted
@@ -58,6 +58,8 @@ def run(
     config = effective(common, flags).config
     data = _load(config, quiet or as_json)
     store = _execute(config, data, out, fresh, allow_drift, cache, quiet or as_json)
+    if follows():
+        return
     metrics = _result(store)
     if as_json:
         print(json.dumps({"directory": str(store.path), **metrics}))
@@ -90,6 +92,8 @@ def compare(
     configs = [_spec(spec, common, flags) for spec in specs]
     data = _load(configs[0], quiet or as_json)
     stores = [_execute(config, data, None, fresh, allow_drift, cache, quiet or as_json) for config in configs]
+    if follows():
+        return
     rows = {_label(config): _result(store) for config, store in zip(configs, stores, strict=True)}
     if as_json:
         print(json.dumps({str(store.path): row for store, row in zip(stores, rows.values(), strict=True)}))
@@ -116,7 +120,7 @@ def _label(config: RunConfig) -> str:
 
 def _load(config: RunConfig, quiet: bool) -> Dataset:
     data = load_data(config)
-    if not quiet:
+    if not quiet and not follows():
         say(data.summary())
     return data
 

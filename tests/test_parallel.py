@@ -1,0 +1,142 @@
+"""Two processes compute what one would; a run survives the death of one of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from geodl.store import RunDirectory
+
+ROOT = Path(__file__).parents[1]
+OPTIONS = [
+    *(
+        "--preset",
+        "digits",
+        "--network",
+        "convnet",
+        "--base",
+        "6",
+        "--phases",
+        "2",
+        "--base-epochs",
+        "1",
+        "--epochs",
+        "1",
+    ),
+    *(
+        "--batch-size",
+        "50",
+        "--accelerator",
+        "cpu",
+        "--no-cache",
+        "--quiet",
+        "--method",
+        "lucir",
+        "--distill",
+        "geodesic",
+    ),
+]
+
+
+def command(*more: str) -> list[str]:
+    return [sys.executable, "-m", "geodl", "run", *OPTIONS, *more]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> RunDirectory:
+    directory = tmp_path_factory.mktemp("alone")
+    subprocess.run(command("--out", "run"), cwd=directory, env=environment(), check=True, capture_output=True)
+    return RunDirectory(directory / "run")
+
+
+def assert_close(one: RunDirectory, other: RunDirectory) -> None:
+    assert one.completed() == other.completed() == 3
+    for t in range(3):
+        a, b = one.load_phase(t), other.load_phase(t)
+        for name, tensor in a.model.items():
+            torch.testing.assert_close(b.model[name], tensor, atol=1e-4, rtol=0)
+        assert torch.equal(a.memory["images.pixels"], b.memory["images.pixels"])
+
+
+def test_two_processes_compute_what_one_does(tmp_path, alone):
+    # 1438 images in batches of 50 do not divide evenly: the last batches and their shares differ in size.
+    done = subprocess.run(
+        command("--out", "run", "--devices", "2"),
+        cwd=tmp_path,
+        env=environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.count("run directory") == 1  # one process speaks
+    assert_close(alone, RunDirectory(tmp_path / "run"))
+
+
+def test_a_process_that_dies_ends_the_run_which_then_goes_on_alone(tmp_path, alone):
+    process = subprocess.Popen(
+        command("--out", "run", "--devices", "2", "--checkpoint-steps", "3"),
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    checkpoint = tmp_path / "run" / "progress" / "checkpoint.safetensors"
+    deadline = time.monotonic() + 240
+    while not checkpoint.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.02)
+    assert checkpoint.exists()
+    (second,) = children(process.pid)
+    os.kill(second, signal.SIGKILL)
+    _, said = process.communicate(timeout=240)
+    assert process.returncode != 0
+    assert "another process of this run has ended; the same command continues" in said
+    assert "Traceback" not in said
+    subprocess.run(command("--out", "run"), cwd=tmp_path, env=environment(), check=True, capture_output=True)
+    assert_close(alone, RunDirectory(tmp_path / "run"))
+
+
+SCRIPT = """
+import hashlib, json, sys
+from pathlib import Path
+from tests import tiny
+from geodl.experiment import scenario_of, transform_of
+from geodl.memory import Memory
+from geodl.methods import build
+from geodl.training import Trainer
+
+class Nowhere:
+    def save_progress(self, tensors, state): pass
+    def load_progress(self): return None
+
+data = tiny.dataset()
+config = tiny.config(network="resnet8", devices=2, accelerator="cpu", method="lucir")
+trainer = Trainer(config, build(config), transform_of(config, data.train))
+network = trainer.learn(0, None, Memory.empty(), scenario_of(config, data).train(0), 2, Nowhere()).network
+digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in network.state_dict().values())).hexdigest()
+Path(sys.argv[1], f"{trainer.shard.rank}.json").write_text(json.dumps(digest))
+"""
+
+
+def test_with_batch_norm_the_ranks_stay_identical(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], env=environment(), check=True, capture_output=True, timeout=240
+    )
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
