@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from geodl.own.intake import Problems, as_images, squares, take
 from geodl.own.state import State
 from geodl.predictors import features_of, nearest_mean
 from geodl.store import RunDirectory, remove_run
+
+if TYPE_CHECKING:
+    from geodl.own.learning import Learned
 
 Classifier = Literal["nme", "cnn"]
 Listener = Callable[..., None]
@@ -97,7 +100,7 @@ class IncrementalClassifier:
         listener: Listener = lambda kind, **fields: None,
         stop: Callable[[], bool] = lambda: False,
         **options: Any,
-    ) -> Any:
+    ) -> "Learned":
         """Learn the classes of a folder of class folders, of arrays with labels, or of a torch Dataset.
 
         Args:
@@ -126,7 +129,7 @@ class IncrementalClassifier:
         try:
             with store.lock():
                 last = states.load(store)
-                if last is not None and last.learned == intake.key() and not again:
+                if last is not None and last.learned == intake.key and not again:
                     return summarise(last, len(last.classes), (), already=True)
                 return learn_step(store, last, intake, wanted, strict=strict, listener=listener, stop=stop)
         except Interrupted:

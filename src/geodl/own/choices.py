@@ -13,7 +13,7 @@ from geodl.own.intake import Decoded
 
 FIXED = ("network", "scale", "image_size", "crop", "padding", "flip", "mean", "std")
 """What a model is made with: the same in every later step."""
-KEPT = (*FIXED, "method", "distill", "exemplars", "budget", "selection", "seed")
+KEPT = (*FIXED, "weights", "pretrained", "method", "distill", "exemplars", "budget", "selection", "seed")
 """What a later step takes over from the step before unless its user says otherwise."""
 
 VALIDATION = 10

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Intake:
     names: tuple[str, ...]
     problems: Problems = ()
 
+    @cached_property
     def key(self) -> str:
         """Hash what there is to learn: class names and image contents, whatever the order and the file names."""
         labels = self.images.labels.tolist()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl.config import Effective, RunConfig, derive
+from geodl.config import RunConfig
 from geodl.data.batches import Transform, fit
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.errors import ConfigError, DataError
@@ -18,9 +18,10 @@ from geodl.methods import build
 from geodl.metrics import confusion
 from geodl.nets import Network
 from geodl.own.advice import advise
-from geodl.own.choices import VALIDATION, choose, choose_network, device_kind, explain
-from geodl.own.intake import Decoded, Intake, Problems, decode, typical_side
-from geodl.own.state import KnownClass, State, save
+from geodl.own.choices import choose, choose_network, device_kind, explain
+from geodl.own.intake import Intake, Problems, decode, typical_side
+from geodl.own.preparing import Prepared, prepare, set_aside
+from geodl.own.state import State, save, short_hashes
 from geodl.predictors import class_means, nearest_mean, predict
 from geodl.store import RunDirectory
 from geodl.training import Listener, Trainer
@@ -28,7 +29,10 @@ from geodl.training import Listener, Trainer
 
 @dataclass(frozen=True)
 class Learned:
-    """What a learn step did; accuracies in %, on the check images; None where there are none."""
+    """What a learn step did; accuracies in %, on the check images; None where there are none.
+
+    before, after: the accuracy on the classes that were known before the step, and on those that it added.
+    """
 
     already: bool
     step: int
@@ -37,28 +41,13 @@ class Learned:
     returning: tuple[str, ...]
     images: int
     accuracy: float | None
+    before: float | None
+    after: float | None
     per_class: dict[str, float | None]
     stored_images: int
     stored_bytes: int
     warnings: tuple[str, ...]
     skipped: Problems
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The images of a step, cleaned: labels are internal; `known` counts the classes known before."""
-
-    images: Images
-    digests: tuple[str, ...]
-    names: tuple[str, ...]
-    classes: tuple[KnownClass, ...]
-    known: int
-    problems: Problems
-
-    @property
-    def present(self) -> list[int]:
-        """The classes that the step brings images of."""
-        return sorted(set(self.images.labels.tolist()))
 
 
 def learn_step(
@@ -81,107 +70,7 @@ def learn_step(
     if strict and ready.problems:
         raise DataError(f"{ready.problems[0][0]}: {ready.problems[0][1]}")
     listener("read", intake=intake, skipped=ready.problems, images=len(ready.images), side=typical_side(intake.images))
-    train, held, chosen = _set_aside(ready, decoded, last, options, network)
-    listener("chosen", choices=explain(chosen, decoded, len(train), len(ready.classes)))
-    run = _Step(store, last, ready, chosen.config, step, intake.key(), listener, stop)
-    state = run.learn(train, held)
-    save(store, state)
-    result = summarise(state, ready.known, ready.present, problems=ready.problems, images=len(train))
-    store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
-    return result
-
-
-def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> Prepared:
-    """Give the images internal labels and leave out what would contradict or repeat what is stored."""
-    old = list(last.classes) if last else []
-    position = {known.name: i for i, known in enumerate(old)}
-    problems = list(intake.problems + decoded.problems) + _case_clashes(intake.classes, list(position))
-    for name in intake.classes:
-        position.setdefault(name, len(position))
-    mapping = torch.tensor([position[name] for name in intake.classes], dtype=torch.int64)
-    images = decoded.images.relabel(mapping) if len(decoded.kept) else decoded.images
-    names = tuple(intake.names[i] for i in decoded.kept)
-    rows, more = _without_repeats(images.labels.tolist(), decoded.digests, names, last)
-    problems += more
-    if not rows:
-        raise DataError(f"{intake.title}: no image is left to learn from" + _first(problems))
-    images = images.select(rows)
-    # A class of which every image was left out is not learned: the others move up.
-    counts = torch.bincount(images.labels, minlength=len(position)).tolist()
-    fresh = [name for name, i in position.items() if i >= len(old) and counts[i]]
-    final = {known.name: i for i, known in enumerate(old)} | {name: len(old) + k for k, name in enumerate(fresh)}
-    shift = torch.tensor([final.get(name, -1) for name in position], dtype=torch.int64)
-    images = images.relabel(shift)
-    seen = {final[name]: counts[i] for name, i in position.items() if name in final}
-    classes = [replace(known, images=known.images + seen[i]) for i, known in enumerate(old)]
-    classes += [KnownClass(name, step, seen[final[name]]) for name in fresh]
-    return Prepared(
-        images,
-        tuple(decoded.digests[i] for i in rows),
-        tuple(names[i] for i in rows),
-        tuple(classes),
-        len(old),
-        tuple(problems),
-    )
-
-
-def _first(problems: Sequence[tuple[str, str]]) -> str:
-    return f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
-
-
-def _case_clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
-    folded = {name.casefold(): name for name in known}
-    return [
-        (
-            name,
-            f"a new class, although the model knows {folded[name.casefold()]!r}; `geodl rename` can bring them together",
-        )
-        for name in names
-        if name not in known and name.casefold() in folded
-    ]
-
-
-def _without_repeats(
-    labels: Sequence[int], digests: Sequence[str], names: Sequence[str], last: State | None
-) -> tuple[list[int], list[tuple[str, str]]]:
-    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for checking."""
-    checks = _labels_of(last.validation) if last else {}
-    stored = _labels_of(last.memory.images) | checks if last else {}
-    seen: dict[str, int] = {}
-    rows, problems = [], []
-    for i, (label, digest) in enumerate(zip(labels, digests, strict=True)):
-        if digest in stored and stored[digest] != label:
-            assert last is not None
-            problems.append((names[i], f"the same picture is stored as class {last.names[stored[digest]]!r} already"))
-        elif digest in seen:
-            where = "" if labels[seen[digest]] == label else " in another class"
-            problems.append((names[i], f"the same picture as {names[seen[digest]]}{where}"))
-        elif digest not in checks:
-            rows.append(i)
-        seen.setdefault(digest, i)
-    return rows, problems
-
-
-def _labels_of(images: Images | None) -> dict[str, int]:
-    return {} if images is None else dict(zip(images.item_digests(), images.labels.tolist(), strict=True))
-
-
-def _set_aside(
-    ready: Prepared, decoded: Decoded, last: State | None, options: Mapping[str, Any], network: Mapping[str, Any]
-) -> tuple[Images, Images, Effective]:
-    """Split off the check images, up to ten a class and a fifth of it, by their content; choose the options.
-
-    A class that comes back gives more of them as long as it has fewer than ten.
-    """
-    have: dict[int, int] = {}
-    if last is not None and last.validation is not None:
-        have = {int(c): int(n) for c, n in enumerate(torch.bincount(last.validation.labels))}
-    held = torch.zeros(len(ready.images), dtype=torch.bool)
-    for label in ready.present:
-        rows = (ready.images.labels == label).nonzero().squeeze(1).tolist()
-        rows.sort(key=lambda i: derive(0, "check image", ready.digests[i]))
-        wanted = min(VALIDATION, ready.classes[label].images // 5) - have.get(label, 0)
-        held[rows[: max(0, min(wanted, len(rows) // 2))]] = True
+    held = set_aside(ready, last)
     train = ready.images.select(~held)
     kept = 0 if last is None or last.memory.images is None else len(last.memory.images)
     chosen = choose(
@@ -192,7 +81,13 @@ def _set_aside(
         last.config if last else None,
         trained=last is not None and last.trained,
     )
-    return train, ready.images.select(held), chosen
+    listener("chosen", choices=explain(chosen, decoded, len(train), len(ready.classes)))
+    run = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop)
+    state = run.learn(train, held)
+    save(store, state)
+    result = summarise(state, ready.known, ready.present, problems=ready.problems, images=len(train))
+    store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
+    return result
 
 
 class _Progress:
@@ -245,12 +140,13 @@ class _Step:
         if kind != "step":
             self.store.events(kind, **fields)
 
-    def learn(self, train: Images, held: Images) -> State:
-        """Train, choose what is kept, and see how good the network is on all check images."""
+    def learn(self, train: Images, aside: Tensor) -> State:
+        """Train, choose what is kept, and see how good the network is on all check images, `aside` (N,) being new ones."""
         network, memory = self._train(train)
         size = self.transform.size
         if memory.images is not None and not isinstance(memory.images, ArrayImages):
             memory = replace(memory, images=fit(memory.images, size, workers=self.config.workers))
+        held = self.ready.images.select(aside)
         parts = [held] if self.last is None or self.last.validation is None else [self.last.validation, held]
         checks = fit(concat(parts), size, workers=self.config.workers)
         checks = checks.select(checks.labels.argsort(stable=True))
@@ -264,7 +160,7 @@ class _Step:
             "returning": [self.ready.classes[i].name for i in self.ready.present if i < self.ready.known],
             "images": len(train),
             "accuracy": metrics["accuracy"]["nme"],
-            "classes": len(self.ready.classes),
+            "checked": len(set(checks.labels.tolist())),
         }
         return State(
             config=self.config,
@@ -274,6 +170,7 @@ class _Step:
             memory=memory,
             validation=checks if keeps else None,
             means=means,
+            seen=self._seen(aside),
             classes=self.ready.classes,
             stored=self._sources(memory.images, checks if keeps else None),
             learned=self.learned,
@@ -331,6 +228,11 @@ class _Step:
             "headline": f"{shown} on {classes} classes",
         }
 
+    def _seen(self, aside: Tensor) -> Tensor:
+        """Give the short hashes of all images trained on so far."""
+        now = short_hashes(self.ready.digests)[~aside]
+        return now if self.last is None else torch.cat([self.last.seen, now[~torch.isin(now, self.last.seen)]])
+
     def _sources(self, *parts: Images | None) -> dict[str, str]:
         """Say where each stored image came from."""
         before = dict(self.last.stored) if self.last else {}
@@ -374,6 +276,8 @@ def summarise(
         returning=tuple(names[i] for i in present if i < known),
         images=images,
         accuracy=_percent(sum(right), sum(counts)),
+        before=_percent(sum(right[:known]), sum(counts[:known])),
+        after=_percent(sum(right[known:]), sum(counts[known:])),
         per_class={name: _percent(right[i], counts[i]) for i, name in enumerate(names)},
         stored_images=sum(len(part) for part in pictures),
         stored_bytes=sum(stored_bytes(part) for part in pictures),

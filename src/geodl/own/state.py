@@ -1,6 +1,6 @@
 """What a model directory holds after a step: network, memory, check images, class means, names and history."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -38,6 +38,7 @@ class State:
     trained:    whether the network has been trained: not while there is only one class.
     validation: images set aside to check the model with; never trained on.
     means:      (C, d) class means of nearest-mean prediction.
+    seen:       short hashes (N,) of all images that were ever trained on: none of them can become a check image.
     stored:     hash of a stored image -> where it came from.
     learned:    the key of the last learn step's images.
     history:    one record for every step, oldest first.
@@ -51,6 +52,7 @@ class State:
     memory: Memory
     validation: Images | None
     means: Tensor
+    seen: Tensor
     classes: tuple[KnownClass, ...]
     stored: Mapping[str, str]
     learned: str
@@ -77,7 +79,7 @@ class State:
 
 def save(store: RunDirectory, state: State) -> None:
     """Add a state as the next phase, whole or not at all, and remove states that are too old to go back to."""
-    memory = state.memory.to_tensors() | {"nme": state.means}
+    memory = state.memory.to_tensors() | {"nme": state.means, "seen": state.seen}
     if state.validation is not None:
         memory |= {f"validation.{key}": tensor for key, tensor in to_tensors(state.validation).items()}
     extra = {
@@ -91,6 +93,11 @@ def save(store: RunDirectory, state: State) -> None:
     }
     store.save_phase(store.completed(), state.network.state_dict(), memory, dict(state.metrics), extra)
     forget(store, before=store.completed() - 1 - UNDO)
+
+
+def short_hashes(digests: Sequence[str]) -> Tensor:
+    """Give the first 63 bits of hexadecimal digests: int64 (N,)."""
+    return torch.tensor([int(digest[:16], 16) >> 1 for digest in digests], dtype=torch.int64)
 
 
 def forget(store: RunDirectory, *, before: int) -> None:
@@ -128,6 +135,7 @@ def _load(store: RunDirectory, phase: int) -> State:
         memory=Memory.from_tensors(found.memory),
         validation=from_tensors(held) if held else None,
         means=found.memory["nme"],
+        seen=found.memory["seen"],
         classes=tuple(KnownClass(**known) for known in extra["classes"]),
         stored=extra["stored"],
         learned=extra["learned"],

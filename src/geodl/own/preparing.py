@@ -1,0 +1,130 @@
+"""From what was handed over to what is learned: internal labels, no contradictions, check images set aside."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from geodl.config import derive
+from geodl.data.images import Images
+from geodl.errors import DataError
+from geodl.own.choices import VALIDATION
+from geodl.own.intake import Decoded, Intake, Problems
+from geodl.own.state import KnownClass, State, short_hashes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The images of a step, cleaned: labels are internal; `known` counts the classes known before.
+
+    fresh: (N,) bool, the images that were never trained on.
+    """
+
+    images: Images
+    digests: tuple[str, ...]
+    names: tuple[str, ...]
+    classes: tuple[KnownClass, ...]
+    known: int
+    fresh: Tensor
+    problems: Problems
+
+    @property
+    def present(self) -> list[int]:
+        """The classes that the step brings images of."""
+        return sorted(set(self.images.labels.tolist()))
+
+
+def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> Prepared:
+    """Give the images internal labels and leave out what would contradict or repeat what is stored."""
+    old = list(last.classes) if last else []
+    position = {known.name: i for i, known in enumerate(old)}
+    problems = list(intake.problems + decoded.problems) + _case_clashes(intake.classes, list(position))
+    for name in intake.classes:
+        position.setdefault(name, len(position))
+    mapping = torch.tensor([position[name] for name in intake.classes], dtype=torch.int64)
+    images = decoded.images.relabel(mapping) if len(decoded.kept) else decoded.images
+    names = tuple(intake.names[i] for i in decoded.kept)
+    rows, repeats = _without_repeats(images.labels.tolist(), decoded.digests, names, last)
+    problems += repeats
+    if not rows:
+        raise DataError(f"{intake.title}: no image is left to learn from" + _first(problems))
+    images = images.select(rows)
+    hashes = short_hashes([decoded.digests[i] for i in rows])
+    fresh = ~torch.isin(hashes, last.seen) if last else torch.ones(len(rows), dtype=torch.bool)
+    # A class of which every image was left out is not learned: the others move up.
+    counts = torch.bincount(images.labels, minlength=len(position)).tolist()
+    added = [name for name, i in position.items() if i >= len(old) and counts[i]]
+    final = {known.name: i for i, known in enumerate(old)} | {name: len(old) + k for k, name in enumerate(added)}
+    shift = torch.tensor([final.get(name, -1) for name in position], dtype=torch.int64)
+    images = images.relabel(shift)
+    more = torch.bincount(images.labels[fresh], minlength=len(final)).tolist()
+    classes = [replace(known, images=known.images + more[i]) for i, known in enumerate(old)]
+    classes += [KnownClass(name, step, more[final[name]]) for name in added]
+    return Prepared(
+        images,
+        tuple(decoded.digests[i] for i in rows),
+        tuple(names[i] for i in rows),
+        tuple(classes),
+        len(old),
+        fresh,
+        tuple(problems),
+    )
+
+
+def _first(problems: Sequence[tuple[str, str]]) -> str:
+    return f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
+
+
+def _case_clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+    folded = {name.casefold(): name for name in known}
+    return [
+        (
+            name,
+            f"a new class, although the model knows {folded[name.casefold()]!r}; `geodl rename` can bring them together",
+        )
+        for name in names
+        if name not in known and name.casefold() in folded
+    ]
+
+
+def _without_repeats(
+    labels: Sequence[int], digests: Sequence[str], names: Sequence[str], last: State | None
+) -> tuple[list[int], list[tuple[str, str]]]:
+    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for checking."""
+    checks = _labels_of(last.validation) if last else {}
+    stored = _labels_of(last.memory.images) | checks if last else {}
+    seen: dict[str, int] = {}
+    rows, problems = [], []
+    for i, (label, digest) in enumerate(zip(labels, digests, strict=True)):
+        if digest in stored and stored[digest] != label:
+            assert last is not None
+            problems.append((names[i], f"the same picture is stored as class {last.names[stored[digest]]!r} already"))
+        elif digest in seen:
+            where = "" if labels[seen[digest]] == label else " in another class"
+            problems.append((names[i], f"the same picture as {names[seen[digest]]}{where}"))
+        elif digest not in checks:
+            rows.append(i)
+        seen.setdefault(digest, i)
+    return rows, problems
+
+
+def _labels_of(images: Images | None) -> dict[str, int]:
+    return {} if images is None else dict(zip(images.item_digests(), images.labels.tolist(), strict=True))
+
+
+def set_aside(ready: Prepared, last: State | None) -> Tensor:
+    """Choose the check images, (N,) bool, by their content: up to ten a class and a fifth of it.
+
+    A class that comes back gives more of them as long as it has fewer than ten.
+    """
+    have: dict[int, int] = {}
+    if last is not None and last.validation is not None:
+        have = {int(c): int(n) for c, n in enumerate(torch.bincount(last.validation.labels))}
+    held = torch.zeros(len(ready.images), dtype=torch.bool)
+    for label in ready.present:
+        rows = ((ready.images.labels == label) & ready.fresh).nonzero().squeeze(1).tolist()
+        rows.sort(key=lambda i: derive(0, "check image", ready.digests[i]))
+        wanted = min(VALIDATION, ready.classes[label].images // 5) - have.get(label, 0)
+        held[rows[: max(0, min(wanted, len(rows) // 2))]] = True
+    return held

@@ -1,0 +1,707 @@
+"""The practitioner's classifier: learning in steps, coming back, going on after a stop, and what it keeps."""
+
+import hashlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import geodl
+from geodl.classifier import IncrementalClassifier
+from geodl.config import RunConfig
+from geodl.data import Dataset
+from geodl.errors import ConfigError, DataError, MissingExtraError, StoreError, TrainingError
+from geodl.own import intake as intakes
+from geodl.own import preparing, state
+from geodl.own.advice import advise
+from geodl.own.choices import checked, choose_network, readable
+from geodl.own.state import KnownClass
+from geodl.store import RunDirectory
+from geodl.training import Interrupted, Trainer
+
+QUICK = {"epochs": 3, "threads": 1, "workers": 1}
+
+
+def write_digits(root: Path, digits: Dataset, classes, count: int, start: int = 0) -> Path:
+    for label in classes:
+        for i in (digits.train.labels == label).nonzero().flatten()[start : start + count].tolist():
+            path = root / f"digit {label}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            digits.train.decode(i).save(path)
+    return root
+
+
+def files(root: Path) -> dict[str, str]:
+    """Hash every file, without those that tell times, locks and unfinished work."""
+    paths = (path for path in sorted(root.rglob("*")) if path.is_file())
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+        if path.name not in ("events.jsonl", "lock", "checkpoint.safetensors")
+    }
+
+
+@pytest.fixture
+def weeks(tmp_path, digits):
+    one = write_digits(tmp_path / "week1", digits, (0, 1), 15)
+    two = write_digits(tmp_path / "week2", digits, (2, 3), 15)
+    return one, two
+
+
+@pytest.fixture
+def model(tmp_path):
+    return IncrementalClassifier(tmp_path / "model")
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Record what training gets to see: the images of every call and the exemplars beside them."""
+    calls = []
+    learn = Trainer.learn
+
+    def spy(self, index, network, memory, images, classes, progress):
+        calls.append(SimpleNamespace(network=network, memory=memory, images=images, classes=classes))
+        return learn(self, index, network, memory, images, classes, progress)
+
+    monkeypatch.setattr(Trainer, "learn", spy)
+    return calls
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+def test_two_steps_are_learned_and_recognised(model, weeks, tmp_path, digits):
+    before = files(weeks[0])
+    first = model.learn(weeks[0], threads=1, epochs=20)
+    assert (first.step, first.new, first.returning) == (1, ("digit 0", "digit 1"), ())
+    second = model.learn(weeks[1], threads=1, epochs=20)
+    assert (second.step, second.classes) == (2, ("digit 0", "digit 1", "digit 2", "digit 3"))
+    assert model.classes == second.classes
+    test = write_digits(tmp_path / "test", digits, range(4), 30, start=100)
+    found = model.evaluate(test)
+    assert found.images == 120
+    assert found.accuracy > 75  # chance is 25, forgetting the first step leaves at most 50
+    assert found.per_step[1] > 60
+    assert found.confusion.sum(dim=1).tolist() == [30] * 4
+    assert found.accuracy == pytest.approx(100 * found.confusion.diagonal().sum().item() / 120)
+    assert found.accuracy == pytest.approx((found.per_step[1] + found.per_step[2]) / 2)
+    assert files(weeks[0]) == before
+
+
+def test_the_public_name():
+    assert geodl.IncrementalClassifier is IncrementalClassifier
+
+
+def test_the_same_images_are_not_learned_twice(model, weeks, trained, tmp_path):
+    model.learn(weeks[0], **QUICK)
+    before = files(model.path)
+    again = model.learn(weeks[0], **QUICK)
+    assert again.already
+    assert again.accuracy is not None
+    weeks[0].rename(tmp_path / "other name")  # contents count, names of folders above the classes do not
+    assert model.learn(tmp_path / "other name", **QUICK).already
+    assert files(model.path) == before
+    assert len(trained) == 1
+    assert not model.learn(tmp_path / "other name", again=True, **QUICK).already
+    assert len(trained) == 2
+
+
+def test_check_images_are_never_trained_on(model, weeks, trained):
+    model.learn(weeks[0], **QUICK)
+    model.learn(weeks[0], again=True, **QUICK)
+    model.learn(weeks[1], **QUICK)
+    checks = set(state.load(RunDirectory(model.path)).validation.item_digests())
+    assert len(checks) == 4 * 3  # a fifth of 15
+    for call in trained:
+        assert not checks & set(call.images.item_digests())
+        assert call.memory.images is None or not checks & set(call.memory.images.item_digests())
+    # learned again, a picture is in the step or in the memory, not in both
+    assert not set(trained[1].images.item_digests()) & set(getattr(trained[1].memory.images, "item_digests", list)())
+
+
+def test_more_images_of_a_known_class(model, weeks, tmp_path, digits, trained):
+    model.learn(weeks[0], **QUICK)
+    model.learn(weeks[1], exemplars=5, **QUICK)
+    before = state.load(RunDirectory(model.path))
+    more = write_digits(tmp_path / "more", digits, (1,), 30, start=50)
+    result = model.learn(more, exemplars=5, **QUICK)
+    assert (result.new, result.returning) == ((), ("digit 1",))
+    after = state.load(RunDirectory(model.path))
+    rows = (before.network.head.rows() != after.network.head.rows()).any(dim=1)
+    assert rows.tolist() == [False, True, False, False]  # METHODS section 4, end: only its row is trained
+    assert [known.images for known in after.classes] == [15, 45, 15, 15]
+    assert after.memory.per_class() == {0: 5, 1: 5, 2: 5, 3: 5}
+    # chosen anew from old exemplars and new images together
+    old = set(before.memory.images.select(before.memory.images.labels == 1).item_digests())
+    new = set(trained[-1].images.item_digests())
+    assert set(after.memory.images.select(after.memory.images.labels == 1).item_digests()) <= old | new
+    assert torch.bincount(after.validation.labels).tolist() == [3, 9, 3, 3]
+
+
+def test_known_and_new_classes_in_one_step(model, weeks, tmp_path, digits):
+    model.learn(weeks[0], **QUICK)
+    mixed = write_digits(tmp_path / "mixed", digits, (1, 5), 12, start=60)
+    result = model.learn(mixed, **QUICK)
+    assert (result.new, result.returning) == (("digit 5",), ("digit 1",))
+    assert model.classes == ("digit 0", "digit 1", "digit 5")
+
+
+def test_one_class_waits_for_a_second(model, tmp_path, digits, trained):
+    result = model.learn(write_digits(tmp_path / "a", digits, (7,), 10), **QUICK)
+    assert not trained
+    assert "until a second one comes" in result.warnings[0]
+    assert [each.label for each in model.predict(tmp_path / "a")] == ["digit 7"] * 10
+    model.learn(write_digits(tmp_path / "b", digits, (8,), 10), **QUICK)
+    assert trained[0].network is None
+    assert sorted(set(trained[0].images.labels.tolist())) == [0, 1]
+    assert state.load(RunDirectory(model.path)).memory.means.norm(dim=1).tolist() == pytest.approx([1, 1])
+    with pytest.raises(ConfigError, match="exemplars = 0: the first step needs two classes"):
+        IncrementalClassifier(tmp_path / "none").learn(tmp_path / "a", exemplars=0, **QUICK)
+
+
+def test_one_image_in_each_class(model, tmp_path, digits):
+    result = model.learn(write_digits(tmp_path / "a", digits, (0, 1), 1), **QUICK)
+    assert result.accuracy is None
+    assert any("digit 0 (1)" in sentence for sentence in result.warnings)
+    assert len(model.predict(tmp_path / "a")) == 2
+
+
+def test_without_exemplars_no_image_is_kept(model, weeks):
+    result = model.learn(weeks[0], exemplars=0, **QUICK)
+    assert (result.stored_images, result.stored_bytes) == (0, 0)
+    assert result.accuracy is not None  # checked while the images were there
+    second = model.learn(weeks[1], **QUICK)  # the choice stays
+    assert second.stored_images == 0
+    assert second.per_class["digit 0"] is None
+    assert any("No images are kept" in sentence for sentence in second.warnings)
+    assert model.info()["stored"] == []
+    assert len(model.predict(weeks[0])) == 30
+    pixels = [tensor for name, tensor in RunDirectory(model.path).load_phase(1).memory.items() if "pixels" in name]
+    assert not pixels
+
+
+def test_the_budget_is_kept_and_stated(model, weeks):
+    chosen = []
+    result = model.learn(weeks[0], exemplars=4, listener=lambda kind, **f: chosen.extend(f.get("choices", [])), **QUICK)
+    assert result.stored_images == 2 * (4 + 3)
+    assert result.stored_bytes == 14 * 3 * 8 * 8
+    assert "at most 28 images, 5.4 kB for 2 classes" in next(c.why for c in chosen if c.option == "--exemplars")
+    stored = model.info()["stored"]
+    assert sum(entry["use"] == "check" for entry in stored) == 6
+    assert all((weeks[0] / entry["from"]).exists() for entry in stored)
+    assert all(entry["from"].startswith(f"{entry['class']}/") for entry in stored)
+
+
+def test_a_total_budget_is_shared(model, weeks):
+    model.learn(weeks[0], exemplars=8, budget="total", **QUICK)
+    model.learn(weeks[1], **QUICK)
+    assert state.load(RunDirectory(model.path)).memory.per_class() == {0: 2, 1: 2, 2: 2, 3: 2}
+
+
+def test_originals_can_be_deleted(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    for path in sorted(weeks[0].rglob("*.png")):
+        path.unlink()
+    assert model.learn(weeks[1], **QUICK).stored_images == 4 * 15
+
+
+def test_arrays_and_datasets_learn_as_folders_do(tmp_path, weeks, digits):
+    folder = IncrementalClassifier(tmp_path / "a")
+    folder.learn(weeks[0], **QUICK)
+    rows = [i for label in (0, 1) for i in (digits.train.labels == label).nonzero().flatten()[:15].tolist()]
+    pixels = digits.train.pixels[rows].permute(0, 2, 3, 1).numpy()
+    labels = [f"digit {label}" for label in digits.train.labels[rows].tolist()]
+    # the order of the files in a folder is that of their numbers, and so is that of the rows
+    arrays = IncrementalClassifier(tmp_path / "b")
+    arrays.learn(pixels, labels, **QUICK)
+
+    class Pairs(torch.utils.data.Dataset):
+        classes = ("digit 0", "digit 1")
+
+        def __len__(self):
+            return len(rows)
+
+        def __getitem__(self, i):
+            return digits.train.decode(rows[i]), int(digits.train.labels[rows[i]])
+
+    dataset = IncrementalClassifier(tmp_path / "c")
+    dataset.learn(Pairs(), **QUICK)
+    states = [state.load(RunDirectory(each.path)) for each in (folder, arrays, dataset)]
+    for other in states[1:]:
+        assert other.names == states[0].names
+        assert torch.equal(other.network.head.weight, states[0].network.head.weight)
+        assert torch.equal(other.means, states[0].means)
+    assert folder.evaluate(pixels, labels).images == 30
+    assert [each.label for each in arrays.predict(pixels[:3])] == [
+        each.label for each in folder.predict([digits.train.decode(i) for i in rows[:3]])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "labels", "message"),
+    [
+        (np.zeros((2, 8, 8), np.uint8), [1], "2 images have 1 labels"),
+        ([1, 2], None, r"a dataset of \(image, label\) pairs"),
+        (7, None, "int given: allowed are a folder"),
+        (np.zeros((0, 8, 8), np.uint8), [], "no images given"),
+        ("nowhere", None, "nowhere: not a folder"),
+        ("nowhere", [1], "labels were given with the folder"),
+    ],
+)
+def test_what_cannot_be_learned_is_named(model, source, labels, message):
+    with pytest.raises(DataError, match=message):
+        model.learn(source, labels, **QUICK)
+    assert not model.path.exists()
+
+
+def test_files_that_do_not_fit_in_memory_give_the_same_model(tmp_path, weeks, monkeypatch):
+    IncrementalClassifier(tmp_path / "a").learn(weeks[0], **QUICK)
+    IncrementalClassifier(tmp_path / "a").learn(weeks[1], **QUICK)
+    monkeypatch.setattr(intakes, "IN_MEMORY", 0)
+    IncrementalClassifier(tmp_path / "b").learn(weeks[0], **QUICK)
+    IncrementalClassifier(tmp_path / "b").learn(weeks[1], **QUICK)
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def test_a_thousand_classes(model):
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (1000, 4, 4), np.uint8)
+    result = model.learn(pixels, [f"class {i}" for i in range(1000)], epochs=1, threads=1, network="convnet")
+    assert len(result.classes) == 1000
+    assert result.classes[10] == "class 10"
+    assert "and 992 more" in result.warnings[0]
+    assert len(model.predict(pixels[:5], top=3)[0].top) == 3
+
+
+# ----------------------------------------------------------------------------------------- stopping, failing, sharing
+
+
+def test_stopped_and_continued_it_is_as_if_never_stopped(tmp_path, weeks):
+    straight, stopped = (IncrementalClassifier(tmp_path / name) for name in ("a", "b"))
+    for each in (straight, stopped):
+        each.learn(weeks[0], **QUICK)
+    straight.learn(weeks[1], **QUICK)
+    before = files(stopped.path)
+    for when in (1, 2):
+        steps = iter(range(100))
+        with pytest.raises(Interrupted):
+            stopped.learn(weeks[1], stop=lambda: next(steps) >= when, **QUICK)  # noqa: B023
+        assert files(stopped.path) == before
+        assert stopped.classes == ("digit 0", "digit 1")
+    heard = []
+    stopped.learn(weeks[1], listener=lambda kind, **fields: heard.append(kind), **QUICK)
+    assert "continued" in heard
+    assert files(stopped.path) == files(straight.path)
+
+
+def test_unfinished_work_on_other_images_is_not_continued(tmp_path, weeks):
+    straight, stopped = (IncrementalClassifier(tmp_path / name) for name in ("a", "b"))
+    with pytest.raises(Interrupted):
+        stopped.learn(weeks[0], stop=lambda: True, **QUICK)
+    stopped.learn(weeks[1], **QUICK)
+    straight.learn(weeks[1], **QUICK)
+    assert files(stopped.path) == files(straight.path)
+
+
+def test_a_failed_learn_changes_nothing(model, weeks):
+    with pytest.raises(TrainingError, match="not finite"):
+        model.learn(weeks[0], lr=1e30, **QUICK)
+    assert not model.path.exists()
+    model.learn(weeks[0], **QUICK)
+    before = files(model.path)
+    with pytest.raises(TrainingError, match="NaN or infinite"):
+        model.learn(weeks[1], lr=1e30, **QUICK)
+    assert files(model.path) == before
+    assert model.classes == ("digit 0", "digit 1")
+
+
+def test_others_see_the_old_state_while_one_learns(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    seen = []
+
+    def hear(kind, **fields):
+        if kind == "epoch":
+            other = IncrementalClassifier(model.path)
+            seen.append({each.label for each in other.predict(weeks[1])})
+            with pytest.raises(StoreError, match="is being written by process"):
+                other.learn(weeks[1], **QUICK)
+            with pytest.raises(StoreError, match="is being written by process"):
+                other.undo()
+
+    model.learn(weeks[1], listener=hear, **QUICK)
+    assert len(seen) == 3
+    assert all(labels <= {"digit 0", "digit 1"} for labels in seen)
+    assert len(model.classes) == 4
+
+
+def test_model_and_images_stay_apart(weeks, tmp_path):
+    for path in (weeks[0], weeks[0] / "model", tmp_path):
+        with pytest.raises(ConfigError, match="one is inside the other"):
+            IncrementalClassifier(path).learn(weeks[0], **QUICK)
+
+
+def test_other_directories_are_refused(tmp_path, weeks):
+    RunDirectory.create_or_open(tmp_path / "run", {"method": "icarl"})
+    with pytest.raises(StoreError, match="the directory of an experiment"):
+        IncrementalClassifier(tmp_path / "run").learn(weeks[0], **QUICK)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(StoreError, match="not a directory of geodl's"):
+        IncrementalClassifier(tmp_path / "mine").learn(weeks[0], **QUICK)
+    with pytest.raises(StoreError, match="no such model"):
+        IncrementalClassifier(tmp_path / "nowhere").predict(weeks[0])
+
+
+# -------------------------------------------------------------------------------------------- undo, rename, remove
+
+
+def test_undo_goes_back_exactly(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    before = files(model.path)
+    scores = [each.top for each in model.predict(weeks[0], top=2)]
+    model.learn(weeks[1], **QUICK)
+    assert model.undo()["new"] == ["digit 2", "digit 3"]
+    assert files(model.path) == before
+    assert [each.top for each in model.predict(weeks[0], top=2)] == scores
+    model.undo()
+    with pytest.raises(StoreError, match="has learned nothing yet"):
+        model.predict(weeks[0])
+    with pytest.raises(StoreError, match="nothing to take back"):
+        model.undo()
+    assert not model.learn(weeks[1], **QUICK).already
+
+
+def test_old_states_are_removed(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    for number in range(5):
+        model.rename("digit 0" if number == 0 else f"zero {number - 1}", f"zero {number}")
+    for _ in range(state.UNDO):
+        model.undo()
+    assert model.classes[0] == "zero 1"
+    with pytest.raises(StoreError, match="no longer kept"):
+        model.undo()
+    assert model.info()["undo"] == 0
+
+
+def test_rename(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    model.rename("digit 1", "eins")
+    assert model.classes == ("digit 0", "eins")
+    assert {each.label for each in model.predict(weeks[0])} <= {"digit 0", "eins"}
+    assert model.info()["classes"][1]["name"] == "eins"
+    for old, new, message in (
+        ("digit 1", "x", "no class 'digit 1'; the model knows digit 0, eins"),
+        ("eins", "digit 0", "has a class of that name"),
+        ("eins", " ", "not empty"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model.rename(old, new)
+
+
+def test_remove(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    model.learn(weeks[1], **QUICK)
+    before = state.load(RunDirectory(model.path))
+    model.remove("digit 1")
+    after = state.load(RunDirectory(model.path))
+    assert model.classes == ("digit 0", "digit 2", "digit 3")
+    rows = [0, 2, 3]
+    assert torch.equal(after.network.head.weight, before.network.head.weight[rows])
+    assert torch.equal(after.means, before.means[rows])
+    gone = set(before.memory.images.select(before.memory.images.labels == 1).item_digests())
+    assert not gone & set(after.memory.images.item_digests())
+    assert torch.bincount(after.memory.images.labels).tolist() == [12, 12, 12]
+    assert torch.bincount(after.validation.labels).tolist() == [3, 3, 3]
+    assert len(model.info()["stored"]) == 45
+    assert model.undo() == {"action": "remove", "class": "digit 1"}
+    assert len(model.classes) == 4
+    model.remove("digit 1", for_good=True)
+    kept = b"".join(path.read_bytes() for path in model.path.rglob("*.safetensors"))
+    pixels = before.memory.images.select(before.memory.images.labels == 1).pixels
+    assert not any(image.numpy().tobytes() in kept for image in pixels)
+    with pytest.raises(StoreError, match="no longer kept"):
+        model.undo()
+    model.learn(weeks[0], **QUICK)  # it may come back
+    assert model.classes == ("digit 0", "digit 2", "digit 3", "digit 1")
+
+
+def test_the_last_class_stays(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    model.remove("digit 0")
+    with pytest.raises(ConfigError, match="the only class"):
+        model.remove("digit 1")
+    assert [each.label for each in model.predict(weeks[0])] == ["digit 1"] * 30
+
+
+# ---------------------------------------------------------------------------------------------------------- prediction
+
+
+def test_predictions_are_those_of_the_formula(model, weeks, digits):
+    model.learn(weeks[0], **QUICK)
+    now = state.load(RunDirectory(model.path))
+    pixels = digits.train.pixels[:6]
+    x = (pixels.double() / 255 - torch.tensor(now.transform.mean)[:, None, None].double()) / torch.tensor(
+        now.transform.std
+    )[:, None, None].double()
+    network = now.network.double().eval()
+    with torch.no_grad():
+        output = network(x)
+    cosines = nn.functional.cosine_similarity(output.pooled[:, None], now.means.double()[None], dim=2)
+    for classifier, scores in (("nme", network.head.scale * cosines), ("cnn", output.logits)):
+        wanted = scores.softmax(dim=1)
+        found = model.predict(pixels, classifier=classifier, top=2)
+        for each, row in zip(found, wanted, strict=True):
+            assert dict(each.top) == pytest.approx(dict(zip(now.names, row.tolist(), strict=True)), abs=1e-5)
+            assert each.top[0][1] >= each.top[1][1]
+
+
+def test_class_means_count_mirrored_copies_only_where_pictures_are_mirrored(tmp_path, weeks):
+    plain, flipped = (IncrementalClassifier(tmp_path / name) for name in ("a", "b"))
+    plain.learn(weeks[0], **QUICK)
+    flipped.learn(weeks[0], flip=True, **QUICK)
+    for each, mirror in ((plain, False), (flipped, True)):
+        now = state.load(RunDirectory(each.path))
+        x = now.memory.images.pixels.double()
+        views = torch.cat([x, x.flip(3)]) if mirror else x
+        mean, std = (torch.tensor(part)[:, None, None].double() for part in (now.transform.mean, now.transform.std))
+        with torch.no_grad():
+            features = now.network.double().features((views / 255 - mean) / std)
+        labels = now.memory.images.labels.repeat(2 if mirror else 1)
+        unit = features / features.norm(dim=1, keepdim=True)
+        means = torch.stack([unit[labels == label].mean(dim=0) for label in (0, 1)])
+        torch.testing.assert_close(now.means.double(), means / means.norm(dim=1, keepdim=True), atol=1e-5, rtol=0)
+
+
+def test_wrong_ways_to_predict_are_named(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    with pytest.raises(ConfigError, match="top = 0"):
+        model.predict(weeks[0], top=0)
+    with pytest.raises(ConfigError, match="classifier = 'svm'"):
+        model.predict(weeks[0], classifier="svm")
+    with pytest.raises(DataError, match="no such file"):
+        model.predict("nowhere.png", strict=True)
+
+
+def test_unknown_classes_are_left_out_of_an_evaluation(model, weeks, tmp_path, digits):
+    model.learn(weeks[0], **QUICK)
+    found = model.evaluate(write_digits(tmp_path / "test", digits, (1, 9), 5))
+    assert found.images == 5
+    assert found.skipped == (("digit 9", "the model does not know this class"),)
+    assert found.per_class["digit 0"] is None
+    with pytest.raises(DataError, match="does not know"):
+        model.evaluate(tmp_path / "test", strict=True)
+    with pytest.raises(DataError, match="no image of a class that the model knows"):
+        model.evaluate(write_digits(tmp_path / "only", digits, (9,), 5))
+
+
+# ------------------------------------------------------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize(
+    ("side", "kind", "network", "size"),
+    [
+        (5, "cpu", "resnet8", 8),
+        (8, "cpu", "resnet8", 8),
+        (28, "cpu", "resnet20", 28),
+        (32, "cpu", "resnet20", 32),
+        (3000, "cpu", "resnet20", 64),
+        (3000, "cuda", "resnet18", 128),
+        (32, "cuda", "resnet32", 32),
+    ],
+)
+def test_networks_are_chosen_by_size_and_device(side, kind, network, size):
+    assert choose_network(side, {}, kind) == {"network": network, "image_size": size}
+    assert choose_network(side, {"image_size": 48, "network": "convnet"}, kind) == {
+        "network": "convnet",
+        "image_size": 48,
+    }
+
+
+def test_colour_pictures_are_mirrored_and_grey_ones_are_not(tmp_path):
+    generator = np.random.default_rng(0)
+    grey = generator.integers(0, 256, (8, 8, 8), np.uint8)
+    colour = generator.integers(0, 256, (8, 8, 8, 3), np.uint8)
+    for name, pixels, flip in (("grey", grey, False), ("colour", colour, True)):
+        model = IncrementalClassifier(tmp_path / name)
+        model.learn(pixels, [0, 1] * 4, network="convnet", **QUICK)
+        transform = state.load(RunDirectory(model.path)).transform
+        assert transform.flip is flip
+        assert transform.mean == pytest.approx([pixels.mean() / 255] * 3, abs=0.03)
+
+
+def test_what_a_model_is_made_with_stays(model, weeks):
+    model.learn(weeks[0], image_size=12, network="convnet", **QUICK)
+    with pytest.raises(ConfigError, match="image_size = 16: this model was made with 12"):
+        model.learn(weeks[1], image_size=16, **QUICK)
+    model.learn(weeks[1], image_size=12, **QUICK)
+    assert state.load(RunDirectory(model.path)).config.network == "convnet"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epoch": 3}, "epoch: not an option of learn"),
+        ({"devices": 2}, "devices: not an option of learn"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"epochs": "many"}, "epochs = 'many'"),
+        ({"method": "bic"}, "lucir and finetune"),
+        ({"network": "resnet9"}, "unknown network 'resnet9'"),
+    ],
+)
+def test_impossible_options_are_named(model, weeks, options, message):
+    with pytest.raises(ConfigError, match=message):
+        model.learn(weeks[0], **options)
+    assert not model.path.exists()
+
+
+def test_options_are_understood_as_written():
+    assert checked({"epochs": "7", "lr": "0.5", "flip": None}) == {"epochs": 7, "lr": 0.5}
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999 bytes"), (1500, "1.5 kB"), (2_500_000, "2.5 MB")])
+def test_bytes_are_written_for_people(count, text):
+    assert readable(count) == text
+
+
+# -------------------------------------------------------------------------------------------------------------- advice
+
+
+def known(*images):
+    return [KnownClass(name, 1, count) for name, count in zip("abcdef", images, strict=False)]
+
+
+def test_a_good_model_gets_no_advice():
+    assert advise(torch.tensor([[9, 1], [0, 10]]), known(200, 200), RunConfig(image_size=64), [0, 1]) == []
+
+
+def test_weak_and_mixed_up_classes_are_named():
+    matrix = torch.tensor([[5, 4, 1], [0, 10, 0], [2, 2, 6]])
+    sentences = advise(matrix, known(200, 200, 200), RunConfig(image_size=64), [0, 1, 2])
+    assert sentences == [
+        "Weak on the check images: a (5 of 10 right). More, and more varied, images of them help.",
+        "Mixed up: a is taken for b (4 of 10).",
+    ]
+
+
+def test_tiny_classes_and_training_from_scratch():
+    matrix = torch.zeros(3, 3, dtype=torch.int64)
+    photos = advise(matrix, known(3, 40, 40), RunConfig(image_size=64), [0, 1, 2])
+    assert "Very few images: a (3)" in photos[0]
+    assert "About 40 images a class are few" in photos[1]
+    assert "timm" in photos[1]
+    assert len(advise(matrix, known(3, 40, 40), RunConfig(image_size=8), [0, 1, 2])) == 1
+    foreign = RunConfig(image_size=64, network="timm:resnet18")
+    assert len(advise(matrix, known(3, 40, 40), foreign, [0, 1, 2])) == 1
+    assert advise(matrix, known(3, 400, 400), RunConfig(image_size=64), [1, 2]) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ backbones
+
+
+class StandIn(nn.Module):
+    """The part of a timm model that is used."""
+
+    output_fmt = "NCHW"
+    num_features = 6
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 4, stride=4)
+
+    def forward_features(self, x):
+        return self.conv(x)
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    made = []
+    module = ModuleType("timm")
+    module.is_model = lambda name: name == "standin"
+    module.list_models = lambda: ["standin"]
+    module.create_model = lambda name, **options: made.append(options) or StandIn()
+    module.get_pretrained_cfg = lambda name: SimpleNamespace(
+        input_size=(3, 16, 16), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)
+    )
+    monkeypatch.setitem(sys.modules, "timm", module)
+    return made
+
+
+def test_a_pretrained_backbone_comes_with_its_size_and_colours(model, weeks, timm):
+    model.learn(weeks[0], network="timm:standin", **QUICK)
+    now = state.load(RunDirectory(model.path))
+    assert (now.transform.size, now.transform.mean, now.transform.std) == (16, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    assert timm[0]["pretrained"] is True
+    assert timm[-1]["pretrained"] is False  # loading a model fetches nothing
+    model.learn(weeks[1], network="timm:standin", **QUICK)
+    assert len(model.predict(weeks[1])) == 30
+
+
+def test_weights_from_a_file(model, weeks, timm, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"conv.weight": torch.full((6, 3, 4, 4), 0.25), "conv.bias": torch.zeros(6)}, tmp_path / "w.safetensors")
+    model.learn(weeks[0], network="timm:standin", weights=tmp_path / "w.safetensors", lr=1e-12, **QUICK)
+    assert timm[0]["pretrained"] is False
+    weight = state.load(RunDirectory(model.path)).network.backbone.model.conv.weight
+    torch.testing.assert_close(weight, torch.full_like(weight, 0.25))
+
+
+def test_without_the_extra_one_line_says_what_to_install(model, weeks, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'geodl\[timm\]'"):
+        model.learn(weeks[0], network="timm:resnet18")
+    assert not model.path.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ slow bars
+
+
+@pytest.mark.slow
+def test_digits_reach_ninety_percent(model, tmp_path, digits):
+    """60 images a class, 5 + 5 classes, no option set: at least 90 % on all ten after the second step."""
+    for number, classes in enumerate((range(5), range(5, 10))):
+        model.learn(write_digits(tmp_path / f"week{number}", digits, classes, 60))
+    names = [f"digit {label}" for label in digits.test.labels.tolist()]
+    assert model.evaluate(digits.test.pixels, names).accuracy >= 90
+
+
+@pytest.mark.slow
+def test_old_classes_are_remembered_far_better_than_by_fine_tuning(tmp_path, cifar100_dir):
+    """CIFAR-100, 10 + 10 classes of 200 PNG files: old classes at least 1.5 x as well as by plain fine-tuning."""
+    data = geodl.data.load("cifar100", cifar100_dir)
+    for label in range(20):
+        folder = tmp_path / ("week1" if label < 10 else "week2") / data.classes[label]
+        folder.mkdir(parents=True)
+        for i in (data.train.labels == label).nonzero().flatten()[:200].tolist():
+            data.train.decode(i).save(folder / f"{i}.png")
+    test = data.test.select(data.test.labels < 20)
+    names = [data.classes[label] for label in test.labels.tolist()]
+    ours = IncrementalClassifier(tmp_path / "ours")
+    ours.learn(tmp_path / "week1")
+    plain = IncrementalClassifier(tmp_path / "plain")
+    (tmp_path / "plain").mkdir()
+    for path in (tmp_path / "ours").rglob("*"):  # both start from the same first step
+        target = tmp_path / "plain" / path.relative_to(tmp_path / "ours")
+        target.mkdir(exist_ok=True) if path.is_dir() else target.write_bytes(path.read_bytes())
+    ours.learn(tmp_path / "week2")
+    plain.learn(tmp_path / "week2", method="finetune", distill="none", exemplars=0)
+    kept = ours.evaluate(test.pixels, names).per_step[1]
+    best = max(plain.evaluate(test.pixels, names, classifier=each).per_step[1] for each in ("nme", "cnn"))
+    assert kept >= 1.5 * best
+
+
+def test_steps_are_prepared_without_contradictions(weeks, digits):
+    intake = intakes.take(weeks[0])
+    decoded = intakes.decode(intake, 8, 1)
+    twice = replace(decoded, digests=(decoded.digests[0],) * 2 + decoded.digests[2:-1] + (decoded.digests[0],))
+    ready = preparing.prepare(intake, twice, None, 1)
+    assert len(ready.images) == 28
+    assert [reason for _, reason in ready.problems] == [
+        f"the same picture as {intake.names[0]}",
+        f"the same picture as {intake.names[0]} in another class",
+    ]
