@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from geodl import CosineDistillation, GeodesicDistillation
 from geodl.geometry import GeodesicFlow, principal_angles, subspace
-from geodl.losses import unit_rows
 
 BLUE, ORANGE, GREY, GREEN = "#2f6db5", "#d9702b", "#8a8a8a", "#3c8d5a"
 DIM, BATCH, STEPS, WEIGHT = 8, 64, 160, 20.0
@@ -58,7 +57,7 @@ def train(
         optimiser.step()
         if teacher is not None:
             with torch.no_grad():
-                bases = [subspace(unit_rows(model(probe)[0]), DIM) for model in (teacher, net)]
+                bases = [subspace(F.normalize(model(probe)[0]), DIM) for model in (teacher, net)]
             angles.append(principal_angles(*bases) * 180 / math.pi)
     return angles
 

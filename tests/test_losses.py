@@ -229,10 +229,30 @@ def test_a_row_without_projection_counts_nothing():
 
 
 def losses_of_unit_rows(student, teacher):
-    p, q = (subspace(unit_rows(z), 2, centre=False) for z in (teacher, student))
+    p, q = (subspace(unit_rows(z)[0], 2, centre=False) for z in (teacher, student))
     flow = GeodesicFlow.between(p, q)
     inner = flow.inner(student, teacher)[:4] / (flow.norm(student) * flow.norm(teacher))[:4]
     return (1 - inner).sum().item() / 5
+
+
+def test_a_zero_row_of_one_batch_counts_nothing():
+    student, teacher = pair(9, 14, dtype=torch.float32)
+    student[2] = 0
+    value, slope = gradient(GeodesicDistillation(), student, teacher)
+    new, old = (unit_rows(z)[0] for z in (student, teacher))
+    flow = GeodesicFlow.between(subspace(old, 127), subspace(new, 127))
+    rows = 1 - flow.inner(new, old) / (flow.norm(new) * flow.norm(old))
+    assert value.item() == pytest.approx(rows[torch.arange(9) != 2].sum().item() / 9, rel=1e-6)
+    assert (slope[2] == 0).all()
+
+
+def test_second_derivatives_exist_for_a_constant_flow_only():
+    student, teacher = (z.requires_grad_() for z in pair(6, 9))
+    slope = torch.autograd.grad(GeodesicDistillation()(student, teacher), student, create_graph=True)[0]
+    assert torch.autograd.grad(slope.square().sum(), student)[0].abs().max() > 0
+    value = GeodesicDistillation(through_flow=True)(student, teacher)
+    with pytest.raises(GeodlError, match="no second derivatives"):
+        torch.autograd.grad(value, student, create_graph=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -304,8 +324,8 @@ def test_by_default_the_flow_is_constant():
     for z, tolerance in ((student, 1e-10), (student.float(), 1e-5)):
         value, slope = gradient(GeodesicDistillation(6), z, teacher.to(z.dtype))
         rows = z.double().clone().requires_grad_()
-        old = unit_rows(teacher.to(z.dtype).double())
-        flow = GeodesicFlow.between(subspace(old, 6), subspace(unit_rows(z.double()), 6))
+        old = unit_rows(teacher.to(z.dtype).double())[0]
+        flow = GeodesicFlow.between(subspace(old, 6), subspace(unit_rows(z.double())[0], 6))
         kernel = flow.dense()
         inner = (rows @ kernel * old).sum(1)
         expected = (1 - inner / ((rows @ kernel * rows).sum(1) * (old @ kernel * old).sum(1)).sqrt()).mean()
@@ -345,8 +365,11 @@ def test_cosine_distillation_is_the_mean_of_one_minus_cosine():
     value = CosineDistillation()(student, teacher)
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(expected.item(), rel=1e-6)
-    student[0] = 0  # a row without a direction: the teacher's counts half its squared length
-    assert gradient(CosineDistillation(), student, teacher)[1][0].abs().max() == 0
+    student[0] = 0  # a row without a direction counts nothing
+    value, slope = gradient(CosineDistillation(), student, teacher)
+    expected = (1 - torch.nn.functional.cosine_similarity(student[1:].double(), teacher[1:].double())).sum() / 7
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert (slope[0] == 0).all()
 
 
 def test_logit_distillation_is_the_divergence_of_the_classes():

@@ -39,6 +39,14 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
+def _once_only() -> None:
+    """Refuse to differentiate a hand-written derivative again: the result would be silently wrong."""
+    if torch.is_grad_enabled():
+        raise GeometryError(
+            "the geodesic flow has no second derivatives: use a constant flow (through_flow=False) there"
+        )
+
+
 # ---------------------------------------------------------------------------------------------------- subspaces
 
 
@@ -125,6 +133,7 @@ class _LeadingSubspace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        _once_only()
         spectrum, n, grad = ctx.spectrum, ctx.n, grads[0]
         values, left, right = spectrum.values, spectrum.left, spectrum.right
         keep, drop = values[..., None, :n], values[..., n:, None]
@@ -320,6 +329,7 @@ class _KernelCoordinates(torch.autograd.Function):
         on_q = (grad_plus - grad_minus) @ pairing.v.mT
         if not ctx.needs_input_grad[2]:
             return on_p, on_q, None, None
+        _once_only()
         a, b = ctx.saved_tensors
         sums, differences = (a + b).mT * math.sqrt(0.5), (a - b).mT * math.sqrt(0.5)
         pp, pm, mm = pairing.divided_differences()

@@ -97,7 +97,7 @@ class CosineDistillation(nn.Module):
         """Return the loss of student and teacher features: (batch, d) each."""
         _check(student, teacher)
         with torch.autocast(student.device.type, enabled=False):
-            rows = _half_squared_distance(unit_rows(student), unit_rows(teacher))
+            rows = _one_minus_cosine(student, teacher)
             return global_mean(rows, self.group).to(working_dtype(student, teacher))
 
 
@@ -137,14 +137,13 @@ class GeodesicDistillation(nn.Module):
         """Return the loss of every row: (batch,), in float64 whatever the features' precision."""
         eps = torch.finfo(working_dtype(student, teacher)).eps
         # The loss does not see the length of a projected row, so the norm carries gradient only into the flow.
-        new = unit_rows(student, constant_norm=not self.through_flow)
-        old = unit_rows(teacher if self.through_flow else teacher.detach())
+        new, _ = unit_rows(student, constant_norm=not self.through_flow)
+        old, _ = unit_rows(teacher if self.through_flow else teacher.detach())
         projections = _project_by_gram(new, old, self.dim, eps, self.centre, self.through_flow)
         if projections is None:
             projections = _project_on_bases(new, old, self.dim, eps, self.centre, self.through_flow)
         # A row without a projection has no direction: it counts 0, as do all when there is no subspace (n = 0).
-        new, old = (unit_rows(coordinates, least=16 * eps) for coordinates in projections)
-        return _half_squared_distance(new, old)
+        return _one_minus_cosine(*projections, least=16 * eps)
 
 
 def _project_by_gram(
@@ -215,10 +214,11 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: Tensor, margin: float =
 # ----------------------------------------------------------------------------------------------------------- rows
 
 
-def unit_rows(z: Tensor, *, constant_norm: bool = False, least: float | None = None) -> Tensor:
-    """Return the rows of z: (batch, d) divided by their norms, in float64; with constant_norm no gradient sees the norms.
+def unit_rows(z: Tensor, *, constant_norm: bool = False, least: float | None = None) -> tuple[Tensor, Tensor]:
+    """Return the rows of z: (batch, d) divided by their norms, in float64, and which rows have a direction: (batch,).
 
-    Rows whose norm is below `least` (default: the smallest normal number) become 0, with gradient 0.
+    Rows whose norm is below `least` (default: the smallest normal number) have none: they become 0, with gradient 0. With
+    constant_norm no gradient sees the norms.
     """
     if least is None:
         least = torch.finfo(z.dtype).tiny
@@ -227,12 +227,13 @@ def unit_rows(z: Tensor, *, constant_norm: bool = False, least: float | None = N
             z = z / torch.where(largest >= least, largest, 1.0)
     norms = torch.linalg.vector_norm(z.detach() if constant_norm else z, dim=1, keepdim=True, dtype=torch.float64)
     alive = norms >= least
-    return z * torch.where(alive, 1 / torch.where(alive, norms, 1.0), 0.0)
+    return z * torch.where(alive, 1 / torch.where(alive, norms, 1.0), 0.0), alive[:, 0]
 
 
-def _half_squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return 1 - cos (batch,) of unit rows a, b: (batch, d)."""
-    return (a - b).square().sum(1) / 2
+def _one_minus_cosine(a: Tensor, b: Tensor, least: float | None = None) -> Tensor:
+    """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either has no direction."""
+    (a, a_alive), (b, b_alive) = unit_rows(a, least=least), unit_rows(b, least=least)
+    return torch.where(a_alive & b_alive, (a - b).square().sum(1) / 2, 0.0)
 
 
 def _through(x: Tensor) -> Tensor:
