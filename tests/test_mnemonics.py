@@ -1,0 +1,266 @@
+"""Mnemonics: a gradient through the inner steps, exemplars that serve better than the herded ones, pixels in range."""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from tests import tiny
+from tests.phases import Learner
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from geodl.data import Dataset
+from geodl.data.batches import Transform, evaluation
+from geodl.data.images import ArrayImages, FileImages
+from geodl.experiment import run
+from geodl.methods import Phase, Stage
+from geodl.methods.mnemonics import Pixels, as_inputs, unrolled
+from geodl.nets import Network, build_network
+
+
+def config(**options):
+    return tiny.config(**{"method": "mnemonics", "epochs": 1, "outer_steps": 4, "inner_batch": 4} | options)
+
+
+def at_exemplars(learner: Learner, learned: int = 1) -> tuple[Phase, Stage]:
+    """Learn some phases and go to the next one's exemplar stage."""
+    for _ in range(learned):
+        learner.learn()
+    phase = learner.prepare()
+    stages = learner.method.stages(phase)
+    learner.run(phase, next(stages))
+    return phase, next(stages)
+
+
+def random_problem(seed: int = 0) -> tuple[Network, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Give a network in float64, six exemplars x, y and eight images of the phase u, v."""
+    generator = torch.Generator().manual_seed(seed)
+    network = build_network("convnet", 3, head="cosine", scale=4.0).double().eval()
+    x, u = (torch.randn(n, 3, 8, 8, generator=generator, dtype=torch.float64) for n in (6, 8))
+    return network, x, torch.tensor([0, 1, 2, 0, 1, 2]), u, torch.arange(8) % 3
+
+
+# -- the bilevel problem
+
+
+def test_inner_steps_are_those_of_sgd():
+    network, x, y, _, _ = random_problem()
+    places = torch.tensor([[0, 1, 2], [3, 4, 5], [0, 2, 4]])
+    copy = deepcopy(network)
+    sgd = torch.optim.SGD(copy.parameters(), lr=0.05)
+    for batch in places:
+        sgd.zero_grad()
+        F.cross_entropy(copy(x[batch]).logits, y[batch]).backward()
+        sgd.step()
+    weights = unrolled(network, x, y, places, 0.05)
+    for name, parameter in copy.named_parameters():
+        torch.testing.assert_close(weights[name].detach(), parameter.detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_the_gradient_of_an_exemplar_passes_through_the_inner_steps(steps):
+    network, x, y, u, v = random_problem()
+    places = torch.arange(6).view(2, 3).repeat(3, 1)[:steps]
+
+    def outer(exemplars: torch.Tensor) -> torch.Tensor:
+        weights = unrolled(network, exemplars, y, places, 0.1)
+        return F.cross_entropy(functional_call(network, weights, (u,)).logits, v)
+
+    exemplars = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(outer(exemplars), exemplars)
+    assert gradient.abs().max() > 0
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        h = 1e-6
+        difference = (outer(x + h * direction) - outer(x - h * direction)).item() / (2 * h)
+        assert (gradient * direction).sum().item() == pytest.approx(difference, rel=1e-4)
+
+
+def serves(network: Network, exemplars: ArrayImages, images: ArrayImages, transform: Transform) -> float:
+    """Give the loss on images after a copy of the network has trained on the exemplars, by plain SGD."""
+    copy = deepcopy(network).eval()
+    copy.head.thaw()
+    sgd = torch.optim.SGD(copy.parameters(), lr=0.01)
+    (given,), (asked,) = (list(evaluation(part, transform)) for part in (exemplars, images))
+    for _ in range(5):
+        sgd.zero_grad()
+        F.cross_entropy(copy(given.images).logits, given.labels).backward()
+        sgd.step()
+    with torch.no_grad():
+        return F.cross_entropy(copy(asked.images).logits, asked.labels).item()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_optimised_exemplars_serve_the_phase_better_than_the_herded_ones(seed):
+    options = config(seed=seed, outer_steps=12, inner_batch=8, exemplars=4, base=3, padding=0, batch_size=32)
+    learner = Learner(options, tiny.dataset(5, train=20))
+    phase, stage = at_exemplars(learner, learned=0)
+    herded = super(type(learner.method), learner.method).exemplars(phase, 4).images
+    learner.run(phase, stage, 1)
+    optimised = learner.method.exemplars(phase, 4).images
+    assert torch.equal(herded.labels, optimised.labels)
+    before, after = (serves(phase.network, kept, phase.images, phase.transform) for kept in (herded, optimised))
+    assert after < before
+    moved = (optimised.pixels.double() - herded.pixels.double()).abs()
+    assert moved.amax(dim=(1, 2, 3)).min() >= 1  # every exemplar has moved
+
+
+# -- steps and pixels
+
+
+def test_stored_pixels_are_clipped_and_rounded_never_wrapped():
+    pixels = Pixels(ArrayImages(torch.zeros(1, 3, 1, 2, dtype=torch.uint8), torch.tensor([0])))
+    with torch.no_grad():
+        pixels.values.copy_(torch.tensor([[[[-3.2, 300.0]], [[12.6, 12.4]], [[255.4, 0.4]]]]))
+    assert pixels.stored().flatten().tolist() == [0, 255, 13, 12, 255, 0]
+    assert pixels.stored().dtype == torch.uint8
+
+
+@pytest.mark.parametrize("rate", [1.0, 2.0])
+def test_a_step_moves_an_exemplar_by_the_rate_in_grey_levels(rate):
+    learner = Learner(config(outer_steps=1, outer_rate=rate))
+    phase, stage = at_exemplars(learner)
+    before = stage.module.values.detach().clone()
+    learner.run(phase, stage, 1)
+    moves = (stage.module.values.detach() - before).square().mean(dim=(1, 2, 3)).sqrt()
+    new = stage.module.labels >= phase.old
+    assert moves[new].tolist() == pytest.approx([rate] * int(new.sum()), rel=1e-3)
+    assert set(moves[~new].round(decimals=3).tolist()) == {0.0, rate}
+
+
+def test_the_halves_of_the_old_exemplars_take_turns():
+    learner = Learner(config(outer_steps=1, exemplars=5))
+    phase, stage = at_exemplars(learner)
+    batch = next(iter(stage.batches.epoch(0)))
+    for step in (0, 1, 2):
+        stage.module.zero_grad()
+        parts = stage.loss(stage.module, batch)
+        assert set(parts) == {"new", "old"}
+        torch.stack(list(parts.values())).sum().backward()
+        moved = stage.module.values.grad.abs().amax(dim=(1, 2, 3)) > 0
+        rank = torch.arange(5).repeat(3)
+        old = stage.module.labels < phase.old
+        assert torch.equal(moved, ~old | (rank % 2 == step % 2))
+
+
+def test_the_parts_are_the_losses_of_the_trained_copy():
+    # One inner step over all the new exemplars: the reported value is the phase's loss after that step.
+    learner = Learner(config(inner_steps=1, inner_batch=100, padding=0))
+    phase, stage = at_exemplars(learner)
+    batch = next(iter(stage.batches.epoch(0)))
+    part = stage.loss(stage.module, batch)["new"]
+    copy = deepcopy(phase.network).eval()
+    copy.head.thaw()
+    new = stage.module.labels >= phase.old
+    sgd = torch.optim.SGD(copy.parameters(), lr=0.01)
+    x = as_inputs(stage.module.values.detach()[new], phase.transform)
+    F.cross_entropy(copy(x).logits, stage.module.labels[new]).backward()
+    sgd.step()
+    expected = F.cross_entropy(copy(batch.images).logits, batch.labels)
+    assert float(part.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+
+
+def test_the_stage_leaves_the_network_as_it_is():
+    learner = Learner(config(network="resnet8", outer_steps=2))
+    phase, stage = at_exemplars(learner)
+    before = {name: tensor.clone() for name, tensor in phase.network.state_dict().items()}
+    learner.run(phase, stage, 1)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in phase.network.state_dict().items())
+    assert [name for name, _ in stage.module.named_parameters()] == ["values"]
+
+
+# -- the memory
+
+
+def test_the_next_phase_trains_on_the_optimised_exemplars():
+    learner = Learner(config())
+    phase = learner.learn()
+    assert phase.memory is not None
+    kept = phase.memory.images
+    assert torch.bincount(kept.labels).tolist() == [3, 3]
+    assert not set(kept.item_digests()) & set(phase.images.item_digests())  # no picture that was ever taken
+    following = learner.prepare()
+    stage = next(learner.method.stages(following))
+    assert set(kept.item_digests()) <= set(stage.batches.images.item_digests())
+
+
+def test_without_steps_the_memory_is_that_of_lucir(tmp_path):
+    plain = run(tiny.config(method="lucir", epochs=1), out=tmp_path / "lucir", data=tiny.dataset())
+    still = run(config(outer_steps=0), out=tmp_path / "still", data=tiny.dataset())
+    files = [store.path / "phases" / "02" / "memory.safetensors" for store in (plain, still)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_no_exemplars_are_not_optimised():
+    learner = Learner(config(exemplars=0))
+    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
+    assert learner.learn().memory.images is None
+
+
+def test_one_exemplar_a_class_has_no_other_half():
+    learner = Learner(config(exemplars=1))
+    phase, stage = at_exemplars(learner)
+    batch = next(iter(stage.batches.epoch(0)))
+    assert set(stage.loss(stage.module, batch)) == {"new"}
+    assert phase.old == 2
+
+
+def test_exemplars_of_a_class_that_comes_back_count_as_new():
+    learner = Learner(config())
+    learner.learn()
+    again = learner.scenario.train(0)
+    phase = learner.prepare(again.select(again.labels == 1))
+    *_, stage = learner.method.stages(phase)
+    batch = next(iter(stage.batches.epoch(0)))
+    stage.loss(stage.module, batch)["new"].backward()
+    moved = stage.module.values.grad.abs().amax(dim=(1, 2, 3)) > 0
+    rank = torch.arange(3).repeat(2)
+    assert torch.equal(moved, (stage.module.labels == 1) | (rank % 2 == 0))
+
+
+def test_a_total_budget_cuts_the_optimised_exemplars_to_ranked_prefixes():
+    learner = Learner(config(exemplars=8, budget="total"))
+    first = learner.learn().memory.images
+    phase, stage = at_exemplars(learner, 0)
+    kept = stage.module.labels
+    assert torch.bincount(kept).tolist() == [2, 2, 2]
+    for label in (0, 1):
+        before = first.pixels[first.labels == label][:2].float()
+        assert torch.equal(stage.module.values.detach()[kept == label], before)
+    assert phase.index == 1
+
+
+def test_finishing_twice_is_finishing_once():
+    learner = Learner(config())
+    phase, stage = at_exemplars(learner)
+    learner.run(phase, stage, 1)
+    once = phase.optimised
+    stage.finish()
+    assert torch.equal(once.images.pixels, phase.optimised.images.pixels)
+    assert torch.equal(once.images.pixels, stage.module.stored())
+
+
+# -- image files
+
+
+def test_image_files_become_pixels_that_the_network_sees_later_as_it_saw_them():
+    data = tiny.dataset(4, size=20)
+    files = [
+        FileImages(tuple(part.encoded(i) for i in range(len(part))), part.labels) for part in (data.train, data.test)
+    ]
+    options = config(crop="resized", image_size=14, workers=0, outer_steps=2)
+    learner = Learner(options, Dataset("files", *files, data.classes, "files"))
+    phase, stage = at_exemplars(learner)
+    assert phase.transform.shorter_side == 16
+    assert stage.module.values.shape[2:] == (16, 16)
+    learner.run(phase, stage, 1)
+    kept = learner.method.exemplars(phase, 3).images
+    assert isinstance(kept, ArrayImages)
+    (seen,) = evaluation(kept, phase.transform)
+    np.testing.assert_allclose(as_inputs(kept.pixels.float(), phase.transform), seen.images, atol=1e-5)
+    again = learner.learn()  # old exemplars are pixels now, new images are files
+    assert isinstance(again.memory.images, ArrayImages)
+    assert torch.bincount(again.memory.images.labels).tolist() == [3, 3, 3]
+    learner.learn()
