@@ -16,6 +16,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -38,6 +40,7 @@ WRITTEN = 12
 
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": RULE,
+    "axes.facecolor": "none",
     "axes.labelcolor": MUTED,
     "axes.linewidth": 0.8,
     "axes.spines.left": False,
@@ -47,6 +50,7 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "axes.titlesize": 8.5,
     "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "grid.color": RULE,
@@ -116,10 +120,13 @@ class Plot:
         return re.sub(r"\n\s*", "\n", svg)
 
     def _saved(self, kind: str, fonttype: str) -> bytes:
+        """Draw once: ``savefig`` would draw everything twice."""
         buffer = io.BytesIO()
-        metadata = {"CreationDate": None} if kind == "pdf" else {"Date": None}
         with _style(), matplotlib.rc_context({"svg.fonttype": fonttype}):
-            self.figure.savefig(buffer, format=kind, transparent=True, metadata=metadata)
+            if kind == "svg":
+                FigureCanvasSVG(self.figure).print_svg(buffer, metadata={"Date": None})  # type: ignore[no-untyped-call]
+            else:
+                FigureCanvasPdf(self.figure).print_pdf(buffer, metadata={"CreationDate": None})  # type: ignore[no-untyped-call]
         return buffer.getvalue()
 
 

@@ -1,0 +1,449 @@
+"""The report: what is read from runs, tables, figures, and the page as text (test_browser.py opens it)."""
+
+import csv
+import functools
+import html.parser
+import io
+import json
+import re
+import shlex
+import shutil
+import statistics
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geodl.cli import app
+from geodl.cli.options import Common, effective
+from geodl.cli.report import report
+from geodl.config import Layer
+from geodl.data.dataset import Dataset
+from geodl.data.images import ArrayImages
+from geodl.errors import StoreError
+from geodl.experiment import run
+from geodl.methods import configure
+from geodl.report import page, plots
+from geodl.report.figures import CSS, Curve, _blues, heat, lines
+from geodl.report.published import numbers
+from geodl.report.results import Estimate, estimate, read_run, read_settings
+from geodl.report.tables import Points, Table, compare, comparison_table, comparisons, summary, write_tables
+
+NAMES = ("Katze", "小猫", "__dunder", "$x^2$ <b>&", 'ёж "quoted"', "a very long class name that goes on")
+TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3}
+
+
+def made(names, train, test):
+    """Make easy images: a random colour pattern a class, plus noise."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randint(0, 256, (len(names), 3, 8, 8), generator=generator)
+
+    def draw(count):
+        noise = torch.randint(-40, 41, (len(names) * count, 3, 8, 8), generator=generator)
+        pixels = (patterns.repeat_interleave(count, 0) + noise).clamp(0, 255).to(torch.uint8)
+        return ArrayImages(pixels, torch.arange(len(names)).repeat_interleave(count))
+
+    return Dataset("made", draw(train), draw(test), tuple(names), "made")
+
+
+@functools.cache
+def make_runs(root):
+    """Make tiny runs, once for all test files."""
+    root.mkdir()
+    six, hundred = made(NAMES, 12, 4), made([f"class {i}" for i in range(100)], 3, 2)
+
+    def go(name, images=six, **options):
+        layer = Layer("test", TINY | {"data": "digits", "base": 3, "phases": 3, "method": "lucir"} | options)
+        run(configure([layer]).config, out=root / name, data=images)
+
+    go("geo-1", distill="geodesic", seed=1)
+    go("geo-2", distill="geodesic", seed=2)
+    go("cos")
+    go("none", method="finetune", exemplars=0, analysis=False)
+    go("base", method="finetune", base=None, phases=0)
+    go("own", data="folder", base=None, phases=0)
+    go("cifar", hundred, data="cifar100", base=50, phases=5, exemplars=20)
+    shutil.copytree(root / "geo-1", root / "partial")
+    shutil.rmtree(root / "partial" / "phases" / "03")
+    shutil.copytree(root / "geo-1", root / "nothing")
+    shutil.rmtree(root / "nothing" / "phases")
+    return root
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    return make_runs(tmp_path_factory.getbasetemp() / "report-runs")
+
+
+@functools.cache
+def render(runs, *names, **options):
+    return page.render(read_settings([runs / name for name in names]), **options)
+
+
+# Results
+
+
+def test_a_run_is_read_as_it_was_stored(runs):
+    found = read_run(runs / "geo-1")
+    assert found.complete
+    assert [len(group) for group in found.groups] == [3, 1, 1, 1]
+    assert found.seen == [3, 4, 5, 6]
+    assert sorted(found.classes) == sorted(NAMES)
+    assert list(found.results) == ["cnn", "nme", "ame", "honest_ame"]
+    for classifier, result in found.results.items():
+        counts = found.confusion(classifier)
+        assert counts.sum(axis=1).tolist() == [4] * 6
+        assert 100 * np.trace(counts) / counts.sum() == pytest.approx(result["accuracy"][-1])
+    assert [(e.phase, e.epoch) for e in found.epochs] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert len(found.likeness) == 4
+    assert found.memory().per_class() == dict.fromkeys(range(6), 3)
+
+
+def test_an_epoch_that_was_repeated_after_a_kill_counts_once(runs, tmp_path):
+    shutil.copytree(runs / "geo-1", tmp_path / "again")
+    path = tmp_path / "again" / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    repeated = next(event for event in events if event["kind"] == "epoch" and event["phase"] == 3) | {"loss": 77.0}
+    with path.open("a") as file:
+        file.write(json.dumps(repeated) + "\n" + json.dumps(repeated | {"epoch": 2, "loss": "nan"}) + "\n")
+    epochs = read_run(tmp_path / "again").epochs
+    assert len(epochs) == 4
+    assert epochs[-1].loss == 77.0
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_setting(runs):
+    settings = read_settings([runs / name for name in ("cos", "geo-2", "geo-1")])
+    assert [(s.label, len(s.runs)) for s in settings] == [("LUCIR", 1), ("LUCIR + GeoDL", 2)]
+    assert [r.config["seed"] for r in settings[1].runs] == [1, 2]
+    values = [read_run(runs / name).results["nme"]["average"] for name in ("geo-1", "geo-2")]
+    found = settings[1].value("nme", "average")
+    assert found == Estimate(statistics.fmean(values), statistics.stdev(values), 2)
+    assert settings[0].value("nme", "average").spread is None
+
+
+def test_a_directory_given_twice_counts_once(runs):
+    assert len(read_settings([runs / "geo-1", runs / "geo-1"])[0].runs) == 1
+
+
+def test_labels_say_what_differs(runs):
+    labels = [s.label for s in read_settings([runs / "geo-1", runs / "partial", runs / "none", runs / "base"])]
+    assert labels == [
+        "LUCIR + GeoDL, base 3, phases 3",
+        "LUCIR + GeoDL, base 3, phases 3, 3 of 4 phases",
+        "CE, base 3, phases 3, analysis False, exemplars 0",
+        "CE, base None, phases 0, analysis True, exemplars 3",
+    ]
+
+
+def test_the_loss_on_the_base_classes_ends_at_the_forgetting(runs):
+    setting = read_settings([runs / "geo-1", runs / "geo-2"])[0]
+    for classifier in setting.classifiers:
+        lost = setting.lost(classifier)
+        assert lost[0].mean == 0
+        assert lost[-1].mean == pytest.approx(setting.value(classifier, "forgetting").mean)
+        assert setting.accuracy(classifier)[-1].mean == pytest.approx(setting.value(classifier, "final").mean)
+
+
+def test_estimates_need_every_run():
+    assert estimate([1.0, None]) is None
+    assert estimate([]) is None
+    assert estimate([1.0, float("nan")]) is None
+    assert estimate([1.0, 2.0, 4.0]) == Estimate(7 / 3, pytest.approx(1.5275252316519468), 3)
+
+
+@pytest.mark.parametrize("name", ["geo-2", "none", "base", "own", "cifar"])
+def test_the_command_computes_the_same_run(runs, name):
+    found = read_run(runs / name)
+    words = shlex.split(found.command())
+    assert words[0] == "geodl"
+    _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
+    config = effective(bound.arguments.get("common", Common()), bound.arguments["flags"]).config
+    assert config.identity() == {key: value for key, value in found.config.items() if key != "fingerprint"}
+    assert config.threads == 1
+
+
+def test_no_run_is_a_plain_error(tmp_path):
+    with pytest.raises(StoreError, match="one or more are needed"):
+        read_settings([])
+    with pytest.raises(StoreError, match=re.escape(str(tmp_path))):
+        read_settings([tmp_path])
+
+
+# Tables
+
+
+TABLE = Table(
+    ["name", "ours", "n", "difference"],
+    [["a|b_c", Estimate(61.234, 0.5, 3), 20, Points(-1.5)], ["50 %", Estimate(7.0, None, 1), None, Points(2.0)]],
+    ["A note."],
+)
+
+
+def test_markdown():
+    assert TABLE.markdown() == (
+        "| name | ours | n | difference |\n| --- | ---: | ---: | ---: |\n"
+        "| a\\|b_c | 61.23 ± 0.50 | 20 | -1.50 |\n| 50 % | 7.00 |  | +2.00 |\n\nA note.\n"
+    )
+
+
+def test_csv_has_full_precision_and_its_own_columns_for_spread_and_runs():
+    rows = list(csv.reader(io.StringIO(TABLE.csv())))
+    assert rows == [
+        ["name", "ours", "ours spread", "ours runs", "n", "difference"],
+        ["a|b_c", "61.234", "0.5", "3", "20", "-1.5"],
+        ["50 %", "7.0", "", "1", "", "2.0"],
+    ]
+
+
+def test_latex():
+    assert TABLE.latex() == (
+        "\\begin{tabular}{lrrr}\n\\toprule\nname & ours & n & difference \\\\\n\\midrule\n"
+        "a|b\\_c & 61.23 $\\pm$ 0.50 & 20 & -1.50 \\\\\n50 \\% & 7.00 &  & +2.00 \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n% A note.\n"
+    )
+
+
+@given(st.text(alphabet="ab&%$#_{}~^\\", max_size=12))
+def test_no_name_can_break_latex(name):
+    line = Table(["x"], [[name]]).latex().splitlines()[4].removesuffix(r" \\")
+    for word in (r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}", *(f"\\{c}" for c in "&%$#_{}")):
+        line = line.replace(word, "")
+    assert set(line) <= set("ab")
+
+
+def test_the_summary_marks_ame_as_an_oracle(runs):
+    table = summary(read_settings([runs / "geo-1", runs / "none"]))
+    names = [row[1] for row in table.rows]
+    assert names == ["CNN", "k-NME", "AME (oracle)", "honest AME", "CNN", "AME (oracle)", "honest AME"]
+    assert any("oracle" in words for words in table.notes)
+
+
+def test_cited_numbers_are_compared_with_the_average_that_counts_phase_0(runs):
+    setting = read_settings([runs / "cifar"])[0]
+    result = read_run(runs / "cifar").results
+    found = comparisons([setting])
+    assert Counter(each.published.metric for each in found) == {"average": 3, "forgetting": 3}
+    for each in found:
+        ours = result[each.classifier]
+        if each.published.metric == "average":
+            assert each.published.value == 63.17
+            assert each.against == "average 0..T"
+            assert each.difference == pytest.approx(ours["average_incremental"] - 63.17)
+            assert each.average.mean == ours["average"]
+        else:
+            assert each.difference == pytest.approx(ours["forgetting"] - 18.70)
+    own = next(n for n in numbers() if n.row == "LUCIR + GeoDL" and n.dataset == "cifar100")
+    assert [each.against for each in compare(own, setting)] == ["average 1..T"] * 3
+    rows = comparison_table(found).rows
+    assert [row[5] for row in rows] == ["CNN", "k-NME", "AME (oracle)"] * 2
+    assert any("does not say under which classifier" in words for words in comparison_table(found).notes)
+
+
+def test_a_number_without_a_run_stands_alone():
+    number = numbers()[0]
+    (row,) = comparison_table(compare(number, None)).rows
+    assert row == ["Table 1", "CIFAR-100", "LwF", 5, 20, "CNN", None, None, None, 49.59, "average 0..T", None]
+
+
+def test_incomplete_runs_are_not_compared(runs, tmp_path):
+    shutil.copytree(runs / "cifar", tmp_path / "cifar")
+    shutil.rmtree(tmp_path / "cifar" / "phases" / "05")
+    assert comparisons(read_settings([tmp_path / "cifar"])) == []
+
+
+def test_tables_are_written_in_every_format(runs, tmp_path):
+    paths = write_tables(read_settings([runs / "cifar"]), tmp_path / "tables")
+    assert sorted(path.name for path in paths) == [
+        f"{name}.{kind}" for name in ("published", "results") for kind in ("csv", "md", "tex")
+    ]
+    assert "63.17" in (tmp_path / "tables" / "published.md").read_text()
+
+
+# Figures
+
+
+def test_colours_of_a_figure_in_the_page_are_variables():
+    plot = lines("p", [Curve("one", [1, 2], [3.0, 4.0]), Curve("two", [1, 2], [4.0, None])], x="x", y="y (%)")
+    svg = plot.inline("f")
+    assert not any(colour in svg for colour in CSS)
+    assert {"var(--ink)", "var(--muted)", "var(--series-0)", "var(--series-1)"} <= set(
+        re.findall(r"var\(--[\w-]+\)", svg)
+    )
+    assert "http" not in svg
+    assert re.match(r'<svg viewBox="[\d. ]+">', svg)
+    ids = re.findall(r'\bid="([^"]*)"', svg)
+    assert all(name.startswith("f-") for name in ids)
+    assert set(re.findall(r'(?:url\(|href=")#([^")]*)', svg)) <= set(ids)
+
+
+def test_each_point_has_its_tip():
+    plot = lines(
+        "p", [Curve("one", [4, 6, 8], [90.0, None, 70.0], [88.0, None, 69.0], [92.0, None, 71.0])], x="x", y="y"
+    )
+    assert plot.tips == {"line-0": ["one\nx 4: 90.00 % (88.00 to 92.00)", "one\nx 8: 70.00 % (69.00 to 71.00)"]}
+    group = re.search(r'id="f-line-0".*', plot.inline("f"), re.DOTALL)[0]
+    assert group[: group.index("</g>\n</g>")].count("<use") == 2
+
+
+def test_heat_is_opacity_and_nothing_where_nothing_is_known():
+    image = _blues(np.array([[100.0, np.nan], [0.0, 25.0]]), root=False)
+    assert image[..., 3].tolist() == [[217, 0], [0, 54]]
+    assert _blues(np.array([[25.0]]), root=True)[0, 0, 3] == 108
+
+
+def test_names_with_dollars_and_missing_letters_are_drawn():
+    plot = heat("h", np.eye(2) * 100, rows=["$x^2$", "小猫"], columns=["$x^2$", "小猫"], x="x", y="y", tips={})
+    svg = plot.inline("f")
+    assert "$x^2$" in svg
+    assert "小猫" in svg
+
+
+def test_figures_are_files_for_papers(runs, tmp_path):
+    paths = plots.write_figures(read_settings([runs / "none"]), tmp_path)
+    names = {path.name for path in paths}
+    stems = {"accuracy", "forgetting", "training"} | {
+        f"{k}-{c}" for k in ("groups", "confusion") for c in ("cnn", "ame", "honest_ame")
+    }
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf")}
+    for path in paths:
+        assert path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"<?xml")
+
+
+def test_equal_figures_are_equal_bytes(runs, tmp_path):
+    settings = read_settings([runs / "geo-1", runs / "geo-2"])
+    first, second = ([path.read_bytes() for path in plots.likeness(settings)[0].files(tmp_path)] for _ in range(2))
+    assert first == second
+
+
+# The page
+
+
+class Checker(html.parser.HTMLParser):
+    """Collects ids, text and addresses, and notices elements that are not closed in order."""
+
+    VOID = frozenset({"meta", "img", "input", "br", "link"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.addresses, self.words = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in {"src", "href", "xlink:href", "srcset", "data", "action"}:
+                self.addresses.append(value)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in {"script", "style"}:
+            self.words.append(data)
+
+
+PAGES = {
+    "one": ["geo-1"],
+    "several": ["geo-1", "geo-2", "none"],
+    "many": ["geo-1", "cos", "base", "partial"],
+    "partial": ["partial"],
+    "nothing": ["nothing"],
+    "base": ["base"],
+    "none": ["none"],
+    "own": ["own"],
+    "cifar": ["cifar"],
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_sound_and_asks_for_nothing(runs, name):
+    text = render(runs, *PAGES[name])
+    checked = Checker(text)
+    assert [x for x, count in Counter(checked.ids).items() if count > 1] == []
+    assert all(address.startswith(("data:image/", "#")) for address in checked.addresses)
+    assert {address[1:] for address in checked.addresses if address[0] == "#"} <= set(checked.ids)
+    assert re.findall(r"https?://|url\((?!#)|@import|\bfetch\(|XMLHttpRequest", text) == []
+    assert text.count("<script>") == 1
+    assert "default-src 'none'" in text
+
+
+def test_the_page_of_a_run_has_all_its_parts(runs):
+    text = render(runs, "geo-1")
+    ids = Checker(text).ids
+    assert {"results", "curves", "representation", "classes", "exemplars", "training", "origin"} <= set(ids)
+    for plot in ("accuracy", "forgetting", "likeness", "angles", "training", "groups-nme", "confusion-honest_ame"):
+        assert f'data-prefix="{plot}"' in text
+    assert text.count('src="data:image/webp') == 6
+    assert "geodl run --method lucir --distill geodesic" in text
+    assert "<dt>python</dt>" in text
+    assert "<dt>subspace_dim</dt>" in text
+
+
+def test_class_names_are_escaped(runs):
+    text = render(runs, "geo-1")
+    assert "<b>&amp;" not in text.replace("$x^2$ &lt;b&gt;&amp;", "")
+    assert "$x^2$ <b>" not in re.sub(r'<script type="application/json">.*?</script>', "", text, flags=re.DOTALL)
+    assert "小猫" in text
+    # Inside the data of a figure nothing can close it.
+    for data in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL):
+        json.loads(data)
+
+
+def test_ame_never_stands_alone(runs):
+    words = " ".join(Checker(render(runs, *PAGES["several"])).words)
+    for match in re.finditer(r"(honest )?\bAME\b(.{0,30})", words, re.DOTALL):
+        assert match[1] or "oracle" in match[2] or "AME needs data" in match[0], match[0]
+
+
+def test_photographs_are_shown_only_when_asked_for(runs):
+    assert "data:image/webp" not in render(runs, "own")
+    assert "--with-images" in render(runs, "own")
+    assert "data:image/webp" in render(runs, "own", with_images=True)
+    assert "data:image/webp" in render(runs, "base")
+    assert "data:image/webp" not in render(runs, "base", with_images=False)
+
+
+def test_without_exemplars_there_is_no_nme(runs):
+    text = render(runs, "none")
+    assert "k-NME" not in "".join(Checker(text).words)
+    assert "No images are kept." in text
+    assert 'id="representation"' not in text
+
+
+def test_what_is_not_there_yet_is_not_shown(runs):
+    assert "3 of 4 phases complete." in render(runs, "partial")
+    assert "No phase is complete yet." in render(runs, "nothing")
+    base = render(runs, "base")
+    assert 'id="curves"' not in base
+    assert "forgetting</th>" not in base
+    assert 'data-prefix="confusion-nme"' in base
+
+
+def test_the_page_stands_beside_the_paper_and_says_where_it_departs(runs):
+    text = "".join(Checker(render(runs, "cifar")).words)
+    assert "Beside the paper" in text
+    assert "63.17" in text
+    assert "network convnet instead of resnet32; epochs 1 instead of 160" in text
+    assert "Beside the paper" not in render(runs, "geo-1")
+
+
+def test_the_command_writes_page_figures_and_tables(runs, tmp_path, capsys):
+    shutil.copytree(runs / "base", tmp_path / "base")
+    report([tmp_path / "base"], figures=tmp_path / "figures", tables=tmp_path / "tables")
+    assert (tmp_path / "base" / "report.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "figures" / "confusion-cnn.pdf").exists()
+    assert (tmp_path / "tables" / "results.tex").exists()
+    assert "report.html" in capsys.readouterr().out
