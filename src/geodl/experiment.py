@@ -18,7 +18,7 @@ from geodl.data.batches import Transform
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.scenario import ClassIncremental
 from geodl.data.sources import Dataset, load
-from geodl.errors import ConfigError, TrainingError
+from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.geometry import principal_angles, subspace
 from geodl.memory import Memory
 from geodl.methods import Method, Phase, build
@@ -134,6 +134,7 @@ class _Run:
         self.store = store
         self._listener = listener
         self._base_features: Tensor | None = None
+        self._board = _board(store.path) if trainer.config.tensorboard and trainer.leads else None
         trainer.listener = self._tell
 
     def _tell(self, kind: str, **fields: Any) -> None:
@@ -141,6 +142,8 @@ class _Run:
         if not self.trainer.leads:
             return
         self._listener(kind, **fields)
+        if self._board is not None:
+            _draw(self._board, kind, fields)
         if kind != "step":
             self.store.events(
                 kind, **{key: value for key, value in fields.items() if key not in ("metrics", "scenario")}
@@ -257,6 +260,27 @@ def dense(entries: list[list[int]], classes: int) -> Tensor:
     for true, predicted, count in entries:
         matrix[true, predicted] = count
     return matrix
+
+
+def _board(directory: Path) -> Any:
+    """Open TensorBoard's file of curves in the run directory."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingExtraError("tensorboard", "--tensorboard") from None
+    return SummaryWriter(str(directory / "tensorboard"))
+
+
+def _draw(board: Any, kind: str, fields: dict[str, Any]) -> None:
+    """Add what TensorBoard shows: the parts of the loss of each epoch, and the accuracies of each phase."""
+    if kind == "epoch":
+        for name, value in fields["parts"].items():
+            board.add_scalar(f"phase {fields['phase']} {fields['stage']}/{name}", value, fields["epoch"])
+    elif kind == "evaluated":
+        for name, result in fields["metrics"]["results"].items():
+            board.add_scalar(f"accuracy/{name}", result["accuracy"][-1], fields["phase"])
+    elif kind == "done":
+        board.close()
 
 
 def _set_threads(config: RunConfig, path: Path, fresh: bool) -> int:

@@ -91,7 +91,7 @@ class Trainer:
     def build(self, classes: int) -> Network:
         """Build the network, random from the seed."""
         config = self.config
-        return build_network(
+        network = build_network(
             config.network,
             classes,
             head=self.method.head,
@@ -100,6 +100,9 @@ class Trainer:
             weights=config.weights,
             pretrained=config.pretrained,
         )
+        if self.shard.world > 1 and self.fabric.device.type == "cuda":  # it has no form for CPUs
+            nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+        return network
 
     def learn(
         self, index: int, network: Network | None, memory: Memory, images: Images, classes: int, progress: Progress

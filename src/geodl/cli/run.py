@@ -14,6 +14,7 @@ from geodl.data.sources import Dataset
 from geodl.errors import ConfigError
 from geodl.experiment import follows, load_data
 from geodl.experiment import run as run_experiment
+from geodl.report import page
 from geodl.store import RunDirectory
 from geodl.training import Interrupted
 
@@ -62,6 +63,7 @@ def run(
         return
     metrics = _result(store)
     if as_json:
+        page.write([store.path], store.path / "report.html")
         print(json.dumps({"directory": str(store.path), **metrics}))
         return
     say(result_table(f"{_label(config)} on {config.data}, {len(metrics['classes'])} classes (%)", metrics))
@@ -151,5 +153,11 @@ def _result(store: RunDirectory) -> dict[str, Any]:
 
 
 def _say_where(stores: list[RunDirectory]) -> None:
+    """Write each run's page, and one for all, and say where everything is."""
     for store in stores:
-        say(f"run directory: {store.path}")
+        page.write([store.path], store.path / "report.html")
+        say(f"run directory: {store.path}, its report: {store.path / 'report.html'}")
+    if len(stores) > 1:
+        together = stores[0].path.parent / "report.html"
+        page.write([store.path for store in stores], together)
+        say(f"all in one report: {together}")

@@ -1,0 +1,212 @@
+"""The command line as a person meets it: help, errors, results, stopping."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TINY = [
+    *(
+        "--preset",
+        "digits",
+        "--network",
+        "convnet",
+        "--base",
+        "6",
+        "--phases",
+        "2",
+        "--base-epochs",
+        "1",
+        "--epochs",
+        "1",
+    ),
+    "--no-cache",
+]
+
+
+def geodl(*arguments: str, cwd: Path | None = None, status: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-m", "geodl", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == status, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """Give a folder in which one run is complete."""
+    folder = tmp_path_factory.mktemp("finished")
+    geodl("run", *TINY, "--method", "lucir", "--distill", "geodesic", cwd=folder)
+    return folder
+
+
+def test_help_and_version_load_no_torch():
+    script = "import sys; sys.argv = ['geodl', sys.argv[1]]\nfrom geodl.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    for flag in ("--help", "--version"):
+        subprocess.run([sys.executable, "-c", script, flag], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", "import sys, geodl; assert 'torch' not in sys.modules; geodl.GeodesicDistillation"],
+        check=True,
+    )
+
+
+def test_every_command_s_help_has_a_sentence_and_an_example():
+    from geodl.cli import _COMMANDS
+
+    overview = geodl("--help").stdout
+    for path, _, _, text, example in _COMMANDS:
+        assert path.split()[0] in overview
+        assert text.endswith(".")
+        assert example.startswith(f"geodl {path}")
+    shown = " ".join(geodl("run", "--help").stdout.split())
+    assert "Example: geodl run --preset digits" in shown
+    for group in ("Method", "Data", "Network", "Training", "Images", "Memory", "Evaluation", "Machine"):
+        assert f"─ {group} ─" in shown
+    assert "default: none; bic: lwf; icarl: lwf; lucir: cosine" in re.sub(r" *│ *", " ", shown).replace("  ", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--epoch", "3"], "Unknown option: --epoch. Did you mean --epochs?"),
+        (
+            ["run", "--preset", "digits", "--epochs", "x"],
+            "epochs = 'x' (command line): input should be a valid integer",
+        ),
+        (["run", "--preset", "digits", "--base", "10"], "base = 10: at most 9 of the 10 classes are allowed"),
+        (["run", "--preset", "digits", "--groups", "8,8"], "groups: sizes [8, 8] given (sum 16)"),
+        (
+            ["run", "--preset", "digits", "--phases", "4"],
+            "phases: 4 given, allowed for the 6 classes after the base: 1, 2, 3, 6",
+        ),
+        (
+            ["run", "--subspace-dim", "0"],
+            "subspace_dim = '0' (command line): input should be greater than or equal to 1",
+        ),
+        (["run", "--network", "alexnet"], "unknown network 'alexnet'; allowed are convnet, resnet18"),
+        (["run", "--data", "cifar100", "--data-dir", "nowhere"], "nowhere"),
+        (["runs", "show", "nowhere"], "nowhere is not a directory of geodl's"),
+        (["compare", "lucir", "--method", "bic"], "compare takes methods and distillations as METHOD+DISTILLATION"),
+        (["rnu"], "rnu: no such command; did you mean run?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
+    done = geodl(*arguments, cwd=tmp_path, status=2)
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith("geodl: ")
+    assert message in lines[0]
+
+
+def test_a_run_says_what_it_learns_how_good_it_is_and_where_it_lies(finished):
+    again = geodl("run", *TINY, "--method", "lucir", "--distill", "geodesic", cwd=finished).stdout
+    assert "complete already" in again
+    assert "10 classes, learned as 6 + 2 + 2" in again
+    assert re.search(r"k-NME +\d+\.\d +\d+\.\d +-?\d+\.\d", again)
+    assert "AME (oracle)" in again
+    (run,) = (finished / "runs").iterdir()
+    assert f"run directory: runs/{run.name}, its report: runs/{run.name}/report.html" in again
+    assert (run / "report.html").exists()
+
+
+def test_json_is_for_programs(finished):
+    done = geodl("run", *TINY, "--method", "lucir", "--distill", "geodesic", "--json", cwd=finished)
+    result = json.loads(done.stdout)
+    assert len(result["results"]["nme"]["accuracy"]) == 3
+    listed = json.loads(geodl("runs", "list", "--json", cwd=finished).stdout)
+    assert [run["state"] for run in listed] == ["complete"]
+    shown = json.loads(geodl("config", "show", "--preset", "digits", "--method", "lwf", "--json").stdout)
+    assert shown["distill"] == {"value": "lwf", "origin": "default of lwf"}
+    assert shown["network"] == {"value": "resnet8", "origin": "preset digits"}
+    facts = json.loads(geodl("doctor", "--json").stdout)
+    assert set(facts) == {"versions", "machine", "extras", "data"}
+    methods = json.loads(geodl("methods", "--json").stdout)
+    assert methods["lucir"]["defaults"]["margin"] == 0.5
+
+
+def test_runs_are_listed_shown_and_removed(finished, tmp_path):
+    (run,) = (finished / "runs").iterdir()
+    assert run.name in geodl("runs", "list", cwd=finished).stdout.replace("\n", "")
+    assert "honest AME" in geodl("runs", "show", f"runs/{run.name}", cwd=finished).stdout
+    assert "no runs in" in geodl("runs", "list", cwd=tmp_path).stdout
+
+
+def test_presets_and_methods_are_listed():
+    listed = geodl("config", "presets").stdout
+    assert "cifar100-cpu" in listed
+    assert "digits" in listed
+    assert "Rebalancing, CVPR 2019" in geodl("methods").stdout
+
+
+def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch):
+    monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
+    geodl("run", *TINY[:-1], "--method", "finetune", cwd=tmp_path)
+    assert not geodl("cache", "show").stdout.endswith(" 0.0 MB\n")
+    geodl("cache", "clear")
+    assert geodl("cache", "show").stdout.endswith(" 0.0 MB\n")
+
+
+def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
+    command = ["run", *TINY[:-3], "--epochs", "200", "--no-cache", "--out", "r"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "geodl", *command],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "r" / "phases" / "00").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.search(
+        r"geodl: stopped in phase 1, epoch \d+, step \d+; progress is saved; the same command continues", said
+    )
+    assert "Traceback" not in said
+    state = json.loads(geodl("runs", "list", "--json", ".", cwd=tmp_path).stdout)
+    assert state[0]["state"] == "interrupted"
+
+
+def test_on_a_terminal_a_bar_shows_the_time_left(tmp_path):
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "geodl", "run", *TINY, "--out", "r"],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "120"},
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            part = os.read(master, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    os.close(master)
+    assert process.wait(60) == 0
+    text = seen.decode()
+    assert "images/s" in text
+    assert re.search(r"\d+%", text)
+    assert re.search(r"\d\d:\d\d|\d:\d\d:\d\d|--:--", text)

@@ -1,0 +1,154 @@
+"""Options: declared once, filled from layers, checked, and told apart by where they come from."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geodl.config import Layer, RunConfig, derive, file_layers, groups_of_options, preset_layer, presets
+from geodl.errors import ConfigError
+from geodl.methods import METHODS, configure
+
+
+def given_on_the_command_line(**values):
+    return Layer("command line", values)
+
+
+def test_a_method_keeps_its_own_defaults_unless_told_otherwise():
+    assert configure([given_on_the_command_line(method="lucir")]).config.distill == "cosine"
+    assert configure([given_on_the_command_line(method="lwf")]).config.distill == "lwf"
+    # A common default on the command line must not override a method's: only what was given counts.
+    found = configure([given_on_the_command_line(method="bic", epochs=3)])
+    assert (found.config.distill, found.config.epochs) == ("lwf", 3)
+    assert configure([given_on_the_command_line(method="lucir", distill="none")]).config.distill == "none"
+
+
+def test_later_layers_win_and_every_origin_is_told(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text('preset = "cifar100"\nlr = 0.3\n[bic]\nepochs = 7\n')
+    found = configure([*file_layers(file), given_on_the_command_line(method="bic", seed=5)])
+    assert found.config.epochs == 7
+    assert found.origins["epochs"] == f"file {file}"
+    assert found.origins["lr"] == f"file {file}"
+    assert found.origins["data"] == "preset cifar100"
+    assert found.origins["weight_decay"] == "preset cifar100"
+    assert found.config.weight_decay == 2e-4  # the preset's table for BiC, not its common value
+    assert found.origins["distill"] == "default of bic"
+    assert found.origins["correction_epochs"] == "default of bic"
+    assert found.origins["momentum"] == "default"
+    assert found.origins["seed"] == "command line"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epoch": 3}, "epoch (command line): no such option; did you mean epochs?"),
+        ({"epochs": "many"}, "epochs = 'many' (command line): input should be a valid integer"),
+        ({"epochs": 0}, "epochs = 0 (command line): input should be greater than or equal to 1"),
+        ({"subspace_dim": 0}, "subspace_dim = 0 (command line): input should be greater than or equal to 1"),
+        (
+            {"method": "foo"},
+            "method = 'foo' (command line): bic, finetune, icarl, joint, lucir, lwf, mnemonics are allowed",
+        ),
+        ({"distill": "geo"}, "distill = 'geo' (command line): input should be 'none', 'lwf', 'cosine' or 'geodesic'"),
+        ({"method": "joint", "distill": "cosine"}, "distill = 'cosine' (command line): input should be 'none'"),
+        ({"method": "bic", "margin": 1}, "margin (command line): an option of lucir, mnemonics, not of bic"),
+        ({"order": "seed"}, "order = 'seed' needs order_seed"),
+        ({"order_seed": 3}, "order_seed = 3 is used only with order = 'seed', not 'lucir-1993'"),
+        ({"milestones": [0.7, 0.2]}, "milestones = (0.7, 0.2): rising fractions between 0 and 1 are allowed"),
+        ({"budget": "both"}, "budget = 'both' (command line): input should be 'per_class' or 'total'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(values, message):
+    with pytest.raises(ConfigError) as caught:
+        configure([given_on_the_command_line(**values)])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_files_are_said_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        file_layers(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("epochs = = 3")
+    with pytest.raises(ConfigError, match=r"bad\.toml: not TOML"):
+        file_layers(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match="preset = 'nope': cifar100, cifar100-cpu, digits, imagenet"):
+        preset_layer("nope")
+
+
+@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("method", METHODS)
+def test_every_preset_is_valid_for_every_method(name, method):
+    config = configure([preset_layer(name), given_on_the_command_line(method=method)]).config
+    assert config.method == method
+    assert presets()[name]
+
+
+def test_the_paper_s_hyper_parameters_are_the_presets():
+    cifar = configure([preset_layer("cifar100"), given_on_the_command_line(method="lucir")]).config
+    assert (cifar.epochs, cifar.lr, cifar.batch_size, cifar.weight_decay, cifar.milestones) == (
+        160,
+        0.1,
+        128,
+        5e-4,
+        (0.5, 0.75),
+    )
+    assert (cifar.momentum, cifar.lr_decay, cifar.padding, cifar.flip, cifar.jitter, cifar.exemplars) == (
+        0.9,
+        0.1,
+        4,
+        True,
+        0.0,
+        20,
+    )
+    bic = configure([preset_layer("cifar100"), given_on_the_command_line(method="bic")]).config
+    assert (bic.epochs, bic.milestones, bic.weight_decay) == (250, (0.4, 0.6, 0.8), 2e-4)
+    imagenet = configure([preset_layer("imagenet"), given_on_the_command_line(method="lucir")]).config
+    assert (imagenet.base, imagenet.epochs, imagenet.weight_decay, imagenet.network) == (500, 90, 1e-4, "resnet18")
+    assert (imagenet.image_size, imagenet.crop, imagenet.mean, imagenet.std) == (
+        224,
+        "resized",
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+    )
+    assert imagenet.distill_weight == 10
+
+
+def test_the_hash_covers_what_is_computed_and_nothing_else():
+    config = configure([given_on_the_command_line(method="lucir")]).config
+    for name in ("threads", "devices", "nodes", "workers", "checkpoint_steps"):
+        assert config.model_copy(update={name: 3}).hash() == config.hash(), name
+    for name, value in {"lr": 0.3, "seed": 9, "distill": "geodesic", "margin": 0.1, "precision": "bf16"}.items():
+        assert config.model_copy(update={name: value}).hash() != config.hash(), name
+
+
+def test_every_option_has_words_and_a_group():
+    for method in METHODS.values():
+        for group, options in groups_of_options(method.Config).items():
+            assert group
+            for name, info in options.items():
+                assert info.description, name
+
+
+@given(st.integers(0, 2**62), st.lists(st.integers() | st.text(), max_size=4))
+def test_derived_keys_are_stable_and_in_range(seed, keys):
+    key = derive(seed, *keys)
+    assert key == derive(seed, *keys)
+    assert 0 <= key < 2**63
+
+
+def test_derived_keys_differ_by_purpose_and_are_those_of_every_version():
+    assert len({derive(1, "a"), derive(1, "b"), derive(2, "a"), derive(1, "a", 0)}) == 4
+    assert derive(1, "batches", 0, "train") == 9103172288450888587  # pinned: runs of every version agree
+
+
+def test_the_configuration_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().epochs = 3
+
+
+def test_paths_survive_json():
+    config = configure([given_on_the_command_line(method="lwf", data_dir="some/where")]).config
+    assert config.data_dir == Path("some/where")
+    assert config.identity()["data_dir"] == "some/where"
