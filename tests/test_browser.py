@@ -1,0 +1,124 @@
+"""The page in a real browser: plots are there, nothing is asked for from outside, no error, light and dark, wide and narrow."""
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from test_report import render, runs  # noqa: F401  # the fixture
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+    "--v=0",
+    "--virtual-time-budget=3000",
+    "--dump-dom",
+]
+
+# Runs inside the page, after its own script, and tells the frame around it what it saw.
+PROBE = """
+const seen = {errors: window.errors, blocked: window.blocked};
+seen.asked = performance.getEntriesByType("resource").map((entry) => entry.name).filter((name) => !name.startsWith("data:"));
+seen.width = innerWidth;
+seen.overflow = document.documentElement.scrollWidth - innerWidth;
+seen.plots = [...document.querySelectorAll(".plot")].map((plot) => {
+  const box = plot.querySelector("svg").getBoundingClientRect();
+  return {name: plot.dataset.prefix, shown: plot.offsetParent !== null, width: box.width, height: box.height};
+});
+seen.images = [...document.querySelectorAll(".strips img")].map((image) => [image.complete, image.naturalWidth]);
+const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765;
+seen.page = light(getComputedStyle(document.body).backgroundColor);
+seen.text = light(getComputedStyle(document.querySelector(".plot svg text")).fill);
+const tip = document.getElementById("tip");
+const hover = (target, x, y) => {
+  target.dispatchEvent(new PointerEvent("pointermove", {clientX: x, clientY: y, bubbles: true}));
+  return tip.hidden ? null : tip.textContent;
+};
+const mark = document.querySelector("[id='accuracy-line-0'] use");
+if (mark) {
+  const box = mark.getBoundingClientRect();
+  seen.point = hover(mark, box.left + box.width / 2, box.top + box.height / 2);
+}
+const matrix = [...document.querySelectorAll(".plot[data-prefix^=confusion]")].find((plot) => plot.offsetParent);
+const box = matrix.querySelector("image").getBoundingClientRect();
+seen.cell = hover(matrix.querySelector("svg"), box.left + 2, box.top + 2);
+const button = matrix.querySelector("button");
+if (button) {
+  button.click();
+  seen.enlarged = matrix.querySelector("svg").getBoundingClientRect().width;
+  seen.overflowEnlarged = document.documentElement.scrollWidth - innerWidth;
+}
+const second = document.querySelector(".tabs > label:nth-of-type(2)");
+second.click();
+seen.switched = [...document.querySelectorAll(".tabs > article")].map((article) => getComputedStyle(article).display);
+parent.postMessage(JSON.stringify(seen), "*");
+"""
+# No window is as narrow as a phone, but a frame is.
+HOST = """<!doctype html><meta name="color-scheme" content="light dark"><body style="margin:0">
+<script>addEventListener("message", (event) => { document.body.dataset.seen = event.data; });</script>
+<iframe src="page.html" width="WIDTH" height="800" style="border:0"></iframe>"""
+WATCH = """<script>window.errors = []; window.blocked = [];
+addEventListener("error", (event) => errors.push(event.message));
+addEventListener("securitypolicyviolation", (event) => blocked.push(event.blockedURI));</script>"""
+
+
+def opened(text, tmp_path, *, width, dark=False):
+    """Open a page and give what the probe saw, and what the browser wrote about it."""
+    text = text.replace("<style>", f"{WATCH}<style>", 1).replace("</body>", f"<script>{PROBE}</script></body>", 1)
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    host = tmp_path / "host.html"
+    host.write_text(HOST.replace("WIDTH", str(width)), encoding="utf-8")
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,900", scheme]
+    done = subprocess.run([*command, host.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    found = re.search(r'data-seen="([^"]*)"', done.stdout)
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&")) if found else None, said
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_of_a_run(runs, tmp_path, width, dark):  # noqa: F811
+    seen, said = opened(render(runs, "geo-1"), tmp_path, width=width, dark=dark)
+    assert said == []
+    assert (seen["errors"], seen["blocked"], seen["asked"]) == ([], [], [])
+    assert seen["width"] == width
+    assert seen["overflow"] <= 0
+    names = {plot["name"] for plot in seen["plots"] if plot["shown"]}
+    assert names == {"accuracy", "forgetting", "likeness", "angles", "groups-nme", "confusion-nme", "training"}
+    assert all(plot["width"] > 200 and plot["height"] > 80 for plot in seen["plots"] if plot["shown"])
+    assert len(seen["images"]) == 6
+    # Text stands out from the page, in both schemes.
+    assert (seen["page"] < 0.2 and seen["text"] > 0.5) if dark else (seen["page"] > 0.9 and seen["text"] < 0.5)
+    assert re.fullmatch(r"CNN\nclasses learned 3: [\d.]+ %", seen["point"])
+    assert re.search(r"\nrecognised: \d \([\d.]+ %\)$", seen["cell"])
+    assert seen["switched"] == ["none", "block", "none", "none"]
+
+
+def test_a_large_matrix_can_be_enlarged(runs, tmp_path):  # noqa: F811
+    seen, said = opened(render(runs, "cifar"), tmp_path, width=390)
+    assert said == []
+    assert (seen["errors"], seen["blocked"], seen["asked"]) == ([], [], [])
+    assert seen["overflow"] <= 0
+    assert seen["enlarged"] > 1500
+    assert seen["overflowEnlarged"] <= 0
+
+
+def test_the_check_itself_notices_errors_and_requests(runs, tmp_path):  # noqa: F811
+    bad = '<img src="https://example.invalid/x.png"><script>undefinedName.x</script></footer>'
+    seen, said = opened(render(runs, "geo-1").replace("</footer>", bad), tmp_path, width=1280)
+    assert len(said) == 2
+    assert seen["errors"] == ["Uncaught ReferenceError: undefinedName is not defined"]
+    assert seen["blocked"] == ["https://example.invalid/x.png"]
