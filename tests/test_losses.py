@@ -229,7 +229,7 @@ def test_a_row_without_projection_counts_nothing():
 
 
 def losses_of_unit_rows(student, teacher):
-    p, q = (subspace(unit_rows(z)[0], 2, centre=False) for z in (teacher, student))
+    p, q = (subspace(unit_rows(z), 2, centre=False) for z in (teacher, student))
     flow = GeodesicFlow.between(p, q)
     inner = flow.inner(student, teacher)[:4] / (flow.norm(student) * flow.norm(teacher))[:4]
     return (1 - inner).sum().item() / 5
@@ -239,11 +239,19 @@ def test_a_zero_row_of_one_batch_counts_nothing():
     student, teacher = pair(9, 14, dtype=torch.float32)
     student[2] = 0
     value, slope = gradient(GeodesicDistillation(), student, teacher)
-    new, old = (unit_rows(z)[0] for z in (student, teacher))
+    new, old = (unit_rows(z) for z in (student, teacher))
     flow = GeodesicFlow.between(subspace(old, 127), subspace(new, 127))
     rows = 1 - flow.inner(new, old) / (flow.norm(new) * flow.norm(old))
     assert value.item() == pytest.approx(rows[torch.arange(9) != 2].sum().item() / 9, rel=1e-6)
     assert (slope[2] == 0).all()
+
+
+def test_one_minus_cosine_and_its_derivatives():
+    inputs = [z.requires_grad_() for z in pair(4, 5)]
+    expected = 1 - torch.nn.functional.cosine_similarity(*inputs)
+    torch.testing.assert_close(losses.one_minus_cosine(*inputs), expected)
+    assert torch.autograd.gradcheck(losses.one_minus_cosine, inputs)
+    assert torch.autograd.gradgradcheck(losses.one_minus_cosine, inputs)
 
 
 def test_second_derivatives_exist_for_a_constant_flow_only():
@@ -324,8 +332,8 @@ def test_by_default_the_flow_is_constant():
     for z, tolerance in ((student, 1e-10), (student.float(), 1e-5)):
         value, slope = gradient(GeodesicDistillation(6), z, teacher.to(z.dtype))
         rows = z.double().clone().requires_grad_()
-        old = unit_rows(teacher.to(z.dtype).double())[0]
-        flow = GeodesicFlow.between(subspace(old, 6), subspace(unit_rows(z.double())[0], 6))
+        old = unit_rows(teacher.to(z.dtype).double())
+        flow = GeodesicFlow.between(subspace(old, 6), subspace(unit_rows(z.double()), 6))
         kernel = flow.dense()
         inner = (rows @ kernel * old).sum(1)
         expected = (1 - inner / ((rows @ kernel * rows).sum(1) * (old @ kernel * old).sum(1)).sqrt()).mean()

@@ -12,6 +12,8 @@ data-parallel training takes) is its gradient: a rank's gradient is world size x
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -99,7 +101,7 @@ class CosineDistillation(nn.Module):
         """Return the loss of student and teacher features: (batch, d) each."""
         _check(student, teacher)
         with torch.autocast(student.device.type, enabled=False):
-            rows = _one_minus_cosine(student, teacher)
+            rows = one_minus_cosine(student, teacher)
             return global_mean(rows, self.group).to(working_dtype(student, teacher))
 
 
@@ -139,13 +141,13 @@ class GeodesicDistillation(nn.Module):
         """Return the loss of every row: (batch,), in float64 whatever the features' precision."""
         eps = torch.finfo(working_dtype(student, teacher)).eps
         # The loss does not see the length of a projected row, so the norm carries gradient only into the flow.
-        new, _ = unit_rows(student, constant_norm=not self.through_flow)
-        old, _ = unit_rows(teacher if self.through_flow else teacher.detach())
+        new = unit_rows(student, constant_norm=not self.through_flow)
+        old = unit_rows(teacher if self.through_flow else teacher.detach())
         projections = _project_by_gram(new, old, self.dim, eps, self.centre, self.through_flow)
         if projections is None:
             projections = _project_on_bases(new, old, self.dim, eps, self.centre, self.through_flow)
         # A row without a projection has no direction: it counts 0, as do all when there is no subspace (n = 0).
-        return _one_minus_cosine(*projections, least=16 * eps)
+        return one_minus_cosine(*projections, least=16 * eps)
 
 
 def _project_by_gram(
@@ -165,18 +167,22 @@ def _project_by_gram(
     new_new, new_old, old_old = new @ hold(new).mT, new @ old.mT, old @ old.mT
     old_new = hold(new_old).mT
     lower, info = torch.linalg.cholesky_ex(torch.stack([old_old, hold(new_new)])[:, first:, first:])
-    inverse = torch.linalg.solve_triangular(lower, torch.eye(len(new) - first).to(lower), upper=False)
+    inverse = torch.linalg.solve_triangular(
+        lower, torch.eye(len(new) - first, dtype=lower.dtype, device=lower.device), upper=False
+    )
     # 1 / |L^-1| and |L| bound the smallest and the largest singular value: full rank by the rule of `Spectrum.of`.
     smallest, largest = (1 / torch.linalg.matrix_norm(inverse), torch.linalg.matrix_norm(lower))
     floor = (rank_tolerance(len(new), new.shape[1], eps) * largest).clamp(min=eps * len(new) ** 0.5)
     if not bool(((info == 0) & (smallest > floor)).all()):
         return None
-    new_on_old, old_on_old = (gram[:, first:] @ inverse[0].mT for gram in (new_old, old_old))
-    new_on_new, old_on_new = (gram[:, first:] @ inverse[1].mT for gram in (new_new, old_new))
-    overlap = inverse[0] @ old_on_new[first:]
+    overlap = inverse[0] @ old_new[first:, first:] @ inverse[1].mT
     pairing = Pairing.of(overlap, eps)
-    new = kernel_coordinates(new_on_old, new_on_new, overlap, pairing)
-    old = kernel_coordinates(old_on_old, old_on_new, overlap, pairing)
+    sides = [[new_old[:, first:], new_new[:, first:]], [old_old[:, first:], old_new[:, first:]]]
+    if through_flow:
+        sides = [[on_old @ inverse[0].mT, on_new @ inverse[1].mT] for on_old, on_new in sides]
+    else:  # the bases are constant: turn them once instead of projecting twice
+        pairing = replace(pairing, u=inverse[0].mT @ pairing.u, v=inverse[1].mT @ pairing.v)
+    new, old = (kernel_coordinates(on_old, on_new, overlap, pairing) for on_old, on_new in sides)
     return (contrast(new), contrast(old)) if centre else (new, old)
 
 
@@ -216,26 +222,65 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: Tensor, margin: float =
 # ----------------------------------------------------------------------------------------------------------- rows
 
 
-def unit_rows(z: Tensor, *, constant_norm: bool = False, least: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return the rows of z: (batch, d) divided by their norms, in float64, and which rows have a direction: (batch,).
+def inverse_norms(z: Tensor, least: float | None = None) -> Tensor:
+    """Return 1 / |row| of z: (batch, d) in float64, (batch, 1); 0 for rows without a direction.
 
-    Rows whose norm is below `least` (default: the smallest normal number) have none: they become 0, with gradient 0. With
-    constant_norm no gradient sees the norms.
+    Those are rows with a norm below `least`, by default the smallest normal number.
     """
-    if least is None:
-        least = torch.finfo(z.dtype).tiny
-        if z.dtype == torch.float64 and z.shape[1]:  # float32's squares fit into float64, its own may not: scale first
-            largest = z.detach().abs().amax(1, keepdim=True)
-            z = z / torch.where(largest >= least, largest, 1.0)
-    norms = torch.linalg.vector_norm(z.detach() if constant_norm else z, dim=1, keepdim=True, dtype=torch.float64)
-    alive = norms >= least
-    return z * torch.where(alive, 1 / torch.where(alive, norms, 1.0), 0.0), alive[:, 0]
+    norms: Tensor
+    if least is None and z.dtype == torch.float64 and z.shape[1]:
+        largest = (
+            z.detach().abs().amax(1, keepdim=True)
+        )  # float32's squares fit into float64, its own may not: scale first
+        largest = torch.where(largest > 0, largest, 1.0)
+        norms = largest * torch.linalg.vector_norm(z / largest, dim=1, keepdim=True)
+    else:
+        norms = torch.linalg.vector_norm(z, dim=1, keepdim=True, dtype=torch.float64)
+    alive = norms >= (torch.finfo(z.dtype).tiny if least is None else least)
+    return torch.where(alive, 1 / torch.where(alive, norms, 1.0), 0.0)
 
 
-def _one_minus_cosine(a: Tensor, b: Tensor, least: float | None = None) -> Tensor:
-    """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either has no direction."""
-    (a, a_alive), (b, b_alive) = unit_rows(a, least=least), unit_rows(b, least=least)
-    return torch.where(a_alive & b_alive, (a - b).square().sum(1) / 2, 0.0)
+def unit_rows(z: Tensor, *, constant_norm: bool = False) -> Tensor:
+    """Return the rows of z: (batch, d) divided by their norms, in float64; with constant_norm no gradient sees the norms."""
+    return z * inverse_norms(z.detach() if constant_norm else z)
+
+
+class _OneMinusCosine(torch.autograd.Function):
+    """1 - cos of paired rows, half the squared distance of unit rows, and its derivative in few operations."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, least: float | None) -> Tensor:
+        a_scale, b_scale = inverse_norms(a, least), inverse_norms(b, least)
+        both = (a_scale > 0) & (b_scale > 0)
+        a_scale, b_scale = a_scale * both, b_scale * both
+        a_unit, b_unit = a * a_scale, b * b_scale
+        difference = a_unit - b_unit
+        result = difference.square().sum(1, keepdim=True) / 2
+        ctx.least = least
+        ctx.save_for_backward(a, b, a_scale, b_scale, a_unit, b_unit, difference, result)
+        return result[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, b, a_scale, b_scale, a_unit, b_unit, difference, result = ctx.saved_tensors
+        grad = grads[0].unsqueeze(1)
+        a_grad = b_grad = None
+        if torch.is_grad_enabled():  # to be differentiated again: in terms of a and b
+            a_scale, b_scale = (inverse_norms(z, ctx.least) * (scale > 0) for z, scale in ((a, a_scale), (b, b_scale)))
+            a_unit, b_unit = a * a_scale, b * b_scale
+            difference = a_unit - b_unit
+            result = difference.square().sum(1, keepdim=True) / 2
+        if ctx.needs_input_grad[0]:
+            a_grad = ((grad * a_scale) * (difference - result * a_unit)).to(a.dtype)
+        if ctx.needs_input_grad[1]:
+            b_grad = ((grad * b_scale) * (-difference - result * b_unit)).to(b.dtype)
+        return a_grad, b_grad, None
+
+
+def one_minus_cosine(a: Tensor, b: Tensor, least: float | None = None) -> Tensor:
+    """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either has no direction (see `inverse_norms`)."""
+    result: Tensor = _OneMinusCosine.apply(a, b, least)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _through(x: Tensor) -> Tensor:

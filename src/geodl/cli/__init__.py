@@ -2,6 +2,7 @@
 
 import difflib
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError, Group, UnknownCommandError
@@ -148,10 +149,10 @@ _register()
 app.register_install_completion_command(group=ABOUT)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors on purpose are one line and exit code 2."""
     try:
-        status = app(exit_on_error=False, print_error=False)
+        status = app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except UnknownCommandError as error:
         _fail(_no_such_command(error.unused_tokens or []))
     except CycloptsError as error:
