@@ -1,0 +1,125 @@
+"""How long a grid will take: the images that it shows the network, times the measured time for an image."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from geodl.config import RunConfig
+from geodl.memory import quota
+from geodl.methods import build
+from geodl.reproduce.grid import Job
+from geodl.reproduce.steps import Shape, Step, take_turns
+
+
+@dataclass(frozen=True)
+class Size:
+    """A dataset: its classes, about how many training and test images each has, and the side of an image."""
+
+    classes: int
+    train: int
+    test: int
+    side: int
+
+
+SIZES = {
+    "cifar100": Size(100, 500, 100, 32),
+    "imagenet-subset": Size(100, 1281, 50, 224),
+    "imagenet": Size(1000, 1281, 50, 224),
+    "digits": Size(10, 144, 36, 8),
+}
+MNEMONICS = 1.5
+"""Optimising exemplars may take at most half as long again as the phase (METHODS section 4)."""
+STEPS = 3
+BATCH = 16
+"""Images in a timed batch where they are large."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured images a second: in training steps by distillation, and in evaluation."""
+
+    training: dict[str, float]
+    evaluation: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """The images of one phase that are trained on, over all its epochs, and that are only looked at."""
+
+    trained: int
+    looked_at: int
+
+
+def work(config: RunConfig) -> list[Work]:
+    """Give the work of each phase."""
+    size, method = SIZES[config.data], build(config)
+    base = size.classes // 2 if config.base is None else config.base
+    found = []
+    for t in range(config.phases + 1):
+        before = 0 if t == 0 else base + (size.classes - base) * (t - 1) // config.phases
+        seen = base + (size.classes - base) * t // max(config.phases, 1)
+        images = size.train * (seen if method.keeps_all_data else seen - before)
+        kept = 0 if method.keeps_all_data else before * quota(max(before, 1), config.exemplars, config.budget)
+        # Looked at: for imprinting, herding and the stored means (under both networks), then the test images, the
+        # exemplars and their mirrored copies, and for AME all images seen.
+        passes = 2 if t == 0 or method.keeps_all_data else 4
+        exemplars = 2 * seen * quota(seen, config.exemplars, config.budget)
+        oracle = seen * min(size.train, config.ame_images or size.train)
+        looked_at = passes * images + seen * size.test + exemplars + oracle
+        found.append(Work(method.main_schedule(t).epochs * (images + kept), looked_at))
+    return found
+
+
+def seconds(config: RunConfig, speed: Speed) -> list[float]:
+    """Estimate the time of each phase."""
+    found = []
+    for t, each in enumerate(work(config)):
+        alone = t == 0 or config.method == "joint"
+        training = each.trained / speed.training["none" if alone else config.distill]
+        factor = MNEMONICS if config.method == "mnemonics" and t else 1.0
+        found.append(factor * training + each.looked_at / speed.evaluation)
+    return found
+
+
+def plan(jobs: Sequence[Job], done: Sequence[int], speed: Speed) -> list[list[float]]:
+    """Estimate the time of each phase of each job; 0 for complete phases and for base phases that another job trains.
+
+    done: the number of complete phases of each job.
+    """
+    trained = {_base(job.config) for job, phases in zip(jobs, done, strict=True) if phases}
+    found = []
+    for job, phases in zip(jobs, done, strict=True):
+        times = seconds(job.config, speed)
+        times[:phases] = [0.0] * phases
+        base = _base(job.config)
+        if not phases and base in trained:
+            times[0] = work(job.config)[0].looked_at / speed.evaluation
+        trained.add(base)
+        found.append(times)
+    return found
+
+
+def _base(config: RunConfig) -> tuple[object, ...]:
+    """Give what tells base phases of one grid apart: head, held-out images, schedule, classes, seed."""
+    method = build(config)
+    held = method.held_out(quota(max(config.base or 0, 1), config.exemplars, config.budget))
+    return method.head, held, method.main_schedule(0), config.base, config.seed
+
+
+def measure(config: RunConfig) -> Speed:
+    """Time a few steps of each distillation, and of evaluation, with the network and image size of a configuration."""
+    side = config.image_size or SIZES[config.data].side
+    shape = Shape(config.network, side, config.batch_size if side <= 64 else BATCH)
+    steps = {name: Step(name, shape) for name in ("none", "lwf", "cosine", "geodesic")}
+    times = take_turns({**steps, "look": steps["none"].look}, STEPS)
+    speeds = {name: shape.batch / statistics.median(each) for name, each in times.items()}
+    return Speed({name: speeds[name] for name in steps}, speeds["look"])
+
+
+def words(seconds: float) -> str:
+    """Say a time: 40 s, 12 min, 3.5 h, 2.1 days."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

@@ -1,0 +1,201 @@
+"""Which runs each table and figure of the paper needs (METHODS section 6); what several of them need is run once."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from geodl.config import Layer, RunConfig, preset_layer
+from geodl.errors import ConfigError
+from geodl.experiment import run_name
+from geodl.methods import configure
+from geodl.report.published import Published, numbers
+
+Budget = Literal["paper", "cpu", "smoke"]
+DATASETS = ("cifar100", "imagenet-subset", "imagenet")
+LOSSES = ("none", "lwf", "cosine", "geodesic")
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A table or figure of the paper: where its numbers stand in the paper, and the data and T that the paper has it for."""
+
+    title: str
+    datasets: tuple[str, ...]
+    phases: tuple[int, ...]
+    table: str = ""
+
+
+ARTEFACTS = {
+    "table1": Artefact("Table 1: average accuracy and forgetting of the methods", DATASETS, (5, 10, 25), "Table 1"),
+    "table2": Artefact("Table 2: losses, classifiers and memory sizes", ("cifar100",), (10,), "Table 2"),
+    "table3": Artefact("Table 3: dimension of the subspaces", ("cifar100",), (10,), "Table 3"),
+    "table4": Artefact("Table 4: losses, classifiers and memory sizes", ("imagenet-subset",), (10,), "Table 4"),
+    "init10": Artefact("10-class start", ("cifar100",), (10,), "10-class start"),
+    "fig-phases": Artefact("Accuracy after each phase, with joint training", DATASETS, (5, 10)),
+    "fig-classifiers": Artefact("Losses under the three classifiers", ("cifar100", "imagenet-subset"), (5, 10, 25)),
+    # The paper does not say how many phases its CCA figures have; its ablations have 10.
+    "fig-cca": Artefact("Likeness of the features to phase 0", ("cifar100", "imagenet-subset"), (10,)),
+    "time-memory": Artefact("Time and memory of one iteration", DATASETS, (), "time and memory"),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training as the paper describes it; which numbers are read from it is another question."""
+
+    method: str
+    distill: str
+    base: int
+    phases: int
+    memory: int = 20
+    subspace_dim: int = 127
+
+
+# Trainings with two names: LwF and iCaRL differ in the classifier they are read under, and iCaRL + GeoDL is CE + GeoDL
+# under k-NME (METHODS section 4).
+SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "geodesic")}
+
+
+def same(method: str, distill: str) -> tuple[str, str]:
+    """Give the one name of a training that has two."""
+    return SAME.get((method, distill), (method, distill))
+
+
+def training_of(number: Published) -> Training:
+    """Give the training that a published accuracy or forgetting rate is read from."""
+    assert number.base is not None
+    assert number.phases is not None
+    assert number.memory is not None
+    method, distill = same(number.method, number.distill)
+    return Training(method, distill, number.base, number.phases, number.memory, number.subspace_dim)
+
+
+def published(artefact: str, dataset: str, phases: Sequence[int]) -> list[Published]:
+    """Give the paper's numbers of a table, in its order."""
+    table = ARTEFACTS[artefact].table
+    return [n for n in numbers() if n.table == table and n.dataset == dataset and n.phases in phases]
+
+
+def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Training]:
+    """Give the trainings that a table or figure needs, each once."""
+    base = 500 if dataset == "imagenet" else 50
+    found: Iterable[Training]
+    if artefact == "fig-phases":
+        joint = [Training("joint", "none", base, t) for t in phases]
+        found = [*trainings("table1", dataset, phases), *joint]
+    elif artefact in ("fig-classifiers", "fig-cca"):
+        found = [Training("finetune", loss, base, t) for t in phases for loss in LOSSES]
+    else:
+        found = map(training_of, published(artefact, dataset, phases))
+    return list(dict.fromkeys(found))
+
+
+def choose(artefact: str, dataset: str | None, phases: Sequence[int] | None) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Give the dataset, and the chosen tables and figures with their T; ``all`` chooses what the dataset has."""
+    if artefact != "all" and artefact not in ARTEFACTS:
+        raise ConfigError(f"{artefact!r}: {', '.join(ARTEFACTS)} and all are allowed")
+    dataset = dataset or ("cifar100" if artefact == "all" else ARTEFACTS[artefact].datasets[0])
+    names = [artefact] if artefact != "all" else [name for name, a in ARTEFACTS.items() if dataset in a.datasets]
+    wrong = [name for name in names if dataset not in ARTEFACTS[name].datasets]
+    if wrong or not names:
+        allowed = ARTEFACTS[artefact].datasets if wrong else DATASETS
+        raise ConfigError(f"dataset = {dataset!r}: the paper has {artefact} for {', '.join(allowed)}")
+    known = sorted({t for name in names for t in ARTEFACTS[name].phases})
+    if phases is not None and (unknown := [t for t in phases if t not in known]):
+        raise ConfigError(f"phases = {unknown[0]}: the paper has {artefact} for {', '.join(map(str, known)) or 'none'}")
+    chosen = {name: tuple(t for t in ARTEFACTS[name].phases if phases is None or t in phases) for name in names}
+    return dataset, {name: found for name, found in chosen.items() if found or name == "time-memory"}
+
+
+def config_of(
+    training: Training, dataset: str, budget: Budget, *, seed: int, data_dir: Path | None, threads: int | None
+) -> RunConfig:
+    """Give the configuration of a training under a budget."""
+    options: dict[str, Any] = {
+        "method": training.method,
+        "distill": training.distill,
+        "base": training.base,
+        "phases": training.phases,
+        "exemplars": training.memory,
+        "subspace_dim": training.subspace_dim,
+        "seed": seed,
+    }
+    if budget == "smoke":
+        options |= _on_digits(training)
+    elif data_dir is not None:
+        options["data_dir"] = data_dir
+    if threads is not None:
+        options["threads"] = threads
+    return configure([preset_layer(preset_of(dataset, budget)), Layer("reproduce", options)]).config
+
+
+def preset_of(dataset: str, budget: Budget) -> str:
+    """Give the preset of a budget."""
+    if budget == "cpu" and dataset != "cifar100":
+        raise ConfigError(f"budget = 'cpu': there is a short schedule for cifar100 alone; {dataset}: paper, smoke")
+    return {"paper": dataset, "cpu": "cifar100-cpu", "smoke": "digits"}[budget]
+
+
+def _on_digits(training: Training) -> dict[str, Any]:
+    """Give the same shape on the ten digits: fewer phases, a quarter of the memory, fewer epochs."""
+    small_start = training.base == 10
+    phases = 4 if small_start else {5: 2, 10: 3, 25: 6}[training.phases]
+    return {
+        "base": 2 if small_start else 4,
+        "phases": phases,
+        "exemplars": training.memory // 4,
+        "epochs": 3,
+        "base_epochs": 5,
+    }
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the grid and the tables and figures that need it."""
+
+    training: Training
+    config: RunConfig
+    artefacts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return f"{run_name(self.config)}-{self.config.hash()}"
+
+    @property
+    def label(self) -> str:
+        """What it is, for people."""
+        config = self.config
+        words = [f"{config.method} + {config.distill}", f"{config.base} classes + {config.phases} phases"]
+        words.append(f"{config.exemplars} exemplars")
+        if config.distill == "geodesic" and config.subspace_dim != 127:
+            words.append(f"n = {config.subspace_dim}")
+        return ", ".join([*words, f"seed {config.seed}"])
+
+
+def grid(
+    chosen: dict[str, tuple[int, ...]],
+    dataset: str,
+    budget: Budget,
+    *,
+    runs: int = 3,
+    data_dir: Path | None = None,
+    threads: int | None = None,
+) -> list[Job]:
+    """Give the runs that the chosen tables and figures need, each once; all of the first seed come first."""
+    if runs < 1:
+        raise ConfigError(f"runs = {runs}: at least 1 is allowed")
+    needed: dict[Training, list[str]] = {}
+    for name, phases in chosen.items():
+        for training in trainings(name, dataset, phases):
+            needed.setdefault(training, []).append(name)
+    return [
+        Job(
+            training,
+            config_of(training, dataset, budget, seed=seed, data_dir=data_dir, threads=threads),
+            tuple(names),
+        )
+        for seed in range(1, runs + 1)
+        for training, names in needed.items()
+    ]

@@ -1,0 +1,173 @@
+"""Time and memory of single training steps with each distillation: for the paper's time-memory numbers and for estimates.
+
+Whatever is compared takes turns in an order that changes, and ratios are taken within a turn, so that a busy machine slows
+all alike. Peak memory is measured in a process for each distillation.
+"""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
+from geodl.nets import Output, build_network, frozen_copy
+
+DISTILLATIONS = ("none", "lwf", "cosine", "geodesic")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step works on: the network, images of size x size in batches, old and new classes."""
+
+    network: str
+    size: int
+    batch: int = 128
+    old: int = 50
+    new: int = 10
+    dim: int = 127
+
+
+CIFAR = Shape("resnet32", 32)
+IMAGENET = Shape("resnet18", 224)
+
+
+def device() -> torch.device:
+    """Give the device that a run would choose."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+class Step:
+    """A training step of an incremental phase with one distillation, on random images."""
+
+    def __init__(self, distill: str, shape: Shape = CIFAR) -> None:
+        self.distill, self.shape, self.device = distill, shape, device()
+        base = build_network(shape.network, shape.old, head="cosine", seed=0)
+        self.teacher = frozen_copy(base).to(self.device) if distill != "none" else None
+        self.student = build_network(shape.network, shape.old + shape.new, head="cosine", seed=0)
+        self.student.to(self.device).train()
+        self.optimiser = torch.optim.SGD(self.student.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True)
+        self.losses = {
+            "lwf": LogitDistillation(),
+            "cosine": CosineDistillation(),
+            "geodesic": GeodesicDistillation(shape.dim),
+        }
+        rng = torch.Generator().manual_seed(1)
+        images = torch.randn(shape.batch, 3, shape.size, shape.size, generator=rng)
+        self.images = images.to(self.device, memory_format=torch.channels_last)
+        self.labels = torch.randint(0, shape.old + shape.new, (shape.batch,), generator=rng).to(self.device)
+
+    def __call__(self) -> None:
+        """Take one step and wait until it is done."""
+        new = self.student(self.images)
+        loss = F.cross_entropy(new.logits, self.labels)
+        if self.teacher is not None:
+            with torch.no_grad():
+                old = self.teacher(self.images)
+            loss = loss + self._distillation(new, old)
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimiser.step()
+        _wait(self.device)
+
+    def _distillation(self, new: Output, old: Output) -> Tensor:
+        loss = self.losses[self.distill]
+        if self.distill == "geodesic":
+            return loss(new.grid, old.grid)  # type: ignore[no-any-return]
+        if self.distill == "cosine":
+            return loss(new.pooled, old.pooled)  # type: ignore[no-any-return]
+        return loss(new.logits[:, : self.shape.old], old.logits)  # type: ignore[no-any-return]
+
+    def look(self) -> None:
+        """Run the network over the images without learning, as an evaluation does."""
+        with torch.inference_mode():
+            self.student.eval()(self.images)
+            self.student.train()
+        _wait(self.device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+# ---------------------------------------------------------------------------------------------------------- time
+
+
+def take_turns(actions: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
+    """Time each action once a turn, in an order that rotates; one turn is thrown away to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    names = list(actions)
+    for turn in range(turns + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.perf_counter()
+            actions[name]()
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A median of paired ratios with its 95 % interval, which assumes nothing about their distribution."""
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
+    """Summarise the ratios of times, or of peaks, that were measured in the same turn."""
+    ratios = sorted(one / other for one, other in zip(numerator, denominator, strict=True))
+    n = len(ratios)
+    reach = 0.98 * n**0.5  # 1.96 standard deviations of a binomial(n, 1/2)
+    low, high = max(int(n / 2 - reach), 0), min(int(n / 2 + reach), n - 1)
+    return Ratio(statistics.median(ratios), ratios[low], ratios[high], n)
+
+
+def time_steps(shape: Shape, turns: int) -> dict[str, list[float]]:
+    """Give the seconds of single steps with each distillation, in turns."""
+    return take_turns({name: Step(name, shape) for name in DISTILLATIONS}, turns)
+
+
+# -------------------------------------------------------------------------------------------------------- memory
+
+
+def _resident() -> int:
+    """Give the bytes of this process that are in memory now (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def peak_here(distill: str, shape: Shape, steps: int = 4) -> int:
+    """Give the bytes that some steps need at most above what was there before the first; for a fresh process."""
+    step = Step(distill, shape)
+    cuda = step.device.type == "cuda"
+    before = torch.cuda.memory_allocated() if cuda else _resident()
+    for _ in range(steps):
+        step()
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak - before
+
+
+def peak(distill: str, shape: Shape) -> int:
+    """Give the peak of a process of its own, in bytes."""
+    task = json.dumps({"distill": distill, "threads": torch.get_num_threads(), "shape": asdict(shape)})
+    command = [sys.executable, "-m", "geodl.reproduce.steps", task]
+    return int(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    torch.set_num_threads(given["threads"])
+    print(json.dumps(peak_here(given["distill"], Shape(**given["shape"]))))
