@@ -291,6 +291,12 @@ def test_class_balanced_finetuning_moves_the_head_alone():
     assert moved == {"head.weight", "head.scale"}
 
 
+def test_without_old_images_there_is_no_balanced_finetuning():
+    learner = Learner(tiny.config(method="lucir", epochs=1, finetune_epochs=2, exemplars=0))
+    learner.learn()
+    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
+
+
 # -- faults of public implementations that belong here (METHODS section 5)
 
 

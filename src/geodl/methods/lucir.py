@@ -8,7 +8,7 @@ from torch import nn
 
 from geodl.config import Distillation, RunConfig, option
 from geodl.data.batches import Batch
-from geodl.data.images import concat
+from geodl.data.images import Images
 from geodl.losses import global_mean, margin_ranking
 from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
 from geodl.nets import CosineHead, Output
@@ -51,13 +51,13 @@ class Lucir(Method):
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Give the ordinary stage and, where asked for, class-balanced fine-tuning of the head (LUCIR Sec. 3.5)."""
         yield self.main_stage(phase)
-        if phase.index and self.config.finetune_epochs:
-            yield self._balanced(phase)
+        if phase.memory.images is not None and self.config.finetune_epochs:  # without old images there is no balance
+            # As many images of every class: the exemplars, those of the new classes chosen now.
+            chosen = self.exemplars(phase, min(phase.memory.per_class().values())).images
+            assert chosen is not None
+            yield self._balanced(phase, chosen)
 
-    def _balanced(self, phase: Phase) -> Stage:
-        # As many images of every class: the exemplars, those of the new classes chosen now.
-        quota = min(phase.memory.per_class().values(), default=self.config.exemplars)
-        chosen = self.exemplars(phase, quota).images
+    def _balanced(self, phase: Phase, chosen: Images) -> Stage:
         head = self._head(phase)
         head.thaw()
 
@@ -67,8 +67,7 @@ class Lucir(Method):
             return {"ce": self.cross_entropy(phase, module(z), batch.labels)}
 
         schedule = Schedule(self.config.finetune_epochs, 0.01, milestones=(0.5,), momentum=0.9, weight_decay=5e-4)
-        images = chosen if chosen is not None else concat([phase.images])
-        return Stage("balance", head, phase.batches(images, "balance"), loss, schedule, training=False)
+        return Stage("balance", head, phase.batches(chosen, "balance"), loss, schedule, training=False)
 
     def _head(self, phase: Phase) -> CosineHead:
         head = phase.network.head
