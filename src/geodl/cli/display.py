@@ -123,7 +123,7 @@ HONEST = ("cnn", "nme")
 
 def comparison_table(title: str, rows: dict[str, dict[str, Any]]) -> Table:
     """Give a table of several runs: row name -> metrics of the last phase."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for name in HONEST:
         for column in ("average", "final", "forgetting"):
@@ -135,7 +135,7 @@ def comparison_table(title: str, rows: dict[str, dict[str, Any]]) -> Table:
 
 def result_table(title: str, metrics: dict[str, Any]) -> Table:
     """Give a table of one run: its classifiers, with the metrics of the last phase."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("classifier", no_wrap=True)
     for column in ("average", "final", "forgetting"):
         table.add_column(column, justify="right")
