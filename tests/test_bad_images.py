@@ -1,0 +1,189 @@
+"""What users' folders hold besides good images: each is handled or named in one plain line, and the rest goes on."""
+
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from geodl.classifier import IncrementalClassifier
+from geodl.errors import DataError
+from geodl.own import state
+from geodl.store import RunDirectory
+
+QUICK = {"epochs": 1, "threads": 1, "workers": 2, "network": "convnet", "image_size": 8}
+
+
+def picture(path: Path, seed: int, size=(16, 12), mode: str = "RGB", **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path, **options)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number, name in enumerate(("cat", "dog")):
+        for i in range(3):
+            picture(tmp_path / "photos" / name / f"{i}.png", 10 * number + i)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def model(tmp_path):
+    return IncrementalClassifier(tmp_path / "model")
+
+
+def bomb(path: Path) -> None:
+    """Write a tiny PNG file that says it has 20,000 x 20,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
+
+
+def truncated(path: Path) -> None:
+    picture(path, 99, (64, 64))
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+BAD = {
+    "notes.txt": (lambda path: path.write_text("hello"), "not an image"),
+    "empty.jpg": (lambda path: path.write_bytes(b""), "the file is empty"),
+    "torn.png": (truncated, "truncated"),
+    "dot.png": (lambda path: picture(path, 5, (1, 1)), "only 1 x 1 pixels; at least 4 a side are needed"),
+    "bomb.png": (bomb, "larger than the limit of 89478485 pixels"),
+    "lost.png": (lambda path: path.symlink_to("nowhere"), "a broken link"),
+    "twin.png": (lambda path: path.write_bytes((path.parent.parent / "dog/0.png").read_bytes()), "the same image as"),
+    "double.png": (
+        lambda path: path.write_bytes((path.parent / "0.png").read_bytes()),
+        "the same picture as cat/0.png",
+    ),
+    "loop": (lambda path: path.symlink_to(path.parent, target_is_directory=True), "a link to a folder that was read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named_and_the_rest_is_learned(model, folder, name):
+    make, reason = BAD[name]
+    make(folder / "cat" / name)
+    before = sorted(str(path) for path in folder.rglob("*"))
+    result = model.learn(folder, **QUICK)
+    assert result.images == 6
+    assert len(result.skipped) == 1
+    where, why = result.skipped[0]
+    assert reason in why
+    assert "\n" not in why
+    assert name in where or name == "twin.png"
+    assert sorted(str(path) for path in folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_strict_makes_an_error_of_it_and_changes_nothing(model, folder, name):
+    make, reason = BAD[name]
+    make(folder / "cat" / name)
+    with pytest.raises(DataError, match=reason):
+        model.learn(folder, strict=True, **QUICK)
+    assert not model.path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_unreadable_files_are_named(model, folder):
+    (folder / "cat" / "0.png").chmod(0)
+    assert "permission" in model.learn(folder, **QUICK).skipped[0][1]
+
+
+def test_an_empty_class_folder_and_a_class_of_bad_files(model, folder):
+    (folder / "bird").mkdir()
+    (folder / "fish").mkdir()
+    truncated(folder / "fish" / "a.png")  # its header is good: only decoding tells
+    result = model.learn(folder, **QUICK)
+    assert result.classes == ("cat", "dog")
+    assert dict(result.skipped)["bird"] == "no images in this class folder"
+    assert "truncated" in dict(result.skipped)["fish/a.png"]
+
+
+def test_animations_wrong_extensions_and_odd_modes_are_images(model, folder):
+    frames = [Image.new("RGB", (9, 9), color) for color in ("red", "blue")]
+    frames[0].save(folder / "cat" / "moving.gif", save_all=True, append_images=frames[1:])
+    picture(folder / "cat" / "x.png", 50).rename(folder / "cat" / "really a png.jpg")
+    picture(folder / "dog" / "grey.png", 51, mode="L")
+    picture(folder / "dog" / "clear.png", 52, mode="RGBA")
+    picture(folder / "dog" / "print.jpg", 53, mode="CMYK")
+    result = model.learn(folder, **QUICK)
+    assert result.skipped == ()
+    assert sum(known.images for known in state.load(RunDirectory(model.path)).classes) == 11
+
+
+def test_names_of_classes(model, folder):
+    names = ("Große Katze", "猫", "a [b] c", "CAT", "class 10", "class 9")
+    for number, name in enumerate(names):
+        picture(folder / name / "deep" / "er" / "a.png", 100 + number)
+    picture(folder / ".hidden" / "a.png", 200)
+    result = model.learn(folder, **QUICK)
+    assert set(result.classes) == {"cat", "dog", *names}
+    assert result.classes.index("class 9") < result.classes.index("class 10")
+    odd = dict(result.skipped)
+    assert "hidden folder" in odd[".hidden"]
+    assert any("upper and lower case" in reason for reason in odd.values())
+    stored = state.load(RunDirectory(model.path)).stored
+    assert "猫/deep/er/a.png" in stored.values()
+
+
+def test_a_class_that_differs_in_case_from_a_known_one_is_pointed_out(model, folder, tmp_path):
+    model.learn(folder, **QUICK)
+    picture(tmp_path / "more" / "Cat" / "a.png", 77)
+    result = model.learn(tmp_path / "more", **QUICK)
+    assert "the model knows 'cat'; `geodl rename`" in dict(result.skipped)["Cat"]
+    assert result.new == ("Cat",)
+
+
+def test_a_stored_picture_under_another_class_is_named(model, folder, tmp_path):
+    model.learn(folder, **QUICK)
+    (tmp_path / "more" / "bird").mkdir(parents=True)
+    (tmp_path / "more" / "bird" / "same.png").write_bytes((folder / "cat" / "0.png").read_bytes())
+    picture(tmp_path / "more" / "bird" / "new.png", 78)
+    result = model.learn(tmp_path / "more", **QUICK)
+    assert result.skipped == (("bird/same.png", "the same picture is stored as class 'cat' already"),)
+    (tmp_path / "more" / "bird" / "new.png").unlink()
+    with pytest.raises(DataError, match="no image is left to learn from"):
+        model.learn(tmp_path / "more", **QUICK)
+
+
+def test_a_folder_without_class_folders_is_explained(model, tmp_path):
+    picture(tmp_path / "flat" / "a.png", 1)
+    with pytest.raises(DataError, match="put the images of each class into a folder of its own"):
+        model.learn(tmp_path / "flat", **QUICK)
+    assert not model.path.exists()
+
+
+def test_prediction_names_bad_files_and_goes_on(model, folder):
+    model.learn(folder, **QUICK)
+    for name in ("notes.txt", "empty.jpg", "torn.png", "dot.png", "bomb.png"):
+        BAD[name][0](folder / "cat" / name)
+    (folder / "cat" / "loop").symlink_to(folder, target_is_directory=True)
+    (folder / "cat" / ".hidden").write_text("no")
+    found = model.predict([folder, folder / "cat" / "0.png", "nowhere.jpg"])
+    assert [Path(each.name).name for each in found] == ["0.png", "1.png", "2.png"] * 2 + ["0.png"]
+    assert dict(found.skipped) == {
+        "nowhere.jpg": "no such file or folder",
+        f"{folder}/cat/bomb.png": "the picture is larger than the limit of 89478485 pixels",
+        f"{folder}/cat/dot.png": "only 1 x 1 pixels; at least 4 a side are needed",
+        f"{folder}/cat/empty.jpg": "the file is empty",
+        f"{folder}/cat/notes.txt": "not an image",
+        f"{folder}/cat/torn.png": "the file is truncated",
+    }
+    assert found.rate > 0
+
+
+def test_evaluation_names_bad_files_and_goes_on(model, folder):
+    model.learn(folder, **QUICK)
+    truncated(folder / "dog" / "torn.png")
+    found = model.evaluate(folder)
+    assert found.images == 6
+    assert found.skipped == (("dog/torn.png", "the file is truncated"),)

@@ -1,0 +1,222 @@
+"""The commands for a user's own images, as typed; and every command of the tutorial."""
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from geodl.classifier import IncrementalClassifier
+from geodl.cli import app
+from geodl.errors import ConfigError, DataError
+
+DOCS = Path(__file__).parents[1] / "docs" / "own-images.md"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory, digits):
+    root = tmp_path_factory.mktemp("own")
+    for label in range(4):
+        rows = (digits.train.labels == label).nonzero().flatten().tolist()
+        for folder, some in (("week1" if label < 2 else "week2", rows[:12]), ("test", rows[20:25])):
+            for i in some:
+                path = root / folder / f"[red]{label}" / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                digits.train.decode(i).save(path)
+    return root
+
+
+@pytest.fixture
+def geodl(root, monkeypatch, capsys):
+    """Run one command in the folder of images; gives what it printed."""
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        capsys.readouterr()
+        app(list(words), exit_on_error=False, print_error=False)
+        return capsys.readouterr()
+
+    return run
+
+
+QUICK = ("--epochs", "2", "--threads", "1")
+
+
+@pytest.fixture
+def model(geodl, tmp_path):
+    path = str(tmp_path / "model")
+    geodl("learn", path, "week1", *QUICK)
+    return path
+
+
+def test_learn_says_what_it_found_chose_and_reached(geodl, tmp_path):
+    path = str(tmp_path / "model")
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    out = geodl("learn", path, "week1", *QUICK).out
+    assert "week1: 24 images of 2 classes, typically 8 pixels a side" in out
+    assert re.search(r"--epochs +2 +as you set it", out)
+    assert re.search(r"--batch-size +32 +images a training step", out)
+    assert "at most 60 images, 11.5 kB for 2 classes" in out
+    assert "step 1 learned from 20 images; new: [red]0, [red]1" in out
+    assert re.search(r"recognises \d+\.\d % of the check images of 2 classes$", out, re.M)
+    assert "24 images, 4.6 kB" in out
+    again = geodl("learn", path, "week1", *QUICK).out
+    assert again.startswith("already learned: ")
+    out = geodl("learn", path, "week2", *QUICK).out
+    assert re.search(r"of 4 classes: \d+\.\d % of the classes known before, \d+\.\d % of the new ones", out)
+    assert not geodl("learn", path, "week2", "--again", "--quiet", *QUICK).out.startswith("already")
+
+
+def test_learn_as_json(geodl, tmp_path):
+    done = json.loads(geodl("learn", str(tmp_path / "model"), "week1", "--json", *QUICK).out)
+    assert done["new"] == ["[red]0", "[red]1"]
+    assert done["already"] is False
+    assert done["skipped"] == []
+
+
+def test_learn_names_what_it_leaves_out(geodl, tmp_path, root):
+    week = tmp_path / "week"
+    for label in (0, 1):
+        (week / str(label)).mkdir(parents=True)
+        for file in (root / "week1" / f"[red]{label}").iterdir():
+            (week / str(label) / file.name).write_bytes(file.read_bytes())
+    (week / "0" / "notes [b].txt").write_text("no")
+    out = geodl("learn", str(tmp_path / "model"), str(week), *QUICK).out
+    assert "left out or odd: 1\n  0/notes [b].txt: not an image" in out
+    with pytest.raises(DataError, match=r"notes \[b\]\.txt: not an image"):
+        geodl("learn", str(tmp_path / "other"), str(week), "--strict")
+
+
+def test_predict_in_three_forms(geodl, model):
+    table = geodl("predict", model, "test/[red]0", "nowhere.png", "--top", "2")
+    assert len(table.out.splitlines()) == 6
+    assert "next likeliest" in table.out
+    assert "[red]" in table.out
+    assert "nowhere.png: no such file or folder" in table.err
+    assert re.search(r"5 images, \d+ images/s", table.err)
+    rows = list(csv.reader(io.StringIO(geodl("predict", model, "test", "--csv", "--top", "2").out)))
+    assert rows[0] == ["image", "label", "confidence", "label 2", "confidence 2"]
+    assert len(rows) == 21
+    found = json.loads(geodl("predict", model, "test", "missing", "--json", "--classifier", "cnn").out)
+    assert [entry["image"] for entry in found["predictions"]] == [row[0] for row in rows[1:]]
+    assert found["skipped"] == [{"image": "missing", "reason": "no such file or folder"}]
+    assert all(0 < entry["confidence"] <= 1 for entry in found["predictions"])
+    with pytest.raises(DataError, match="no image could be read"):
+        geodl("predict", model, "nowhere.png")
+
+
+def test_evaluate(geodl, model):
+    out = geodl("evaluate", model, "test").out
+    assert "[red]2: the model does not know this class" in out
+    assert re.search(r"accuracy: \d+\.\d % of 10 images", out)
+    assert re.search(r"classes learned in step 1: \d+\.\d %", out)
+    found = json.loads(geodl("evaluate", model, "test", "--json").out)
+    assert found["images"] == sum(map(sum, found["confusion"])) == 10
+
+
+def test_info_undo_rename_remove(geodl, model):
+    out = geodl("info", model).out
+    assert "2 classes, learned in 1 step\n" in out
+    assert re.search(r"\[red\]0 +1 +\d{4}-\d\d-\d\d \d\d:\d\d +12 +10 +2", out)
+    assert "stored images: 24, 4.6 kB (budget: 20 a class and up to 10 a class to check with)" in out
+    listed = geodl("info", model, "--images").out
+    assert len(re.findall(r"^  \[red\]\d/\d+\.png \(\[red\]\d, (kept|to check with)\)$", listed, re.M)) == 24
+    assert len(json.loads(geodl("info", model, "--json").out)["stored"]) == 24
+    assert geodl("rename", model, "[red]1", "one").out == "[red]1 is now called one\n"
+    assert geodl("undo", model).out == "taken back: renaming [red]1 to one\n"
+    geodl("learn", model, "week2", *QUICK)
+    assert geodl("remove", model, "[red]0").out.startswith("[red]0 is removed; `geodl undo` brings it back")
+    assert geodl("undo", model).out == "taken back: removing [red]0\n"
+    assert geodl("undo", model).out == "taken back: learning [red]2, [red]3\n"
+    assert IncrementalClassifier(model).classes == ("[red]0", "[red]1")
+
+
+def test_export(geodl, model, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    out = geodl("export", model, str(tmp_path / "model.onnx")).out
+    assert re.search(r"model\.onnx: 2 classes, [\d.]+ kB; differs from the model by .* at most", out)
+
+
+def test_options_reach_the_step(geodl, tmp_path):
+    with pytest.raises(ConfigError, match="epochs = 0"):
+        geodl("learn", str(tmp_path / "m"), "week1", "--epochs", "0")
+    out = geodl(
+        "learn", str(tmp_path / "m"), "week1", "--backbone", "convnet", "--image-size", "12", "--flip", *QUICK
+    ).out
+    assert re.search(r"--backbone +convnet +as you set it", out)
+    assert re.search(r"--image-size +12 x 12 pixels +as you set it", out)
+    assert re.search(r"--flip +yes +as you set it", out)
+
+
+def command(*words, **more):
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    return subprocess.Popen(
+        [sys.executable, "-c", "from geodl.cli import main; main()", *words],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+    )  # fmt: skip
+
+
+def test_killed_at_once_the_same_command_goes_on(geodl, model, root, tmp_path):
+    """Kill a real process in the middle of training; the model is as before, and the same command finishes the step."""
+    words = ("learn", model, "week2", "--epochs", "300", "--threads", "1")
+    process = command(*words, cwd=root)
+    events = Path(model, "events.jsonl")
+    deadline = time.monotonic() + 120
+    while (
+        events.read_text().count('"kind": "epoch"') < 2 + 5 and process.poll() is None and time.monotonic() < deadline
+    ):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert IncrementalClassifier(model).classes == ("[red]0", "[red]1")
+    process = command("learn", model, "week2", *QUICK, cwd=root)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "step 2 learned" in out
+    assert len(IncrementalClassifier(model).classes) == 4
+
+
+def test_predicting_loads_nothing_that_trains():
+    """Start-up stays short: neither Lightning nor scikit-learn nor matplotlib is imported."""
+    code = "import sys, geodl.cli.own; print([m for m in ('lightning_fabric', 'sklearn', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---------------------------------------------------------------------------------------------------------- tutorial
+
+
+def blocks():
+    return re.findall(r"^```(python|console)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
+
+
+def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for kind, text in blocks():
+        if kind == "python":
+            exec(compile(text, str(DOCS), "exec"), {})
+            continue
+        for line in text.splitlines():
+            words = shlex.split(line)
+            assert words[0] == "geodl"
+            app(words[1:], exit_on_error=False, print_error=False)
+            ran.append(words[1])
+    assert set(ran) == {"learn", "predict", "evaluate", "info", "undo", "rename", "remove", "export"}
+    out = capsys.readouterr().out
+    assert "step 2 learned" in out
+    assert "known before: digit 1" in out
+    accuracy = float(re.findall(r"^(\d+\.\d+)$", out, re.M)[-1])  # printed by the last block
+    assert accuracy > 80
+    assert Path("scans.onnx").exists()
