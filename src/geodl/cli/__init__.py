@@ -123,6 +123,14 @@ _COMMANDS = [
         "Write one self-contained HTML page about one or several runs.",
         "geodl report runs/NAME --out report.html",
     ),
+    (
+        "reproduce",
+        "reproduce:reproduce",
+        RESEARCH,
+        "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to table4, init10, "
+        "fig-phases, fig-classifiers, fig-cca, time-memory, or all. Complete runs are not run again.",
+        "geodl reproduce table1 --budget smoke --runs 1",
+    ),
     ("cache show", "runs:show_cache", ABOUT, "Show where the cache is and how large.", "geodl cache show"),
     ("cache clear", "runs:clear", ABOUT, "Remove all trained base phases from the cache.", "geodl cache clear"),
     (

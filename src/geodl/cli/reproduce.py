@@ -1,0 +1,187 @@
+"""``geodl reproduce``: the paper's tables and figures by one command."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from cyclopts import Parameter
+from rich.markup import escape
+
+from geodl.cache import Cache
+from geodl.cli.display import Stopper, Watch, console, say
+from geodl.errors import ConfigError
+from geodl.experiment import available_cores, load_data, run
+from geodl.report.results import DATA_NAMES
+from geodl.reproduce import estimate, outputs, steps
+from geodl.reproduce.grid import ARTEFACTS, Budget, Job, Training, choose, config_of, grid
+from geodl.store import RunDirectory
+from geodl.training import Interrupted
+
+HOUR = 3600.0
+TURNS = {"paper": 30, "cpu": 30, "smoke": 5}
+
+
+def reproduce(
+    what: Annotated[str, Parameter(help=f"{', '.join(ARTEFACTS)}, or all.")],
+    /,
+    *,
+    dataset: Literal["cifar100", "imagenet-subset", "imagenet"] | None = None,
+    budget: Budget = "paper",
+    phases: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None,
+    runs: int = 3,
+    out: Path | None = None,
+    data_dir: Path | None = None,
+    threads: int | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    yes: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Run what a table or figure of the paper needs, and write it beside the published numbers.
+
+    Complete runs are not run again; stopped or killed, the same command goes on.
+
+    ```
+    geodl reproduce table1 --budget smoke --runs 1
+    geodl reproduce table2 --budget cpu --data-dir DIR --dry-run
+    ```
+
+    Parameters
+    ----------
+    dataset
+        Unset: the first that the paper has it for.
+    budget
+        paper: the full schedule; cpu: a short one (CIFAR-100); smoke: minutes, on digits.
+    phases
+        Numbers of phases T; unset: all that the paper has.
+    runs
+        Seeds: 1, 2, ...
+    out
+        Directory of the runs, tables and figures; unset: reproduced/DATASET-BUDGET.
+    data_dir
+        Where the data are.
+    threads
+        CPU threads; unset: the cores there are.
+    dry_run
+        Print the runs and an estimate of their time, run nothing; needs no data.
+    yes
+        Start without asking, however long it takes.
+    """
+    data, chosen = choose(what, dataset, phases)
+    jobs = grid(chosen, data, budget, runs=runs, data_dir=data_dir, threads=threads)
+    out = out or Path("reproduced") / f"{data}-{budget}"
+    torch.set_num_threads(threads or (1 if budget == "smoke" else available_cores()))
+    done = [_done(out / "runs" / job.name) for job in jobs]
+    times = _announce(jobs, done, dry_run)
+    if dry_run:
+        return
+    confirm(sum(map(sum, times)), yes, sys.stdin.isatty())
+    if any(map(sum, times)):
+        _run_all(jobs, times, out / "runs")
+    settings = outputs.read(jobs, out / "runs")
+    for name, some in chosen.items():
+        if name == "time-memory":
+            files = _time_memory(data, budget, out)
+        else:
+            files = outputs.write(name, data, budget, some, settings, out)
+        say(f"{name}: {', '.join(str(path) for path in files)}")
+    if jobs:
+        say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
+
+
+def confirm(seconds: float, yes: bool, terminal: bool) -> None:
+    """Ask before more than an hour of work; where nobody can be asked, only ``yes`` will do."""
+    if seconds <= HOUR or yes:
+        return
+    if not terminal:
+        raise ConfigError(
+            f"this would take about {estimate.words(seconds)}, and there is no terminal to confirm it: add --yes"
+        )
+    if console.input("Start? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ConfigError("not confirmed: nothing was started")
+
+
+def _done(path: Path) -> int:
+    return RunDirectory(path).completed() if (path / "config.json").exists() else 0
+
+
+def _announce(jobs: list[Job], done: list[int], dry_run: bool) -> list[list[float]]:
+    """Print the grid and the estimate of its time; give the estimated seconds of each phase of each job."""
+    if not jobs:
+        return []
+    if all(count > job.config.phases for job, count in zip(jobs, done, strict=True)):
+        say(f"{len(jobs)} runs, all complete")
+        return [[0.0] for _ in jobs]
+    speed = estimate.measure(jobs[0].config)
+    times = estimate.plan(jobs, done, speed)
+    if dry_run:
+        for number, (job, count, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
+            state = "complete" if count > job.config.phases else f"about {estimate.words(sum(each))}"
+            say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
+    left = sum(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
+    slow, fast = min(speed.training.values()), max(speed.training.values())
+    say(
+        f"{len(jobs)} runs, {left} of them not complete: about {estimate.words(sum(map(sum, times)))}. An estimate from "
+        f"{estimate.STEPS} timed steps of {jobs[0].config.network} with each loss on {steps.device().type}, "
+        f"threads: {torch.get_num_threads()} ({slow:.0f} to {fast:.0f} images/s); reading image files is not counted, and base "
+        "phases that the cache has make it shorter."
+    )
+    return times
+
+
+def _run_all(jobs: list[Job], times: list[list[float]], runs: Path) -> None:
+    """Run what is not complete, with a bar over the whole grid."""
+    data = load_data(jobs[0].config)
+    cache, started, total, passed = Cache(), time.monotonic(), sum(map(sum, times)), 0.0
+    stopper = Stopper()
+    with stopper.watching():
+        for number, (job, each) in enumerate(zip(jobs, times, strict=True), start=1):
+            if not sum(each):
+                continue
+            spent = time.monotonic() - started
+            left = (total - passed) * (spent / passed if passed else 1.0)  # as fast as it went so far
+            say(f"run {number} of {len(jobs)}, about {estimate.words(left)} left: {job.label}")
+            watch = GridWatch(job, each, passed, total, f"run {number} of {len(jobs)}")
+            with watch.shown():
+                try:
+                    run(job.config, out=runs / job.name, cache=cache, listener=watch, stop=stopper, data=data)
+                except Interrupted as stop:
+                    raise Interrupted(f"{stop}; the same command continues") from None
+            passed += sum(each)
+
+
+class GridWatch(Watch):
+    """Shows a run, and below it how far the whole grid is, in estimated seconds."""
+
+    def __init__(self, job: Job, times: list[float], before: float, total: float, state: str) -> None:
+        super().__init__(f"{job.config.method} + {job.config.distill}")
+        self.times, self.before = times, before
+        self._all = self.bar.add_task("  all runs", total=total, state=escape(state))
+        self.bar.update(self._all, completed=before)
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        """Hear what happens."""
+        super().__call__(kind, **fields)
+        if kind in ("step", "evaluated"):
+            self.bar.update(self._all, completed=self.before + self.passed(kind, **fields))
+
+    def passed(self, kind: str, phase: int, epoch: int = 0, step: int = 0, **_: Any) -> float:
+        """Give the estimated seconds of this run that are over."""
+        if kind == "evaluated":
+            return sum(self.times[: phase + 1])
+        steps: int = self._stage["steps"]
+        part: float = (epoch * steps + step) / (self._stage["epochs"] * steps)
+        return sum(self.times[:phase]) + part * self.times[phase]
+
+
+def _time_memory(dataset: str, budget: Budget, out: Path) -> list[Path]:
+    """Measure steps and write their table; the shape is that of the dataset's network."""
+    config = config_of(Training("finetune", "geodesic", 50, 10), dataset, budget, seed=1, data_dir=None, threads=None)
+    side = config.image_size or estimate.SIZES[config.data].side
+    shape = steps.Shape(config.network, side, config.batch_size)
+    say(f"timing {shape.network}, batches of {shape.batch} images of {side} x {side}")
+    times = steps.time_steps(shape, TURNS[budget])
+    peaks = {name: float(steps.peak(name, shape)) for name in steps.DISTILLATIONS}
+    about = f"{shape.network}, {side} x {side} images, batch {shape.batch}, {steps.device().type}, threads: {torch.get_num_threads()}"
+    title = f"{ARTEFACTS['time-memory'].title} ({DATA_NAMES[dataset]})"
+    return outputs.save("time-memory", title, outputs.time_memory(times, peaks, about), out)
