@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.test_cli import geodl
 
+from geodl.data import load
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "geodl"
 
