@@ -66,6 +66,8 @@ second.click();
 seen.switched = [...document.querySelectorAll(".tabs > article")].map((article) => getComputedStyle(article).display);
 parent.postMessage(JSON.stringify(seen), "*");
 """
+# What was blocked is told a little later than what failed.
+LATER = 'addEventListener("load", () => setTimeout(() => {%s}, 100));'
 # No window is as narrow as a phone, but a frame is.
 HOST = """<!doctype html><meta name="color-scheme" content="light dark"><body style="margin:0">
 <script>addEventListener("message", (event) => { document.body.dataset.seen = event.data; });</script>
@@ -77,7 +79,9 @@ addEventListener("securitypolicyviolation", (event) => blocked.push(event.blocke
 
 def opened(text, tmp_path, *, width, dark=False):
     """Open a page and give what the probe saw, and what the browser wrote about it."""
-    text = text.replace("<style>", f"{WATCH}<style>", 1).replace("</body>", f"<script>{PROBE}</script></body>", 1)
+    text = text.replace("<style>", f"{WATCH}<style>", 1).replace(
+        "</body>", f"<script>{LATER % PROBE}</script></body>", 1
+    )
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     host = tmp_path / "host.html"
     host.write_text(HOST.replace("WIDTH", str(width)), encoding="utf-8")
