@@ -16,6 +16,8 @@ FIXED = ("network", "scale", "image_size", "crop", "padding", "flip", "mean", "s
 KEPT = (*FIXED, "weights", "pretrained", "method", "distill", "exemplars", "budget", "selection", "seed")
 """What a later step takes over from the step before unless its user says otherwise."""
 
+TINY = 16
+"""Pictures up to this many pixels a side need a small network and one thread."""
 VALIDATION = 10
 """At most so many images of a class are set aside to check the model with."""
 
@@ -79,7 +81,7 @@ def _own_size(side: int, kind: str) -> int:
 
 def _own_network(side: int, kind: str) -> str:
     size = _own_size(side, kind)
-    if size <= 16:
+    if size <= TINY:
         return "resnet8"
     return "resnet20" if kind == "cpu" else "resnet32" if size <= 64 else "resnet18"
 

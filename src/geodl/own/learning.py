@@ -18,7 +18,7 @@ from geodl.methods import build
 from geodl.metrics import confusion
 from geodl.nets import Network
 from geodl.own.advice import advise
-from geodl.own.choices import choose, choose_network, device_kind, explain
+from geodl.own.choices import TINY, choose, choose_network, device_kind, explain
 from geodl.own.intake import Intake, Problems, decode, typical_side
 from geodl.own.preparing import Prepared, prepare, set_aside
 from geodl.own.state import State, save, short_hashes
@@ -126,7 +126,9 @@ class _Step:
         unfinished = self.progress.load_progress()
         # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
         began = unfinished[1]["threads"] if unfinished else None
-        torch.set_num_threads(config.threads or began or available_cores())
+        # Work on tiny pictures is over before a second thread has begun.
+        usual = 1 if (config.image_size or 0) <= TINY else available_cores()
+        torch.set_num_threads(config.threads or began or usual)
         if unfinished:
             listener("continued", epoch=unfinished[1]["epoch"])
         assert config.image_size is not None

@@ -1,0 +1,85 @@
+"""Taking phases back and forgetting them: after a fault at every step, the old or the new state, never a mix."""
+
+import pytest
+import torch
+
+from geodl import files
+from geodl.errors import StoreError
+from geodl.store import RunDirectory
+
+
+class Killed(BaseException):
+    """Not an Exception: like a real kill, it lets nobody clean up."""
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDirectory.create_or_open(tmp_path / "run", {"kind": "model"})
+    with run.lock():
+        for t in range(3):
+            run.save_phase(t, {"w": torch.tensor(t)}, {"m": torch.tensor(t)}, {"t": t}, {"t": t})
+        run.save_progress({"w": torch.tensor(9)}, {"step": 1})
+    return run
+
+
+def readable(run):
+    return [run.load_phase(t).extra["t"] for t in range(run.completed()) if run.remembers(t)]
+
+
+def test_the_last_phase_is_taken_back_with_the_progress_beyond_it(run):
+    with run.lock():
+        run.drop_last_phase()
+        assert readable(run) == [0, 1]
+        assert run.load_progress() is None
+        run.save_phase(2, {"w": torch.tensor(5)}, {}, {}, {"t": 5})
+        assert run.load_progress() is None  # not that of the phase that was taken back
+        assert readable(run) == [0, 1, 5]
+        for _ in range(3):
+            run.drop_last_phase()
+        with pytest.raises(StoreError, match="no phase that could be taken back"):
+            run.drop_last_phase()
+    with pytest.raises(StoreError, match="holder of its lock"):
+        run.drop_last_phase()
+
+
+def test_forgotten_phases_keep_their_record(run):
+    with run.lock():
+        run.forget_phase(0)
+        run.forget_phase(0)
+        for t in (-1, 2):
+            with pytest.raises(StoreError, match=f"phase {t} cannot be forgotten"):
+                run.forget_phase(t)
+    assert readable(run) == [1, 2]
+    assert run.completed() == 3
+    assert files.read_json(run.path / "phases" / "00" / "extra.json") == {"t": 0}
+    with pytest.raises(StoreError, match="holder of its lock"):
+        run.forget_phase(1)
+
+
+@pytest.mark.parametrize("action", ["drop_last_phase", "forget_phase"])
+def test_a_kill_at_any_step_leaves_a_sound_run(run, monkeypatch, action):
+    for when in range(20):
+        left = iter(range(when))
+
+        def crash(step, path, left=left):
+            if next(left, None) is None:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "_crash_point", crash)
+            try:
+                with run.lock():
+                    run.drop_last_phase() if action == "drop_last_phase" else run.forget_phase(0)
+                done = True
+            except Killed:
+                done = False
+        again = RunDirectory(run.path)
+        with again.lock():  # cleans up
+            found = readable(again)
+            assert found in ([0, 1, 2], [0, 1]) if action == "drop_last_phase" else found in ([0, 1, 2], [1, 2])
+            assert not list((run.path / "phases").glob(".geodl*"))
+            if again.completed() == 2:
+                again.save_phase(2, {"w": torch.tensor(2)}, {"m": torch.tensor(2)}, {"t": 2}, {"t": 2})
+        if done:
+            return
+    pytest.fail("it never came to its end")
