@@ -130,6 +130,15 @@ def test_a_step_moves_an_exemplar_by_the_rate_in_grey_levels(rate):
     assert set(moves[~new].round(decimals=3).tolist()) == {0.0, rate}
 
 
+def test_clipping_the_gradient_of_the_network_does_not_hold_the_pixels():
+    learner = Learner(config(outer_steps=1, clip_norm=0.1))
+    phase, stage = at_exemplars(learner, learned=0)
+    before = stage.module.values.detach().clone()
+    learner.run(phase, stage, 1)
+    moves = (stage.module.values.detach() - before).square().mean(dim=(1, 2, 3)).sqrt()
+    assert moves.tolist() == pytest.approx([1.0] * 6, rel=1e-3)
+
+
 def test_the_halves_of_the_old_exemplars_take_turns():
     learner = Learner(config(outer_steps=1, exemplars=5))
     phase, stage = at_exemplars(learner)

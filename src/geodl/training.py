@@ -265,7 +265,7 @@ class Trainer:
                 if not math.isfinite(loss.detach().item()):
                     raise TrainingError(self._not_finite(phase, stage, epoch, step, parts, progress))
                 self.fabric.backward(loss)
-                if self.config.clip_norm is not None:
+                if self.config.clip_norm is not None and stage.training:  # not pixels: they move by grey levels
                     self.fabric.clip_gradients(module, wrapped, max_norm=self.config.clip_norm)
                 wrapped.step()
                 wrapped.zero_grad()
