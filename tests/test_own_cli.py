@@ -140,12 +140,6 @@ def test_info_undo_rename_remove(geodl, model):
     assert IncrementalClassifier(model).classes == ("[red]0", "[red]1")
 
 
-def test_export(geodl, model, tmp_path):
-    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-    out = geodl("export", model, str(tmp_path / "model.onnx")).out
-    assert re.search(r"model\.onnx: 2 classes, [\d.]+ kB; differs from the model by .* at most", out)
-
-
 def test_options_reach_the_step(geodl, tmp_path):
     with pytest.raises(ConfigError, match="epochs = 0"):
         geodl("learn", str(tmp_path / "m"), "week1", "--epochs", "0")
@@ -219,4 +213,5 @@ def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     assert "known before: digit 1" in out
     accuracy = float(re.findall(r"^(\d+\.\d+)$", out, re.M)[-1])  # printed by the last block
     assert accuracy > 80
+    assert re.search(r"scans\.onnx: 6 classes, [\d.]+ kB; differs from the model by .* at most", out)
     assert Path("scans.onnx").exists()
