@@ -27,6 +27,7 @@ app = App(
 _GROUPS = {
     "config": (RESEARCH, "Show the effective configuration and where each value comes from, or list the presets."),
     "runs": (RESEARCH, "List runs with their state and result; show or remove one."),
+    "results": (RESEARCH, "Keep the results of runs as small files; write a page from them."),
     "cache": (ABOUT, "Show or clear the cache of trained base phases."),
 }
 # name, where it is, group, what it does, an example
@@ -130,6 +131,20 @@ _COMMANDS = [
         "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to table4, init10, "
         "fig-phases, fig-classifiers, fig-cca, time-memory, or all. Complete runs are not run again.",
         "geodl reproduce table1 --budget smoke --runs 1",
+    ),
+    (
+        "results add",
+        "results:add",
+        RESEARCH,
+        "Write what complete runs reached into small JSON files, one a run.",
+        "geodl results add runs/* --to results/cifar100-cpu",
+    ),
+    (
+        "results write",
+        "results:write",
+        RESEARCH,
+        "Write a page from such files: every row of the paper, and whether its comparisons hold.",
+        "geodl results write results/cifar100-cpu --out docs/results.md",
     ),
     ("cache show", "runs:show_cache", ABOUT, "Show where the cache is and how large.", "geodl cache show"),
     ("cache clear", "runs:clear", ABOUT, "Remove all trained base phases from the cache.", "geodl cache clear"),

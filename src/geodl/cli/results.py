@@ -1,0 +1,37 @@
+"""``geodl results``: keep the results of runs as small files, and write a page from them."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from geodl.cli.display import say
+from geodl.files import atomic_write
+from geodl.reproduce import records, verdicts
+
+
+def add(
+    runs: Annotated[list[Path], Parameter(help="Directories of complete runs.", negative=())],
+    /,
+    *,
+    to: Annotated[Path, Parameter(help="Directory of the result files.")],
+) -> None:
+    """Write what each run reached into a small JSON file: configuration, seed, commit, machine, accuracies, seconds."""
+    for path in records.add(runs, to):
+        say(f"{path}")
+
+
+def write(
+    directory: Annotated[Path, Parameter(help="Directory of the result files.")],
+    /,
+    *,
+    preset: Annotated[
+        str, Parameter(help="The preset that the runs are of; others are listed apart.")
+    ] = "cifar100-cpu",
+    out: Annotated[Path, Parameter(help="The page, in Markdown.")] = Path("docs/results.md"),
+) -> None:
+    """Write the page: every row of the paper under every classifier, and whether each comparison of the paper holds."""
+    found = records.read(directory)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(out, verdicts.page(found, preset).encode())
+    say(f"{out}: {len(found)} runs")

@@ -1,0 +1,131 @@
+"""Results of runs as small tidy JSON files, one a run, to be kept where run directories are too large."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from geodl.errors import StoreError
+from geodl.files import fingerprint, read_json, write_json
+from geodl.report.results import read_run
+from geodl.reproduce.grid import same
+from geodl.store import RunDirectory
+
+FORMAT = 1
+# Options that say which files and which repetition, not what is done.
+ELSEWHERE = ("seed", "data_dir", "fingerprint")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one file holds of one run.
+
+    seconds:  time of each phase, training and evaluation.
+    cached:   whether phase 0 was taken from the cache, so that its time says nothing.
+    results:  classifier -> average, average_incremental, final, forgetting, accuracy (a list: after each phase).
+    """
+
+    config: Mapping[str, Any]
+    seed: int
+    commit: str | None
+    machine: Mapping[str, Any]
+    seconds: Sequence[float]
+    cached: bool
+    results: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def training(self) -> tuple[str, str]:
+        """Method and distillation, by the one name that equal trainings have."""
+        return same(self.config["method"], self.config["distill"])
+
+    def value(self, classifier: str, measure: str) -> float | None:
+        """Give one figure; None where the run has none."""
+        found: float | None = self.results.get(classifier, {}).get(measure)
+        return found
+
+
+def record(path: Path, repository: Path | None = None) -> Record:
+    """Read a complete run directory; the commit is the last one in the repository before the run began."""
+    run = read_run(path)
+    if not run.complete:
+        raise StoreError(f"{path}: {run.done} of {run.total} phases are complete; only complete runs have a result")
+    events = RunDirectory(path).read_events()
+    results = {
+        name: {key: result[key] for key in ("average", "average_incremental", "forgetting", "accuracy")}
+        | {"final": result["accuracy"][-1]}
+        for name, result in run.results.items()
+    }
+    return Record(
+        {key: value for key, value in run.config.items() if key not in ELSEWHERE},
+        int(run.config["seed"]),
+        _commit(events, repository or Path.cwd()),
+        dict(run.environment),
+        phase_seconds(events, run.done),
+        any(event["kind"] == "cached" for event in events),
+        results,
+    )
+
+
+def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[float]:
+    """Give the seconds of each phase from its events.
+
+    The time between the last event before an interruption and the start after it is not counted, whether something was
+    computed in it or not.
+    """
+    seconds, phase = [0.0] * phases, None
+    last: datetime | None = None
+    for event in events:
+        now = datetime.fromisoformat(event["time"])
+        if event["kind"] == "run":
+            phase = None  # until it says which phase it goes on with
+        elif last is not None and phase is not None and phase < phases:
+            seconds[phase] += (now - last).total_seconds()
+        if event["kind"] == "phase":
+            phase = event["phase"]
+        elif event["kind"] == "evaluated":
+            phase = None
+        last = now
+    return [round(each, 1) for each in seconds]
+
+
+def _commit(events: Sequence[Mapping[str, Any]], repository: Path) -> str | None:
+    began = events[0]["time"] if events else None
+    if began is None:
+        return None
+    command = ["git", "-C", str(repository), "rev-list", "-1", "--abbrev-commit", f"--before={began}", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def add(paths: Sequence[Path], to: Path) -> list[Path]:
+    """Write the record of each run into a directory: METHOD-DISTILLATION-HASH-seedN.json."""
+    to.mkdir(parents=True, exist_ok=True)
+    written = []
+    for path in paths:
+        found = record(path)
+        config = found.config
+        name = f"{config['method']}-{config['distill']}-{fingerprint(dict(config))[:8]}-seed{found.seed}.json"
+        write_json(to / name, {"format": FORMAT, **vars(found)})
+        written.append(to / name)
+    return written
+
+
+def read(directory: Path) -> list[Record]:
+    """Read all records in a directory."""
+    if not directory.is_dir():
+        raise StoreError(f"{directory}: no such directory; `geodl results add RUN --to {directory}` makes it")
+    found = []
+    for path in sorted(directory.glob("*.json")):
+        content = read_json(path)
+        try:
+            version = content.pop("format")
+            found.append(Record(**content))
+        except (AttributeError, KeyError, TypeError):
+            raise StoreError(f"{path}: not a record that `geodl results add` wrote") from None
+        if version != FORMAT:
+            raise StoreError(f"{path}: format {version}; this version reads format {FORMAT}")
+    return found
