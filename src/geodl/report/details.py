@@ -28,6 +28,8 @@ SIDE = 48
 """Largest side of a thumbnail in pixels."""
 MANY = 40
 """Lists of more classes are folded."""
+HUGE = 200
+"""Of more classes only the main classifier is shown, and fewer exemplars: the page stays small."""
 
 
 def details(settings: Sequence[Setting], with_images: bool | None) -> str:
@@ -44,7 +46,8 @@ def details(settings: Sequence[Setting], with_images: bool | None) -> str:
 
 def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | None) -> str:
     run = setting.first
-    shown = setting.classifiers if whole else [setting.main] if setting.main else []
+    small = len(run.classes) <= HUGE
+    shown = setting.classifiers if whole and small else [setting.main] if setting.main else []
     # The main classifier first: it is the panel that is open.
     ordered = sorted(shown, key=lambda name: name != setting.main)
     panels = {CLASSIFIERS[name]: _classifier(setting, name, prefix) for name in ordered}
@@ -65,7 +68,7 @@ def _classifier(setting: Setting, classifier: str, prefix: str) -> str:
     count = len(setting.first.classes)
     matrix = plots.confusion(setting, classifier)
     caption = "In % of the true class's test images; classes in the order of learning, lines between phases. Colour by square root."
-    zoom = 18 * count + 160 if count > 20 else 0
+    zoom = min(18 * count + 160, 4000) if count > 20 else 0
     taken = figure(matrix, f"{prefix}{matrix.name}", "What is taken for what", caption, zoom=zoom)
     beside = over_time + _confusions(setting.first, classifier)
     return f'<div class="grid pair"><div>{beside}</div>{taken}</div>' + _per_class(setting.first, classifier)
@@ -131,19 +134,20 @@ def _exemplars(run: Run, with_images: bool | None) -> str:
                 "" if with_images is False else " They may be private, so they are not shown; --with-images shows them."
             )
             return note(words + more)
-        strips = _strips(memory.images, run.classes)
+        each = max(1, min(SHOWN, SHOWN * HUGE // len(counts)))
+        strips = _strips(memory.images, run.classes, each)
         items = "".join(f"<figure>{image}<figcaption>{escape(name)}</figcaption></figure>" for name, image in strips)
     except GeodlError as error:  # an image file that is kept by reference may have gone
         return note(f"The exemplars cannot be shown: {error}")
-    shown = f" The first {SHOWN} of each class, best first." if max(counts.values()) > SHOWN else " Best first."
+    shown = f" The first {each} of each class, best first." if max(counts.values()) > each else " Best first."
     body = f'<div class="strips">{items}</div>'
     return note(words + shown) + (_folded("Show them", body) if len(counts) > MANY else body)
 
 
-def _strips(images: Images, classes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Give each class's name and its exemplars side by side as one <img>."""
+def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[tuple[str, str]]:
+    """Give each class's name and its first exemplars side by side as one <img>."""
     for label, rows in groupby(range(len(images)), key=lambda i: int(images.labels[i])):
-        thumbnails = [_thumbnail(images.decode(i)) for i in list(rows)[:SHOWN]]
+        thumbnails = [_thumbnail(images.decode(i)) for i in list(rows)[:each]]
         height = max(image.height for image in thumbnails)
         gap = max(1, height // 16)
         strip = Image.new("RGBA", (sum(image.width + gap for image in thumbnails) - gap, height))

@@ -21,7 +21,8 @@
       const value = tips.values[i][j];
       return value === null ? null : `${tips.rows[i]}\n${tips.columns[j]}: ${value} %`;
     }
-    const [count, share] = tips.cells.get(i * columns + j) ?? [0, 0];
+    const count = tips.cells.get(i * columns + j) ?? 0;
+    const share = ((100 * count) / Math.max(tips.totals[i], 1)).toFixed(1);
     const what = i === j ? "recognised" : `taken for ${tips.columns[j]}`;
     return `${tips.rows[i]}\n${what}: ${count} (${share} %)`;
   }
@@ -46,7 +47,7 @@
     const image = tips.heat && svg.querySelector(`[id="${plot.dataset.prefix}-heat"]`);
     if (tips.heat?.entries) {
       const columns = tips.heat.shape[1];
-      tips.heat.cells = new Map(tips.heat.entries.map(([i, j, ...rest]) => [i * columns + j, rest]));
+      tips.heat.cells = new Map(tips.heat.entries.map(([i, j, count]) => [i * columns + j, count]));
     }
     const find = (event) => {
       const [x, y] = [event.clientX, event.clientY];

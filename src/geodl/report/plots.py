@@ -101,8 +101,12 @@ def confusion(setting: Setting, classifier: str) -> Plot:
     counts = run.confusion(classifier)
     matrix = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     names = run.classes if len(run.classes) <= NAMED else []
-    entries = [[int(i), int(j), int(counts[i, j]), round(float(matrix[i, j]), 1)] for i, j in zip(*counts.nonzero(), strict=True)]  # fmt: skip
-    tips = {"rows": run.classes, "columns": run.classes, "entries": entries}
+    tips = {
+        "rows": run.classes,
+        "columns": run.classes,
+        "totals": counts.sum(axis=1).tolist(),
+        "entries": [[int(i), int(j), int(counts[i, j])] for i, j in zip(*counts.nonzero(), strict=True)],
+    }
     return heat(
         f"confusion-{classifier}", matrix, rows=names, columns=names, x="predicted class", y="true class", tips=tips,
         boundaries=run.seen[:-1], root=True,
