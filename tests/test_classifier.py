@@ -418,6 +418,9 @@ def test_remove(model, weeks):
     assert torch.bincount(after.memory.images.labels).tolist() == [12, 12, 12]
     assert torch.bincount(after.validation.labels).tolist() == [3, 3, 3]
     assert len(model.info()["stored"]) == 45
+    wrong = [entry for entry in before.metrics["confusions"]["nme"] if 1 not in entry[:2]]
+    share = sum(c for i, j, c in wrong if i == j) / sum(c for _, _, c in wrong)
+    assert model.info()["accuracy"] == pytest.approx(100 * share)
     assert model.undo() == {"action": "remove", "class": "digit 1"}
     assert len(model.classes) == 4
     model.remove("digit 1", for_good=True)

@@ -24,7 +24,9 @@ class LearnWatch:
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
-        self._epochs, self._steps, self._task = 1, 1, None
+        self._epochs, self._steps = 1, 1
+        self._reading: Any = None
+        self._task: Any = None
         self.progress = Progress(
             TextColumn("  {task.description}"),
             BarColumn(bar_width=30),
@@ -40,6 +42,11 @@ class LearnWatch:
         """Hear what happens."""
         if not self.quiet:
             getattr(self, f"_on_{kind}", lambda **_: None)(**fields)
+
+    def _on_reading(self, done: int, total: int) -> None:
+        if self._reading is None:
+            self._reading = self.progress.add_task("reading", total=total, state="")
+        self.progress.update(self._reading, completed=done, visible=done < total)
 
     def _on_read(self, intake: Any, skipped: Problems, images: int, side: int) -> None:
         say_skipped(skipped)
@@ -62,7 +69,7 @@ class LearnWatch:
 
     def _on_stage(self, epochs: int, steps: int, **_: Any) -> None:
         self._epochs, self._steps = epochs, steps
-        self._task = self.progress.add_task("learning", total=epochs * steps, state="")  # type: ignore[assignment]
+        self._task = self.progress.add_task("learning", total=epochs * steps, state="")
 
     def _on_step(self, epoch: int, step: int, rate: float, **_: Any) -> None:
         if self._task is not None:

@@ -19,7 +19,9 @@ def advise(matrix: Tensor, classes: Sequence[KnownClass], config: RunConfig, pre
         return [
             f"The model knows one class, {classes[0].name!r}: there is nothing to tell apart until a second one comes."
         ]
-    sentences = _tiny([classes[i] for i in present]) + _few([classes[i] for i in present], config)
+    sentences = _tiny([classes[i] for i in present])
+    if max(known.step for known in classes) == 1:  # later it is too late for another network
+        sentences += _few(classes, config)
     sentences += _weak(matrix, classes) + _mixed(matrix, classes)
     if not config.exemplars:
         sentences.append(

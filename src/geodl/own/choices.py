@@ -159,7 +159,11 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int) -> li
     mirrored = "grey pictures are often writing" if decoded.grey else "colour pictures are often photographs"
     size = f"{config.image_size} x {config.image_size} pixels"
     return [
-        Choice("--backbone", config.network, why("network", "for pictures of this size on this machine")),
+        Choice(
+            "--backbone",
+            config.network,
+            why("network", f"for pictures of this size on this machine ({device_kind(config.accelerator)})"),
+        ),
         Choice("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
         Choice("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
         Choice("--epochs", str(config.epochs), why("epochs", f"times through the {images} images")),

@@ -4,7 +4,7 @@ import hashlib
 import io
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -223,8 +223,8 @@ def _refuse_tiny(images: Images, i: int) -> None:
         raise DataError(f"only {width} x {height} pixels; at least {SMALLEST} a side are needed")
 
 
-def decode(intake: Intake, size: int, workers: int) -> Decoded:
-    """Decode all images of an intake once, at the model's size."""
+def decode(intake: Intake, size: int, workers: int, told: Callable[[int], None] = lambda done: None) -> Decoded:
+    """Decode all images of an intake once, at the model's size; `told` hears how many are done."""
     keep = len(intake.images) * 3 * size * size <= IN_MEMORY
     kept: list[int] = []
     digests: list[str] = []
@@ -234,6 +234,7 @@ def decode(intake: Intake, size: int, workers: int) -> Decoded:
     grey = True
     for positions, pixels, bad in squares(intake.images, size, workers):
         kept += positions
+        told(len(kept) + len(problems) + len(bad))
         digests += ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64)).item_digests()
         problems += [(intake.names[i], reason) for i, reason in bad]
         values = pixels.double() / 255

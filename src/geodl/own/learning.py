@@ -21,7 +21,7 @@ from geodl.own.advice import advise
 from geodl.own.choices import TINY, choose, choose_network, device_kind, explain
 from geodl.own.intake import Intake, Problems, decode, typical_side
 from geodl.own.preparing import Prepared, prepare, set_aside
-from geodl.own.state import State, save, short_hashes
+from geodl.own.state import State, save, short_hashes, summary
 from geodl.predictors import class_means, nearest_mean, predict
 from geodl.store import RunDirectory
 from geodl.training import Listener, Trainer
@@ -65,7 +65,13 @@ def learn_step(
     kind = device_kind(str(options.get("accelerator") or "auto"))
     network = {} if last else choose_network(typical_side(intake.images), options, kind)
     size = last.transform.size if last else int(network["image_size"])
-    decoded = decode(intake, size, int(options.get("workers") or available_cores()))
+    total = len(intake.images)
+    decoded = decode(
+        intake,
+        size,
+        int(options.get("workers") or available_cores()),
+        lambda done: listener("reading", done=done, total=total),
+    )
     ready = prepare(intake, decoded, last, step)
     if strict and ready.problems:
         raise DataError(f"{ready.problems[0][0]}: {ready.problems[0][1]}")
@@ -220,15 +226,9 @@ class _Step:
         found = self.trainer.features(network, checks)
         scores = {"nme": nearest_mean(found.pooled, means), "cnn": found.logits}
         matrices = {name: confusion(found.labels, predict(score), classes) for name, score in scores.items()}
-        accuracy = {name: _percent(int(m.diagonal().sum()), int(m.sum())) for name, m in matrices.items()}
-        shown = "not checked" if accuracy["nme"] is None else f"{accuracy['nme']:.1f} %"
-        return {
-            "phase": self.phase,
-            "classes": [known.name for known in self.ready.classes],
-            "confusions": {name: sparse(matrix) for name, matrix in matrices.items()},
-            "accuracy": accuracy,
-            "headline": f"{shown} on {classes} classes",
-        }
+        confusions = {name: sparse(matrix) for name, matrix in matrices.items()}
+        names = [known.name for known in self.ready.classes]
+        return {"phase": self.phase, "confusions": confusions} | summary(confusions, names)
 
     def _seen(self, aside: Tensor) -> Tensor:
         """Give the short hashes of all images trained on so far."""

@@ -100,6 +100,17 @@ def short_hashes(digests: Sequence[str]) -> Tensor:
     return torch.tensor([int(digest[:16], 16) >> 1 for digest in digests], dtype=torch.int64)
 
 
+def summary(confusions: Mapping[str, list[list[int]]], names: Sequence[str]) -> dict[str, Any]:
+    """Give the part of metrics.json that follows from confusions, as [true, predicted, count]: accuracies in %, words."""
+    accuracy: dict[str, float | None] = {}
+    for name, entries in confusions.items():
+        total = sum(count for _, _, count in entries)
+        right = sum(count for true, guess, count in entries if true == guess)
+        accuracy[name] = 100 * right / total if total else None
+    shown = "not checked" if accuracy["nme"] is None else f"{accuracy['nme']:.1f} %"
+    return {"classes": list(names), "accuracy": accuracy, "headline": f"{shown} on {len(names)} classes"}
+
+
 def forget(store: RunDirectory, *, before: int) -> None:
     """Remove network and images of the states before a phase; what they were and how good they were stays."""
     for t in range(before):
@@ -212,4 +223,4 @@ def _without(metrics: Mapping[str, Any], gone: int, names: list[str]) -> dict[st
         return [[i - (i > gone), j - (j > gone), count] for i, j, count in entries if gone not in (i, j)]
 
     confusions = {name: rest(entries) for name, entries in metrics["confusions"].items()}
-    return dict(metrics) | {"classes": names, "confusions": confusions}
+    return dict(metrics) | {"confusions": confusions} | summary(confusions, names)
