@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from geodl.cli import _COMMANDS, main
+from geodl.cli.display import Stopper
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -191,6 +192,16 @@ def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
     assert "Traceback" not in said
     state = json.loads(geodl("runs", "list", "--json", ".", cwd=tmp_path).stdout)
     assert state[0]["state"] == "interrupted"
+
+
+def test_a_second_ctrl_c_leaves_at_once():
+    stopper = Stopper()
+    with redirect_stderr(StringIO()), stopper.watching():
+        signal.raise_signal(signal.SIGINT)
+        assert stopper()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_on_a_terminal_a_bar_shows_the_time_left(tmp_path):

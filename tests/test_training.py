@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests import tiny
 
 from geodl import experiment, files
 from geodl.cache import Cache
-from geodl.errors import StoreError, TrainingError
+from geodl.errors import MissingExtraError, StoreError, TrainingError
 from geodl.experiment import run
 from geodl.methods import METHODS, Schedule
 from geodl.store import RunDirectory
@@ -336,6 +337,42 @@ def test_bf16_trains_to_finite_weights(tmp_path):
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": str(Path(__file__).parents[1])}
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "r")], env=environment, check=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler's own
+def test_compiled_training_gives_the_same_network(tmp_path, data):
+    plain = run(tiny.config(method="lucir", distill="geodesic"), out=tmp_path / "plain", data=data)
+    compiled = run(tiny.config(method="lucir", distill="geodesic", compile=True), out=tmp_path / "compiled", data=data)
+    for name, tensor in plain.load_phase(2).model.items():
+        torch.testing.assert_close(compiled.load_phase(2).model[name], tensor, atol=1e-4, rtol=0)
+
+
+def test_tensorboard_gets_losses_and_accuracies(tmp_path, data, monkeypatch):
+    drawn: list[str] = []
+
+    class SummaryWriter:
+        def __init__(self, directory: str) -> None:
+            assert directory == str(tmp_path / "r" / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            drawn.append(name)
+
+        def close(self) -> None:
+            drawn.append("closed")
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    run(tiny.config(method="lucir", tensorboard=True), out=tmp_path / "r", data=data)
+    assert {"phase 0 train/ce", "phase 1 train/distill", "phase 2 train/margin", "accuracy/cnn", "accuracy/nme"} <= set(
+        drawn
+    )
+    assert drawn[-1] == "closed"
+
+
+def test_tensorboard_without_the_extra_says_what_to_install(tmp_path, data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'geodl\[tensorboard\]'"):
+        run(tiny.config(method="lucir", tensorboard=True), out=tmp_path / "r", data=data)
 
 
 def test_every_method_is_registered_with_its_words():

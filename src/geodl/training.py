@@ -241,9 +241,9 @@ class Trainer:
                 parameter = parameters[int(i)]
                 # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
                 optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
-        if self.config.compile and number == 0:
-            stage.module.compile()
-        module, wrapped = self.fabric.setup(stage.module, optimizer)
+        # Compiled for training alone: evaluation comes in other shapes and modes, each of which would be compiled anew.
+        compiled: Any = torch.compile(stage.module) if self.config.compile and number == 0 else stage.module
+        module, wrapped = self.fabric.setup(compiled, optimizer)
         steps = min(len(stage.batches), stage.steps or len(stage.batches))
         self.listener("stage", phase=phase.index, stage=stage.name, epochs=schedule.epochs, steps=steps, epoch=epoch)
         saved = time.monotonic()
