@@ -69,11 +69,10 @@ class Step:
 
     def __call__(self) -> None:
         """Take one step and wait until it is done."""
+        old = None if self.teacher is None else self.teacher(self.images)
         new = self.student(self.images)
         loss = F.cross_entropy(new.logits, self.labels)
-        if self.teacher is not None:
-            with torch.no_grad():
-                old = self.teacher(self.images)
+        if old is not None:
             loss = loss + self._distillation(new, old)
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

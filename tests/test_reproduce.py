@@ -1,0 +1,440 @@
+"""Reproducing the paper: which runs, how long, asking first, and what is written."""
+
+import csv
+
+import pytest
+import torch
+from tests import tiny
+from tests.test_cli import geodl
+
+from geodl.cli import reproduce as command
+from geodl.config import Layer, preset_layer
+from geodl.errors import ConfigError
+from geodl.experiment import run
+from geodl.methods import configure
+from geodl.report.published import numbers
+from geodl.report.tables import AVERAGE, INCREMENTAL
+from geodl.reproduce import estimate, grid, outputs, steps
+from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
+from geodl.reproduce.steps import Ratio, Shape
+
+ALL = ("cifar100", "imagenet-subset", "imagenet")
+
+
+def jobs_of(what, dataset=None, budget="paper", phases=None, **options):
+    dataset, chosen = choose(what, dataset, phases)
+    return grid.grid(chosen, dataset, budget, **{"runs": 1} | options)
+
+
+# -- which runs
+
+
+@pytest.mark.parametrize(
+    ("what", "dataset", "phases", "count"),
+    [
+        # Seven rows are six trainings: LwF and iCaRL are one.
+        ("table1", "cifar100", None, 6 * 3),
+        ("table1", "imagenet", [5], 6),
+        ("table2", None, None, 4 * 5),
+        ("table3", None, None, 4),
+        ("table4", None, None, 4 * 5),
+        ("init10", None, None, 2 * 2),
+        ("fig-phases", "imagenet-subset", None, 7 * 2),  # with joint training
+        ("fig-classifiers", None, None, 4 * 3),
+        ("fig-cca", None, None, 4),
+        ("time-memory", None, None, 0),
+    ],
+)
+def test_number_of_runs(what, dataset, phases, count):
+    assert len(jobs_of(what, dataset, phases=phases)) == count
+    assert len(jobs_of(what, dataset, phases=phases, runs=3)) == 3 * count
+
+
+def test_all_runs_each_training_once():
+    jobs = jobs_of("all", "cifar100")
+    assert len({job.config.hash() for job in jobs}) == len(jobs)
+    separate = {job.config.hash() for what in ARTEFACTS if what != "table4" for job in jobs_of(what, "cifar100")}
+    assert {job.config.hash() for job in jobs} == separate
+    assert sum(len(jobs_of(what, "cifar100")) for what in ARTEFACTS if what != "table4") > len(jobs)
+    busiest = max(jobs, key=lambda job: len(job.artefacts))
+    assert busiest.training == Training("finetune", "geodesic", 50, 10)
+    assert busiest.artefacts == ("table1", "table2", "table3", "init10", "fig-phases", "fig-classifiers", "fig-cca")
+
+
+@pytest.mark.parametrize("dataset", ALL)
+def test_every_published_accuracy_has_its_run(dataset):
+    wanted = [n for n in numbers() if n.dataset == dataset]
+    trained = {job.training for job in jobs_of("all", dataset)}
+    assert wanted
+    assert {grid.training_of(number) for number in wanted} <= trained
+
+
+def test_paper_budget_is_the_presets_training():
+    config = next(j for j in jobs_of("table1", "imagenet") if j.training.method == "lucir").config
+    assert (config.network, config.epochs, config.base, config.exemplars) == ("resnet18", 90, 500, 20)
+    bic = next(j for j in jobs_of("table1") if j.training.method == "bic").config
+    assert (bic.epochs, bic.weight_decay, bic.phases) == (250, 2e-4, 5)
+    assert {job.config.phases for job in jobs_of("table1")} == {5, 10, 25}
+    assert {job.config.exemplars for job in jobs_of("table2", budget="cpu")} == {20, 40, 60, 80, 100}
+    assert {job.config.subspace_dim for job in jobs_of("table3")} == {16, 32, 64, 127}
+    assert {job.config.base for job in jobs_of("init10")} == {10, 50}
+
+
+def test_seeds_come_one_after_the_other():
+    seeds = [job.config.seed for job in jobs_of("table3", runs=3)]
+    assert seeds == [1] * 4 + [2] * 4 + [3] * 4
+
+
+@pytest.mark.parametrize("dataset", ALL)
+def test_smoke_grids_fit_the_digits(dataset):
+    for job in jobs_of("all", dataset, "smoke"):
+        base, phases = job.config.base, job.config.phases
+        assert job.config.data == "digits"
+        assert (10 - base) % phases == 0
+        assert base >= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table9", None, None), "'table9': table1, table2"),
+        (("table2", "imagenet", None), "dataset = 'imagenet': the paper has table2 for cifar100"),
+        (("table4", "cifar100", None), "the paper has table4 for imagenet-subset"),
+        (("table2", None, [5]), "phases = 5: the paper has table2 for 10"),
+        (("all", None, [7]), "phases = 7: the paper has all for 5, 10, 25"),
+        (("time-memory", None, [5]), "phases = 5: the paper has time-memory for none"),
+    ],
+)
+def test_what_the_paper_does_not_have(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        choose(*arguments)
+
+
+def test_all_leaves_out_what_has_not_the_phases():
+    _, chosen = choose("all", "cifar100", [5])
+    assert chosen == {"table1": (5,), "fig-phases": (5,), "fig-classifiers": (5,), "time-memory": ()}
+
+
+def test_short_schedule_is_of_cifar_alone():
+    with pytest.raises(ConfigError, match="budget = 'cpu': there is a short schedule for cifar100 alone"):
+        jobs_of("table4", budget="cpu")
+    with pytest.raises(ConfigError, match="runs = 0"):
+        jobs_of("table3", runs=0)
+
+
+@pytest.mark.parametrize("pair", grid.SAME.items())
+def test_trainings_with_two_names_are_one(tmp_path, pair):
+    data, found = tiny.dataset(), []
+    for method, distill in pair:
+        config = tiny.config(method=method, distill=distill, analysis=False)
+        found.append(run(config, out=tmp_path / method, data=data).load_phase(2))
+    assert found[0].metrics["confusions"] == found[1].metrics["confusions"]
+    assert all(torch.equal(tensor, found[1].model[name]) for name, tensor in found[0].model.items())
+
+
+@pytest.mark.parametrize("dataset", ALL)
+def test_presets_keep_such_trainings_one(dataset):
+    # A table of options for one of the two methods in a preset would part them.
+    for pair in grid.SAME.items():
+        configs = [
+            configure([preset_layer(dataset), Layer("", {"method": m, "distill": d})]).config.identity()
+            for m, d in pair
+        ]
+        common = [{k: v for k, v in c.items() if k not in ("method", "sigmoid")} for c in configs]
+        assert common[0] == common[1]
+
+
+# -- how long
+
+
+def test_work_counts_images():
+    config = config_of(Training("lucir", "cosine", 50, 5), "cifar100", "cpu", seed=1, data_dir=None, threads=None)
+    first, second, *_, last = estimate.work(config)
+    assert first.trained == 16 * 50 * 500
+    assert second.trained == 6 * (10 * 500 + 50 * 20)
+    assert last.trained == 6 * (10 * 500 + 90 * 20)
+    # herding and means; test; exemplars, mirrored too; AME's 150 a class
+    assert first.looked_at == 2 * 25000 + 50 * 100 + 2 * 50 * 20 + 50 * 150
+    joint = config_of(Training("joint", "none", 50, 5), "cifar100", "cpu", seed=1, data_dir=None, threads=None)
+    assert [each.trained for each in estimate.work(joint)][1:] == [6 * 500 * seen for seen in (60, 70, 80, 90, 100)]
+
+
+SPEED = estimate.Speed({"none": 100.0, "lwf": 50.0, "cosine": 40.0, "geodesic": 20.0}, 1e9)
+
+
+def test_seconds_of_each_kind_of_phase():
+    def of(method, distill):
+        training = Training(method, distill, 50, 5)
+        return estimate.seconds(config_of(training, "cifar100", "cpu", seed=1, data_dir=None, threads=None), SPEED)
+
+    assert of("finetune", "geodesic")[:2] == pytest.approx([400_000 / 100, 36_000 / 20], rel=1e-3)
+    assert of("finetune", "lwf")[1] == pytest.approx(36_000 / 50, rel=1e-3)
+    assert of("mnemonics", "cosine")[1] == pytest.approx(1.5 * 36_000 / 40, rel=1e-3)
+    assert of("joint", "none")[1] == pytest.approx(180_000 / 100, rel=1e-3)
+
+
+def test_plan_counts_shared_base_phases_once_and_complete_phases_not_at_all():
+    jobs = jobs_of("table1", "cifar100", "cpu", phases=[5])
+    times = estimate.plan(jobs, [0] * len(jobs), SPEED)
+    trained = [job.config.method for job, each in zip(jobs, times, strict=True) if each[0] > 1]
+    # linear head; BiC, which holds images out; cosine head
+    assert trained == ["icarl", "bic", "lucir"]
+    done = [6, 0, 2, 0, 0, 0]
+    later = estimate.plan(jobs, done, SPEED)
+    assert sum(later[0]) == 0
+    assert later[2][:2] == [0, 0]
+    assert later[2][2:] == times[2][2:]
+    assert all(each[0] < 1 for each in later[3:])
+
+
+def test_base_phases_of_other_seeds_are_others():
+    jobs = jobs_of("table3", "cifar100", "cpu", runs=2)
+    assert [each[0] > 1 for each in estimate.plan(jobs, [0] * 8, SPEED)] == [True, False, False, False] * 2
+
+
+def test_measured_speeds():
+    config = config_of(Training("finetune", "none", 50, 5), "cifar100", "smoke", seed=1, data_dir=None, threads=1)
+    speed = estimate.measure(config)
+    assert set(speed.training) == {"none", "lwf", "cosine", "geodesic"}
+    assert all(rate > 0 for rate in speed.training.values())
+    assert speed.evaluation > 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(40, "40 s"), (720, "12 min"), (12600, "3.5 h"), (181440, "2.1 days"), (0, "0 s")]
+)
+def test_words_for_times(seconds, words):
+    assert estimate.words(seconds) == words
+
+
+# -- asking first
+
+
+def test_up_to_an_hour_starts_without_asking(monkeypatch):
+    monkeypatch.setattr(command.console, "input", lambda prompt: pytest.fail("asked"))
+    command.confirm(3600, yes=False, terminal=True)
+    command.confirm(3600, yes=False, terminal=False)
+    command.confirm(1e9, yes=True, terminal=False)
+    command.confirm(1e9, yes=True, terminal=True)
+
+
+def test_without_a_terminal_more_than_an_hour_needs_yes():
+    with pytest.raises(ConfigError, match=r"about 2\.0 h, and there is no terminal to confirm it: add --yes"):
+        command.confirm(7200, yes=False, terminal=False)
+
+
+@pytest.mark.parametrize(("answer", "starts"), [("y", True), (" YES ", True), ("", False), ("n", False)])
+def test_more_than_an_hour_is_asked_about(monkeypatch, answer, starts):
+    monkeypatch.setattr(command.console, "input", lambda prompt: answer)
+    if starts:
+        command.confirm(3601, yes=False, terminal=True)
+    else:
+        with pytest.raises(ConfigError, match="nothing was started"):
+            command.confirm(3601, yes=False, terminal=True)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Make the smoke budget tiny, and speeds known."""
+    monkeypatch.setattr(estimate, "measure", lambda config: SPEED)
+    small = grid._on_digits
+
+    def smaller(training):
+        return small(training) | {"network": "convnet", "epochs": 1, "base_epochs": 1, "analysis": True, "phases": 2}
+
+    monkeypatch.setattr(grid, "_on_digits", smaller)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_dry_run_needs_no_data(quick, tmp_path):
+    options = ("--budget", "paper", "--data-dir", str(tmp_path / "nothing"), "--dry-run")
+    shown = geodl("reproduce", "table1", "--phases", "5", "25", "--runs", "2", *options, cwd=tmp_path).stdout
+    lines = shown.splitlines()
+    assert len([line for line in lines if "table1)" in line]) == 2 * 6 * 2
+    assert "lucir + geodesic, 50 classes + 25 phases, 20 exemplars, seed 2" in shown
+    assert "24 runs, 24 of them not complete: about" in shown
+    assert "An estimate from" in shown
+    assert not (tmp_path / "reproduced").exists()
+
+
+def test_long_grids_do_not_start_by_themselves(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_run_all", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
+    failed = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2)
+    assert "there is no terminal to confirm it: add --yes" in failed.stderr
+
+
+# -- what is written
+
+
+def test_a_table_from_end_to_end(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
+    order = ("reproduce", "init10", "--budget", "smoke", "--runs", "2", "--out", "out")
+    said = geodl(*order, cwd=tmp_path).stdout
+    assert "run 8 of 8" in said
+    assert said.count("taken from the cache") == 4  # two losses share each base of each seed
+    text = (tmp_path / "out" / "init10.md").read_text()
+    assert text.startswith("# 10-class start (CIFAR-100)\n")
+    assert "cannot be compared" in text
+    assert "±" in text
+    rows = list(csv.DictReader((tmp_path / "out" / "init10.csv").read_text().splitlines()))
+    assert [(row["method"], row["base classes"], row["published"]) for row in rows] == [
+        ("CE + GeoDL", "50", "62.8"),
+        ("CE + GeoDL", "10", "60.5"),
+        ("CE + Cos", "50", "60.5"),
+        ("CE + Cos", "10", "57.3"),
+    ]
+    assert all(row[f"{AVERAGE} runs"] == "2" and float(row[AVERAGE]) > 0 for row in rows)
+    assert "difference" not in rows[0]
+    assert (tmp_path / "out" / "init10.tex").read_text().startswith("\\begin{tabular}")
+    monkeypatch.setattr(command, "run", lambda *_, **__: pytest.fail("ran again"))
+    (tmp_path / "out" / "init10.md").unlink()
+    assert "8 runs, all complete" in geodl(*order, cwd=tmp_path).stdout
+    assert (tmp_path / "out" / "init10.md").read_text() == text
+
+
+def test_figures_from_end_to_end(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
+    geodl("reproduce", "fig-cca", "--budget", "smoke", "--runs", "1", "--out", "out", cwd=tmp_path)
+    names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
+    stems = {"fig-cca-T10-likeness-svcca", "fig-cca-T10-likeness-cka", "fig-cca-T10-angles"}
+    figures = {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf")}
+    assert names == figures | {"fig-cca.md", "fig-cca.csv", "fig-cca.tex"}
+    svg = (tmp_path / "out" / "fig-cca-T10-likeness-svcca.svg").read_text()
+    assert svg.count('id="line-') == 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Make a run of 100 small classes that calls itself CIFAR-100."""
+    root = tmp_path_factory.mktemp("grid")
+    jobs = []
+    for method, distill in (("icarl", "lwf"), ("lucir", "geodesic"), ("finetune", "none")):
+        options = {"data": "cifar100", "base": 50, "phases": 5, "exemplars": 2, "epochs": 1}
+        for seed in (1, 2):
+            config = tiny.config(**options, method=method, distill=distill, seed=seed, analysis=False, batch_size=64)
+            job = Job(Training(method, distill, 50, 5), config, ("table1",))
+            run(config, out=root / job.name, data=tiny.dataset(100, train=3, test=2))
+            jobs.append(job)
+    return jobs, root
+
+
+def test_ours_beside_published(made):
+    jobs, root = made
+    settings = outputs.read(jobs, root)
+    table = outputs.compared("table1", "cifar100", "cpu", [5], settings)
+    head = {name: i for i, name in enumerate(table.header)}
+    rows = [{name: row[i] for name, i in head.items()} for row in table.rows]
+    lwf, icarl = (next(row for row in rows if row["method"] == name) for name in ("LwF", "iCaRL"))
+    setting = settings[Training("icarl", "lwf", 50, 5)]
+    assert lwf["published"] == 49.59
+    assert lwf["compared with"] == INCREMENTAL
+    assert lwf[INCREMENTAL] == setting.value("cnn", "average_incremental")
+    assert lwf[AVERAGE] == setting.value("cnn", "average")
+    assert lwf["difference"] == pytest.approx(setting.value("cnn", "average_incremental").mean - 49.59)
+    assert icarl[INCREMENTAL] == setting.value("nme", "average_incremental")
+    geodesic = [row for row in rows if row["method"] == "LUCIR + GeoDL"]
+    assert [row["classifier"] for row in geodesic] == ["CNN", "k-NME", "AME (oracle)"] * 2  # accuracy and forgetting
+    assert geodesic[0]["compared with"] == AVERAGE
+    bic = next(row for row in rows if row["method"] == "BiC")
+    assert bic["published"] == 59.36
+    assert bic[AVERAGE] is None
+    notes = " ".join(table.notes)
+    assert "epochs 6 instead of 160" in notes
+    assert f"Not run yet: {sum(row['difference'] is None for row in rows)} of {len(rows)} rows" in notes
+
+
+def test_figures_of_classifiers_and_phases(made, tmp_path):
+    jobs, root = made
+    settings = outputs.read(jobs, root)
+    plots = outputs.figures("fig-phases", list(settings), settings)
+    assert {plot.name for plot in plots} == {
+        f"fig-phases-T5-accuracy-{name}" for name in ("cnn", "nme", "ame", "honest_ame")
+    }
+    assert "LwF / iCaRL" in plots[0].alt
+    written = outputs.write("fig-classifiers", "cifar100", "cpu", [5], settings, tmp_path)
+    assert {path.name for path in written if path.suffix == ".pdf"} == {
+        f"fig-classifiers-{name}.pdf" for name in ("cnn", "nme", "ame")
+    }
+    assert "CE, T = 5" in (tmp_path / "fig-classifiers.md").read_text()
+
+
+def test_an_incomplete_run_counts_as_not_run(made, tmp_path):
+    jobs, root = made
+    other = tmp_path / "runs"
+    job = jobs[0]
+    (other / job.name).mkdir(parents=True)
+    (other / job.name / "config.json").write_bytes((root / job.name / "config.json").read_bytes())
+    assert outputs.read([job], other) == {}
+    assert command._done(other / job.name) == 0
+    assert command._done(root / job.name) == 6
+
+
+# -- time and memory
+
+
+def test_ratio_of_pairs():
+    assert steps.ratio([2.0, 3.0, 8.0], [1.0, 2.0, 2.0]) == Ratio(2.0, 1.5, 4.0, 3)
+    hundred = steps.ratio([float(i) for i in range(1, 101)], [1.0] * 100)
+    assert hundred.median == 50.5
+    # the 41st and the 60th of 100: the interval of a median from the binomial distribution
+    assert (hundred.low, hundred.high) == (41.0, 60.0)
+
+
+def test_turns_rotate_and_the_first_is_thrown_away():
+    order = []
+    times = steps.take_turns({name: lambda name=name: order.append(name) for name in "abc"}, turns=2)
+    assert "".join(order) == "abcbcacab"
+    assert {name: len(each) for name, each in times.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+@pytest.mark.parametrize("distill", steps.DISTILLATIONS)
+def test_a_step_trains_the_student_and_not_the_teacher(distill):
+    step = steps.Step(distill, Shape("convnet", 8, batch=8, old=3, new=2))
+    networks = [step.student] if step.teacher is None else [step.student, step.teacher]
+    before = [[parameter.clone() for parameter in network.parameters()] for network in networks]
+    step()
+    step.look()
+    assert step.student.training
+    moved = [
+        any(not torch.equal(one, other) for one, other in zip(each, network.parameters(), strict=True))
+        for each, network in zip(before, networks, strict=True)
+    ]
+    assert moved == [True, False][: len(networks)]
+
+
+def test_distillations_differ_in_their_loss():
+    losses = {}
+    for distill in ("lwf", "cosine", "geodesic"):
+        step = steps.Step(distill, Shape("convnet", 8, batch=8, old=3, new=2))
+        with torch.no_grad():
+            noisy = step.images + 0.5 * torch.randn(step.images.shape, generator=torch.Generator().manual_seed(0))
+            losses[distill] = float(step._distillation(step.student(noisy), step.teacher(step.images)))
+    assert len({round(loss, 6) for loss in losses.values()}) == 3
+    assert all(loss > 0 for loss in losses.values())
+
+
+def test_peak_of_a_process_of_its_own():
+    assert steps.peak("none", Shape("convnet", 8, batch=8, old=3, new=2)) >= 0
+
+
+def test_time_and_memory_beside_the_papers():
+    times = {"none": [0.1, 0.1, 0.1], "lwf": [0.2, 0.2, 0.2], "cosine": [0.2, 0.2, 0.2], "geodesic": [0.3, 0.3, 0.3]}
+    peaks = {"none": 2.0**30, "lwf": 2.0**30, "cosine": 2.0**30, "geodesic": 2.0**31}
+    table = outputs.time_memory(times, peaks, "a network")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["CE + LwF"] == [pytest.approx(200), 1024, "1.50 (1.50 to 1.50)", 1.4, 2.0, pytest.approx(2.4 / 1.7)]
+    assert rows["CE + Cos"][3] == 1.3
+    assert rows["CE"][3] is None
+    assert rows["CE + GeoDL"] == [pytest.approx(300), 2048, None, None, None, None]
+    assert table.notes[0].startswith("a network. Steps took turns (3 each)")
+
+
+def test_grid_progress_in_estimated_seconds():
+    job = jobs_of("table3", budget="smoke")[0]
+    watch = command.GridWatch(job, [10.0, 4.0, 4.0, 4.0], 100.0, 200.0, "run 2 of 4")
+    watch._stage = {"steps": 5, "epochs": 4}
+    assert watch.passed("step", phase=1, epoch=1, step=5) == 10 + 4 * (1 * 5 + 5) / 20
+    assert watch.passed("evaluated", phase=1) == 14
