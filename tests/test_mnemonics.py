@@ -154,6 +154,17 @@ def test_the_halves_of_the_old_exemplars_take_turns():
         assert torch.equal(moved, ~old | (rank % 2 == step % 2))
 
 
+def test_old_exemplars_are_measured_on_the_other_half_as_it_was():
+    learner = Learner(config(exemplars=4))
+    _, stage = at_exemplars(learner)
+    batch = next(iter(stage.batches.epoch(0)))
+    first = stage.loss(stage.module, batch)["old"]
+    with torch.no_grad():
+        stage.module.steps.zero_()
+        stage.module.values[1::2] += 40.0  # the half that measures at this step
+    assert torch.equal(stage.loss(stage.module, batch)["old"], first)
+
+
 def test_the_parts_are_the_losses_of_the_trained_copy():
     # One inner step over all the new exemplars: the reported value is the phase's loss after that step.
     learner = Learner(config(inner_steps=1, inner_batch=100, padding=0))
@@ -178,6 +189,7 @@ def test_the_stage_leaves_the_network_as_it_is():
     learner.run(phase, stage, 1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in phase.network.state_dict().items())
     assert [name for name, _ in stage.module.named_parameters()] == ["values"]
+    assert phase.network.head.frozen.tolist() == [True, True, False]  # only the copy's rows may all move
 
 
 # -- the memory
