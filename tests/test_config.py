@@ -112,7 +112,7 @@ def test_the_paper_s_hyper_parameters_are_the_presets():
         (0.485, 0.456, 0.406),
         (0.229, 0.224, 0.225),
     )
-    assert imagenet.distill_weight == 10
+    assert imagenet.cosine_weight == 10
 
 
 def test_the_hash_covers_what_is_computed_and_nothing_else():

@@ -87,8 +87,8 @@ def test_feature_distillations_are_weighted_by_the_root_of_old_over_new(method, 
 
 @pytest.mark.parametrize("distill", ["lwf", "cosine", "geodesic"])
 def test_the_weight_of_a_distillation_can_be_set(distill):
-    once = loss_parts(tiny.config(method="finetune", distill=distill, distill_weight=1.0))
-    thrice = loss_parts(tiny.config(method="finetune", distill=distill, distill_weight=3.0))
+    once = loss_parts(tiny.config(method="finetune", distill=distill, **{f"{distill}_weight": 1.0}))
+    thrice = loss_parts(tiny.config(method="finetune", distill=distill, **{f"{distill}_weight": 3.0}))
     assert thrice["distill"] == pytest.approx(3 * once["distill"], rel=1e-6)
     assert thrice["ce"] == once["ce"]
 

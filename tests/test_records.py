@@ -218,7 +218,7 @@ def test_one_training_fills_both_its_rows_and_departures_stand_apart():
     found = [
         made("lwf", "lwf", 1, average=50.0),
         made("finetune", "geodesic", 1, average=60.0),
-        made("finetune", "geodesic", 1, average=61.0, distill_weight=14.0),
+        made("finetune", "geodesic", 1, average=61.0, geodesic_weight=14.0),
         made("joint", "none", 1, average=None, phases=0),
         made("bic", "geodesic", 1, average=60.0),
     ]
@@ -226,7 +226,7 @@ def test_one_training_fills_both_its_rows_and_departures_stand_apart():
     filled = {name for name, records in rows.items() if records}
     assert filled == {"LwF", "iCaRL", "iCaRL + GeoDL", "CE + GeoDL", "Joint training"}
     assert [record.value("cnn", "average") for record in rows["CE + GeoDL"]] == [60.0]
-    assert [departs for _, departs in others] == [["distill_weight 14.0 instead of None"], []]
+    assert [departs for _, departs in others] == [["geodesic_weight 14.0 instead of 6.0"], []]
 
 
 def test_the_page(tmp_path):

@@ -90,7 +90,7 @@ def test_imagenet_preset_with_its_own_network(tmp_path, folder):
         Layer("test", small | {"method": "lucir", "distill": "geodesic", "exemplars": 2, "threads": 1}),
     ]
     config = configure(layers).config
-    assert (config.network, config.distill_weight) == ("resnet18", 10.0)
+    assert (config.network, config.cosine_weight) == ("resnet18", 10.0)
     last = run(config, out=tmp_path / "r").load_phase(1)
     assert last.model["head.weight"].shape == (12, 512)
     assert last.metrics["results"]["cnn"]["accuracy"]

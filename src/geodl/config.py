@@ -35,12 +35,11 @@ class RunConfig(BaseModel):
 
     method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.")
     distill: Distillation = option("none", "Method", "How the old network's knowledge is carried over.")
-    distill_weight: float | None = option(
-        None,
-        "Method",
-        "Weight of the distillation; unset: lwf 1, cosine 5, geodesic 6 (the latter two x sqrt(old/new)).",
-        ge=0,
+    lwf_weight: float = option(1.0, "Method", "Weight of the lwf distillation.", ge=0)
+    cosine_weight: float = option(
+        5.0, "Method", "Weight of the cosine distillation, before the factor sqrt(old/new).", ge=0
     )
+    geodesic_weight: float = option(6.0, "Method", "Weight of the geodesic distillation, before sqrt(old/new).", ge=0)
     subspace_dim: int = option(127, "Method", "Dimension n of the subspaces of the geodesic distillation.", ge=1)
     through_flow: bool = option(False, "Method", "Differentiate through the geodesic flow too.")
     temperature: float = option(2.0, "Method", "Temperature of the lwf distillation.", gt=0)

@@ -23,9 +23,6 @@ from geodl.nets import Network, Output
 
 Losses = dict[str, Tensor]
 
-# The weight of a distillation unless the user sets one: LUCIR's lambda (Sec. 4.1 of its paper), the paper's beta (Sec. 5.1).
-DISTILL_WEIGHTS = {"none": 0.0, "lwf": 1.0, "cosine": 5.0, "geodesic": 6.0}
-
 
 @dataclass(frozen=True)
 class Shard:
@@ -201,19 +198,18 @@ class Method:
 
     def distillation(self, phase: Phase) -> "Distill | None":
         """Give the chosen distillation with its weight; None without a teacher or with distill = none."""
-        config = self.config
-        weight = DISTILL_WEIGHTS[config.distill] if config.distill_weight is None else config.distill_weight
+        config, group = self.config, phase.shard.group
         if phase.teacher is None or config.distill == "none":
             return None
-        group = phase.shard.group
         if config.distill == "lwf":
             logits = LogitDistillation(config.temperature, group=group)
-            return lambda s, t: weight * logits(s.logits[:, : phase.old], t.logits)
-        weight *= phase.adaptive
-        if config.distill == "cosine":
-            cosine = CosineDistillation(group=group)
+            return lambda s, t: config.lwf_weight * logits(s.logits[:, : phase.old], t.logits)
+        if config.distill == "cosine":  # LUCIR's lambda
+            cosine, weight = CosineDistillation(group=group), config.cosine_weight * phase.adaptive
             return lambda s, t: weight * cosine(s.pooled, t.pooled)
+        # The paper's beta (Sec. 5.1)
         geodesic = GeodesicDistillation(config.subspace_dim, through_flow=config.through_flow, group=group)
+        weight = config.geodesic_weight * phase.adaptive
         return lambda s, t: weight * geodesic(s.grid, t.grid)
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
