@@ -16,7 +16,8 @@ from geodl.reproduce.grid import ARTEFACTS, LOSSES, Budget, Job, Training, prese
 from geodl.reproduce.steps import DISTILLATIONS, Ratio, ratio
 
 Settings = Mapping[Training, Setting]
-TWICE = {("icarl", "lwf"): "LwF / iCaRL", ("finetune", "geodesic"): "CE + GeoDL / iCaRL + GeoDL"}
+# Trainings that have other names in the figure of Table 1's methods.
+NAMES = {("icarl", "lwf"): "LwF / iCaRL", ("finetune", "geodesic"): "iCaRL + GeoDL"}
 
 
 def read(jobs: Sequence[Job], runs: Path) -> dict[Training, Setting]:
@@ -28,8 +29,7 @@ def read(jobs: Sequence[Job], runs: Path) -> dict[Training, Setting]:
     for training, group in found.items():
         complete = [run for job in group if (runs / job.name).exists() and (run := read_run(runs / job.name)).complete]
         if complete:
-            label = TWICE.get((training.method, training.distill), complete[0].label)
-            settings[training] = Setting(label, tuple(complete))
+            settings[training] = Setting(complete[0].label, tuple(complete))
     return settings
 
 
@@ -41,10 +41,9 @@ def write(
     if ARTEFACTS[artefact].table:
         return save(artefact, title, compared(artefact, dataset, budget, phases, settings), out)
     needed = [training for training in trainings(artefact, dataset, phases) if training in settings]
-    named = [
-        replace(settings[training], label=f"{settings[training].label}, T = {training.phases}") for training in needed
-    ]
-    table = summary(named)
+    if artefact == "fig-phases":
+        settings = {one: replace(s, label=NAMES.get((one.method, one.distill), s.label)) for one, s in settings.items()}
+    table = summary([replace(settings[one], label=f"{settings[one].label}, T = {one.phases}") for one in needed])
     paths = save(artefact, title, Table(table.header, table.rows, [*table.notes, *caution(dataset, budget)]), out)
     return [*paths, *(path for plot in figures(artefact, needed, settings) for path in plot.files(out))]
 

@@ -140,11 +140,11 @@ def _departs(record: Record, preset: str) -> list[str]:
         {*ELSEWHERE, "phases"} if method == "joint" else set(ELSEWHERE)
     )  # joint may have been trained once, at the end
     expected: dict[str, Any] = {key: value for key, value in wanted.config.identity().items() if key not in free}
-    return [
-        f"{key} {record.config.get(key)} instead of {value}"
-        for key, value in expected.items()
-        if record.config.get(key) != value
-    ]
+    # A run may be older than an option, and know one that is gone: neither makes it another run.
+    known = {key: value for key, value in record.config.items() if key in expected}
+    gone = {key: value for key, value in record.config.items() if key not in {*expected, *free} and value is not None}
+    departs = [f"{key} {value} instead of {expected[key]}" for key, value in known.items() if value != expected[key]]
+    return [*departs, *(f"{key} {value}" for key, value in gone.items())]
 
 
 def standing(rows: Rows, classifier: str) -> Table:
