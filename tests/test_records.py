@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -227,6 +228,16 @@ def test_one_training_fills_both_its_rows_and_departures_stand_apart():
     assert filled == {"LwF", "iCaRL", "iCaRL + GeoDL", "CE + GeoDL", "Joint training"}
     assert [record.value("cnn", "average") for record in rows["CE + GeoDL"]] == [60.0]
     assert [departs for _, departs in others] == [["geodesic_weight 14.0 instead of 6.0"], []]
+
+
+def test_a_record_older_than_an_option_is_no_departure():
+    old = made("lucir", "cosine", 1, average=50.0)
+    config = {key: value for key, value in old.config.items() if key != "subspace_dim"}
+    rows, others = verdicts.sort_out([replace(old, config=config | {"gone": None})], "cifar100-cpu")
+    assert len(rows["LUCIR"]) == 1
+    assert not others
+    _, others = verdicts.sort_out([replace(old, config=config | {"gone": 14})], "cifar100-cpu")
+    assert [departs for _, departs in others] == [["gone 14"]]
 
 
 def test_the_page(tmp_path):
