@@ -190,23 +190,33 @@ def test_predicting_loads_nothing_that_trains():
 # ---------------------------------------------------------------------------------------------------------- tutorial
 
 
-def blocks():
-    return re.findall(r"^```(python|console)\n(.*?)^```$", DOCS.read_text(), re.M | re.S)
+MANY = "## Many classes"  # needs data that are not everywhere, and a minute
 
 
-def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-    monkeypatch.chdir(tmp_path)
+def walk_through(sections):
+    """Run every block of some sections of the tutorial; gives the commands that were run."""
     ran = []
-    for kind, text in blocks():
+    for kind, text in re.findall(r"^```(\w+)\n(.*?)^```$", "".join(sections), re.M | re.S):
         if kind == "python":
             exec(compile(text, str(DOCS), "exec"), {})
             continue
+        assert kind == "console"
         for line in text.splitlines():
             words = shlex.split(line)
             assert words[0] == "geodl"
             app(words[1:], exit_on_error=False, print_error=False)
             ran.append(words[1])
+    return ran
+
+
+def sections():
+    return re.split(r"^(?=## )", DOCS.read_text(), flags=re.M)
+
+
+def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    monkeypatch.chdir(tmp_path)
+    ran = walk_through(section for section in sections() if not section.startswith(MANY))
     assert set(ran) == {"learn", "predict", "evaluate", "info", "undo", "rename", "remove", "export"}
     out = capsys.readouterr().out
     assert "step 2 learned" in out
@@ -215,3 +225,13 @@ def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     assert accuracy > 80
     assert re.search(r"scans\.onnx: 6 classes, [\d.]+ kB; differs from the model by .* at most", out)
     assert Path("scans.onnx").exists()
+
+
+@pytest.mark.slow
+def test_the_tutorials_many_classes(tmp_path, monkeypatch, capsys, omniglot):
+    monkeypatch.chdir(tmp_path)
+    data = Path(os.environ.get("GEODL_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    monkeypatch.setenv("GEODL_DATA", str(data))
+    assert walk_through(section for section in sections() if section.startswith(MANY)) == ["learn", "learn", "info"]
+    assert "letters: 30 classes, learned in 2 steps" in capsys.readouterr().out
+    assert IncrementalClassifier("letters").info()["accuracy"] > 50  # chance is 3
