@@ -9,7 +9,7 @@ from tests.test_cli import geodl
 
 from geodl.cli import reproduce as command
 from geodl.config import Layer, preset_layer
-from geodl.errors import ConfigError
+from geodl.errors import ConfigError, TrainingError
 from geodl.experiment import run
 from geodl.methods import configure
 from geodl.report.published import numbers
@@ -17,6 +17,7 @@ from geodl.report.tables import AVERAGE, INCREMENTAL
 from geodl.reproduce import estimate, grid, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
 from geodl.reproduce.steps import Ratio, Shape
+from geodl.training import Interrupted
 
 ALL = ("cifar100", "imagenet-subset", "imagenet")
 
@@ -194,10 +195,17 @@ def test_base_phases_of_other_seeds_are_others():
 
 def test_measured_speeds():
     config = config_of(Training("finetune", "none", 50, 5), "cifar100", "smoke", seed=1, data_dir=None, threads=1)
-    speed = estimate.measure(config)
+    assert estimate.shape_of(config) == Shape("resnet8", 8, 64)
+    speed = estimate.measure(estimate.shape_of(config))
     assert set(speed.training) == {"none", "lwf", "cosine", "geodesic"}
     assert all(rate > 0 for rate in speed.training.values())
     assert speed.evaluation > 0
+
+
+def test_time_of_timed_steps():
+    # 4 steps for the peak, one to warm up and 5 in turns, with each loss
+    expected = 10 * 128 * (1 / 100 + 1 / 50 + 1 / 40 + 1 / 20)
+    assert estimate.steps_seconds(steps.CIFAR, 5, SPEED) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +244,7 @@ def test_more_than_an_hour_is_asked_about(monkeypatch, answer, starts):
 @pytest.fixture
 def quick(monkeypatch):
     """Make the smoke budget tiny, and speeds known."""
-    monkeypatch.setattr(estimate, "measure", lambda config: SPEED)
+    monkeypatch.setattr(estimate, "measure", lambda shape: SPEED)
     small = grid._on_digits
 
     def smaller(training):
@@ -261,9 +269,40 @@ def test_dry_run_needs_no_data(quick, tmp_path):
 
 def test_long_grids_do_not_start_by_themselves(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_run_all", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(command, "load_data", lambda config: tiny.dataset())
     monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
     failed = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2)
     assert "there is no terminal to confirm it: add --yes" in failed.stderr
+
+
+def test_missing_data_are_told_before_anything_is_asked(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "confirm", lambda *_: pytest.fail("asked"))
+    failed = geodl("reproduce", "table3", "--data-dir", str(tmp_path / "nothing"), cwd=tmp_path, status=2)
+    assert "nothing" in failed.stderr
+
+
+def test_a_run_that_fails_does_not_stop_the_others(quick, tmp_path, monkeypatch):
+    tried = []
+
+    def fails(config, out, **_):
+        tried.append(out.name)
+        raise TrainingError("the loss is not finite")
+
+    monkeypatch.setattr(command, "run", fails)
+    order = ("reproduce", "table3", "--budget", "smoke", "--runs", "1", "--out", "out")
+    said = geodl(*order, cwd=tmp_path, status=2)
+    assert len(tried) == 4
+    assert "4 of 4 runs failed; the first: finetune + geodesic" in said.stderr
+    assert "Not run yet: 4 of 4 rows" in (tmp_path / "out" / "table3.md").read_text()
+
+
+def test_stopping_stops_the_grid(quick, tmp_path, monkeypatch):
+    def stops(config, **_):
+        raise Interrupted("stopped in phase 1")
+
+    monkeypatch.setattr(command, "run", stops)
+    order = ("reproduce", "table3", "--budget", "smoke", "--out", "out")
+    assert "stopped in phase 1; the same command continues" in geodl(*order, cwd=tmp_path, status=130).stderr
 
 
 # -- what is written
@@ -436,5 +475,6 @@ def test_grid_progress_in_estimated_seconds():
     job = jobs_of("table3", budget="smoke")[0]
     watch = command.GridWatch(job, [10.0, 4.0, 4.0, 4.0], 100.0, 200.0, "run 2 of 4")
     watch._stage = {"steps": 5, "epochs": 4}
-    assert watch.passed("step", phase=1, epoch=1, step=5) == 10 + 4 * (1 * 5 + 5) / 20
+    assert watch.passed("step", phase=1, stage="train", epoch=1, step=5) == 10 + 4 * (1 * 5 + 5) / 20
+    assert watch.passed("step", phase=1, stage="correction", epoch=0, step=1) == 14
     assert watch.passed("evaluated", phase=1) == 14

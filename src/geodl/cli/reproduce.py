@@ -11,7 +11,8 @@ from rich.markup import escape
 
 from geodl.cache import Cache
 from geodl.cli.display import Stopper, Watch, console, say
-from geodl.errors import ConfigError
+from geodl.data.sources import Dataset
+from geodl.errors import ConfigError, TrainingError
 from geodl.experiment import available_cores, load_data, run
 from geodl.report.results import DATA_NAMES
 from geodl.reproduce import estimate, outputs, steps
@@ -67,26 +68,30 @@ def reproduce(
     yes
         Start without asking, however long it takes.
     """
-    data, chosen = choose(what, dataset, phases)
-    jobs = grid(chosen, data, budget, runs=runs, data_dir=data_dir, threads=threads)
-    out = out or Path("reproduced") / f"{data}-{budget}"
+    source, chosen = choose(what, dataset, phases)
+    jobs = grid(chosen, source, budget, runs=runs, data_dir=data_dir, threads=threads)
+    out = out or Path("reproduced") / f"{source}-{budget}"
     torch.set_num_threads(threads or (1 if budget == "smoke" else available_cores()))
     done = [_done(out / "runs" / job.name) for job in jobs]
-    times = _announce(jobs, done, dry_run)
+    pending = any(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
+    data = load_data(jobs[0].config) if pending and not dry_run else None  # before a person is asked to wait
+    shape = _shape(source, budget) if "time-memory" in chosen else None
+    times, steps_take = _announce(jobs, done, shape, budget, dry_run)
     if dry_run:
         return
-    confirm(sum(map(sum, times)), yes, sys.stdin.isatty())
-    if any(map(sum, times)):
-        _run_all(jobs, times, out / "runs")
+    confirm(sum(map(sum, times)) + steps_take, yes, sys.stdin.isatty())
+    failed = _run_all(jobs, times, out / "runs", data) if data else []
     settings = outputs.read(jobs, out / "runs")
     for name, some in chosen.items():
-        if name == "time-memory":
-            files = _time_memory(data, budget, out)
+        if shape is not None and name == "time-memory":
+            files = _time_memory(source, shape, TURNS[budget], out)
         else:
-            files = outputs.write(name, data, budget, some, settings, out)
+            files = outputs.write(name, source, budget, some, settings, out)
         say(f"{name}: {', '.join(str(path) for path in files)}")
-    if jobs:
+    if settings:
         say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
+    if failed:
+        raise TrainingError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
 
 
 def confirm(seconds: float, yes: bool, terminal: bool) -> None:
@@ -105,35 +110,44 @@ def _done(path: Path) -> int:
     return RunDirectory(path).completed() if (path / "config.json").exists() else 0
 
 
-def _announce(jobs: list[Job], done: list[int], dry_run: bool) -> list[list[float]]:
-    """Print the grid and the estimate of its time; give the estimated seconds of each phase of each job."""
-    if not jobs:
-        return []
-    if all(count > job.config.phases for job, count in zip(jobs, done, strict=True)):
+def _announce(
+    jobs: list[Job], done: list[int], shape: steps.Shape | None, budget: Budget, dry_run: bool
+) -> tuple[list[list[float]], float]:
+    """Print the grid and the estimate of its time.
+
+    Give the estimated seconds of each phase of each job, and those of the steps that are timed for their own sake.
+    """
+    left = sum(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
+    if jobs and not left:
         say(f"{len(jobs)} runs, all complete")
-        return [[0.0] for _ in jobs]
-    speed = estimate.measure(jobs[0].config)
+    config = jobs[0].config if left else None
+    if shape is None and config is None:
+        return [[0.0] for _ in jobs], 0.0
+    measured = estimate.shape_of(config) if config else shape
+    assert measured is not None
+    speed = estimate.measure(measured)
     times = estimate.plan(jobs, done, speed)
     if dry_run:
         for number, (job, count, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
             state = "complete" if count > job.config.phases else f"about {estimate.words(sum(each))}"
             say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
-    left = sum(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
+    steps_take = estimate.steps_seconds(shape, TURNS[budget], speed) if shape else 0.0
     slow, fast = min(speed.training.values()), max(speed.training.values())
+    what = [f"{len(jobs)} runs, {left} of them not complete"] if jobs else []
+    what += ["timed steps"] if shape else []
     say(
-        f"{len(jobs)} runs, {left} of them not complete: about {estimate.words(sum(map(sum, times)))}. An estimate from "
-        f"{estimate.STEPS} timed steps of {jobs[0].config.network} with each loss on {steps.device().type}, "
+        f"{' and '.join(what)}: about {estimate.words(sum(map(sum, times)) + steps_take)}. An estimate from "
+        f"{estimate.STEPS} timed steps of {measured.network} with each loss on {steps.device().type}, "
         f"threads: {torch.get_num_threads()} ({slow:.0f} to {fast:.0f} images/s); reading image files is not counted, and base "
         "phases that the cache has make it shorter."
     )
-    return times
+    return times, steps_take
 
 
-def _run_all(jobs: list[Job], times: list[list[float]], runs: Path) -> None:
-    """Run what is not complete, with a bar over the whole grid."""
-    data = load_data(jobs[0].config)
+def _run_all(jobs: list[Job], times: list[list[float]], runs: Path, data: Dataset) -> list[str]:
+    """Run what is not complete, with a bar over the whole grid; give the runs that failed and why: others go on."""
     cache, started, total, passed = Cache(), time.monotonic(), sum(map(sum, times)), 0.0
-    stopper = Stopper()
+    stopper, failed = Stopper(), []
     with stopper.watching():
         for number, (job, each) in enumerate(zip(jobs, times, strict=True), start=1):
             if not sum(each):
@@ -147,7 +161,11 @@ def _run_all(jobs: list[Job], times: list[list[float]], runs: Path) -> None:
                     run(job.config, out=runs / job.name, cache=cache, listener=watch, stop=stopper, data=data)
                 except Interrupted as stop:
                     raise Interrupted(f"{stop}; the same command continues") from None
+                except TrainingError as error:
+                    failed.append(f"{job.label}: {error}")
+                    say(f"  failed: {error}")
             passed += sum(each)
+    return failed
 
 
 class GridWatch(Watch):
@@ -165,23 +183,27 @@ class GridWatch(Watch):
         if kind in ("step", "evaluated"):
             self.bar.update(self._all, completed=self.before + self.passed(kind, **fields))
 
-    def passed(self, kind: str, phase: int, epoch: int = 0, step: int = 0, **_: Any) -> float:
-        """Give the estimated seconds of this run that are over."""
-        if kind == "evaluated":
+    def passed(self, kind: str, phase: int, stage: str = "", epoch: int = 0, step: int = 0, **_: Any) -> float:
+        """Give the estimated seconds of this run that are over; stages after the first count as the end of the phase."""
+        if kind == "evaluated" or stage != "train":
             return sum(self.times[: phase + 1])
         steps: int = self._stage["steps"]
         part: float = (epoch * steps + step) / (self._stage["epochs"] * steps)
         return sum(self.times[:phase]) + part * self.times[phase]
 
 
-def _time_memory(dataset: str, budget: Budget, out: Path) -> list[Path]:
-    """Measure steps and write their table; the shape is that of the dataset's network."""
-    config = config_of(Training("finetune", "geodesic", 50, 10), dataset, budget, seed=1, data_dir=None, threads=None)
-    side = config.image_size or estimate.SIZES[config.data].side
-    shape = steps.Shape(config.network, side, config.batch_size)
-    say(f"timing {shape.network}, batches of {shape.batch} images of {side} x {side}")
-    times = steps.time_steps(shape, TURNS[budget])
+def _shape(dataset: str, budget: Budget) -> steps.Shape:
+    """Give what the steps of time-memory work on: the dataset's network and images."""
+    training = Training("finetune", "geodesic", 50, 10)
+    return estimate.shape_of(config_of(training, dataset, budget, seed=1, data_dir=None, threads=None))
+
+
+def _time_memory(dataset: str, shape: steps.Shape, turns: int, out: Path) -> list[Path]:
+    """Measure steps and write their table."""
+    about = f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}"
+    say(f"timing steps: {about}")
+    times = steps.time_steps(shape, turns)
     peaks = {name: float(steps.peak(name, shape)) for name in steps.DISTILLATIONS}
-    about = f"{shape.network}, {side} x {side} images, batch {shape.batch}, {steps.device().type}, threads: {torch.get_num_threads()}"
+    about += f", {steps.device().type}, threads: {torch.get_num_threads()}"
     title = f"{ARTEFACTS['time-memory'].title} ({DATA_NAMES[dataset]})"
     return outputs.save("time-memory", title, outputs.time_memory(times, peaks, about), out)

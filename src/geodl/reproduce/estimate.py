@@ -2,13 +2,13 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geodl.config import RunConfig
 from geodl.memory import quota
 from geodl.methods import build
 from geodl.reproduce.grid import Job
-from geodl.reproduce.steps import Shape, Step, take_turns
+from geodl.reproduce.steps import DISTILLATIONS, PEAK_STEPS, Shape, Step, take_turns
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,23 @@ def _base(config: RunConfig) -> tuple[object, ...]:
     return method.head, held, method.main_schedule(0), config.base, config.seed
 
 
-def measure(config: RunConfig) -> Speed:
-    """Time a few steps of each distillation, and of evaluation, with the network and image size of a configuration."""
-    side = config.image_size or SIZES[config.data].side
-    shape = Shape(config.network, side, config.batch_size if side <= 64 else BATCH)
-    steps = {name: Step(name, shape) for name in ("none", "lwf", "cosine", "geodesic")}
+def shape_of(config: RunConfig) -> Shape:
+    """Give what a step of a run works on."""
+    return Shape(config.network, config.image_size or SIZES[config.data].side, config.batch_size)
+
+
+def measure(shape: Shape) -> Speed:
+    """Time a few steps of each distillation, and of evaluation; large images in smaller batches."""
+    shape = shape if shape.size <= 64 else replace(shape, batch=min(shape.batch, BATCH))
+    steps = {name: Step(name, shape) for name in DISTILLATIONS}
     times = take_turns({**steps, "look": steps["none"].look}, STEPS)
     speeds = {name: shape.batch / statistics.median(each) for name, each in times.items()}
     return Speed({name: speeds[name] for name in steps}, speeds["look"])
+
+
+def steps_seconds(shape: Shape, turns: int, speed: Speed) -> float:
+    """Estimate how long it takes to measure time and memory: the turns, one to warm up, and the steps for the peaks."""
+    return (turns + 1 + PEAK_STEPS) * shape.batch * sum(1 / rate for rate in speed.training.values())
 
 
 def words(seconds: float) -> str:

@@ -22,6 +22,8 @@ from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistilla
 from geodl.nets import Output, build_network, frozen_copy
 
 DISTILLATIONS = ("none", "lwf", "cosine", "geodesic")
+PEAK_STEPS = 4
+"""Steps after which memory no longer grows: the momenta are there after the first."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,12 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def peak_here(distill: str, shape: Shape, steps: int = 4) -> int:
+def peak_here(distill: str, shape: Shape) -> int:
     """Give the bytes that some steps need at most above what was there before the first; for a fresh process."""
     step = Step(distill, shape)
     cuda = step.device.type == "cuda"
     before = torch.cuda.memory_allocated() if cuda else _resident()
-    for _ in range(steps):
+    for _ in range(PEAK_STEPS):
         step()
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return peak - before
