@@ -9,8 +9,9 @@ READY := $(VENV)/.ready
 run: $(READY)  ## the main job: LUCIR + GeoDL beside LUCIR and plain fine-tuning, on the embedded digits
 	$(BIN)/geodl compare finetune lucir lucir+geodesic --preset digits
 
+# One thread each: two processes whose threads wait for each other are many times slower.
 test: $(READY)  ## the fast tests
-	$(BIN)/python -m pytest --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --cov --cov-report=term
 
 test-slow: $(READY)  ## minutes to hours: real data, many kills
 	$(BIN)/python -m pytest -m slow --timeout=7200
