@@ -13,7 +13,7 @@ from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, DataError
 from geodl.nets import build_network
 from geodl.nets.network import Output
-from geodl.predictors import class_means, drift, exemplar_means, features_of, nearest_mean, predict
+from geodl.predictors import Features, class_means, drift, exemplar_means, features_of, nearest_mean, predict
 
 TRANSFORM = Transform(size=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), padding=2)
 
@@ -155,13 +155,18 @@ def test_all_1623_classes_of_omniglot_have_a_mean(omniglot):
 # --------------------------------------------------------------------------------------------------------- exemplars
 
 
+def both_views(images: ArrayImages, transform: Transform) -> list[Features]:
+    batches = (evaluation(images, transform, batch_size=3, mirror=mirror) for mirror in (False, True))
+    return [features_of(Plain(192), view) for view in batches]
+
+
 def test_mirrored_exemplars_are_flipped_not_recoloured():
     """A public version swaps RGB for BGR where it means to mirror."""
     pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
     pixels[0, 0, :, :2] = 255  # a red bar on the left
     images = ArrayImages(pixels, torch.tensor([0]))
     white = Transform(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    mean = exemplar_means(Plain(192), images, white, 1).reshape(3, 8, 8)
+    mean = exemplar_means(both_views(images, white), 1).reshape(3, 8, 8)
     assert mean[1:].abs().max() == 0, "green and blue stay dark"
     assert (mean[0, :, [0, 1, 6, 7]] > 0).all(), "bars on the left and, mirrored, on the right"
     assert mean[0, :, 2:6].abs().max() == 0
@@ -170,7 +175,7 @@ def test_mirrored_exemplars_are_flipped_not_recoloured():
 
 def test_exemplar_means_are_over_both_views_each_image_once():
     images = pictures(7)
-    means = exemplar_means(Plain(192), images, TRANSFORM, 4, batch_size=3).double().numpy()
+    means = exemplar_means(both_views(images, TRANSFORM), 4).double().numpy()
     mean, std = (np.array(v).reshape(3, 1, 1) for v in (TRANSFORM.mean, TRANSFORM.std))
     inputs = (images.pixels.numpy() / 255 - mean) / std
     views = unit_rows(np.concatenate([inputs.reshape(7, -1), inputs[..., ::-1].reshape(7, -1)]))

@@ -15,9 +15,10 @@ from geodl import experiment, files
 from geodl.cache import Cache
 from geodl.errors import MissingExtraError, StoreError, TrainingError
 from geodl.experiment import run
-from geodl.methods import METHODS, Schedule
+from geodl.methods import METHODS, Schedule, build
+from geodl.predictors import class_means
 from geodl.store import RunDirectory
-from geodl.training import Interrupted
+from geodl.training import Interrupted, Trainer
 
 RESULTS = ("model.safetensors", "memory.safetensors", "metrics.json")
 
@@ -149,6 +150,20 @@ def test_a_class_order_and_groups_of_one(tmp_path, data):
         data=data,
     )
     assert store.load_phase(2).metrics["results"]["cnn"]["groups"] == [["class 0"], ["class 1"], ["class 2", "class 3"]]
+
+
+@pytest.mark.parametrize("flip", [True, False])
+def test_nearest_means_see_mirrored_exemplars_only_where_mirroring_keeps_the_class(data, flip):
+    config = tiny.config(method="finetune", flip=flip)
+    trainer = Trainer(config, build(config), experiment.transform_of(config, data.train))
+    network = trainer.build(4)
+    means = trainer.exemplar_means(network, data.train, 4)
+    views = [
+        trainer.features(network, data.train, mirror=mirror).pooled for mirror in ([False, True] if flip else [False])
+    ]
+    expected = class_means(torch.cat(views), data.train.labels.repeat(len(views)), 4)
+    torch.testing.assert_close(means, expected)
+    assert flip == (not torch.equal(means, class_means(views[0], data.train.labels, 4)))
 
 
 # -- continuing

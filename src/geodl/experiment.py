@@ -186,17 +186,10 @@ class _Run:
     def _evaluate(self, t: int, phase: Phase) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Give each classifier's confusion matrix, from one pass over the test images, and the likeness to phase 0."""
         classes = self.scenario.seen(t)
-        features = self.trainer.features
-        test = features(phase.network, self.scenario.test(t))
+        test = self.trainer.features(phase.network, self.scenario.test(t))
         means = {"ame": self._oracle_means(t, phase, classes), "honest_ame": phase.memory.means}
         if phase.memory.images is not None:
-            views = [features(phase.network, phase.memory.images)]
-            if (
-                self.trainer.config.flip
-            ):  # where mirroring keeps the class, mirrored copies count too (METHODS section 1)
-                views.append(features(phase.network, phase.memory.images, mirror=True))
-            pooled, labels = (torch.cat([getattr(view, part) for view in views]) for part in ("pooled", "labels"))
-            means["nme"] = class_means(pooled, labels, classes)
+            means["nme"] = self.trainer.exemplar_means(phase.network, phase.memory.images, classes)
         scores = {"cnn": test.logits}
         scores |= {name: nearest_mean(test.pooled, mean) for name, mean in means.items() if mean is not None}
         confusions = {name: confusion(test.labels, predict(score), classes) for name, score in scores.items()}

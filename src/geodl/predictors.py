@@ -1,14 +1,12 @@
 """From features to predictions: the head itself, and the nearest class mean in its several forms (METHODS section 1)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor
 
-from geodl.data.batches import Batch, Transform, evaluation
-from geodl.data.images import Images
+from geodl.data.batches import Batch
 from geodl.errors import ConfigError, DataError
 from geodl.memory import unit
 from geodl.nets import Network
@@ -58,22 +56,10 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     return unit(sums).to(features.dtype)
 
 
-def exemplar_means(
-    network: Network,
-    images: Images,
-    transform: Transform,
-    classes: int,
-    *,
-    batch_size: int = 500,
-    workers: int = 0,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Return the (classes, d) means of k-NME: over the exemplars and their mirrored copies, which are not stored."""
-    views = (
-        evaluation(images, transform, batch_size=batch_size, mirror=mirror, workers=workers) for mirror in (False, True)
-    )
-    features = features_of(network, chain.from_iterable(views), device)
-    return class_means(features.pooled, features.labels, classes)
+def exemplar_means(views: Sequence[Features], classes: int) -> Tensor:
+    """Return the (classes, d) means of k-NME over all views of the exemplars: as stored and, where it suits, mirrored."""
+    pooled, labels = (torch.cat([getattr(view, part) for view in views]) for part in ("pooled", "labels"))
+    return class_means(pooled, labels, classes)
 
 
 def nearest_mean(features: Tensor, means: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from geodl.errors import GeodlError, TrainingError
 from geodl.memory import Memory, quota
 from geodl.methods import Method, Phase, Shard, Stage
 from geodl.nets import Network, build_network, frozen_copy
-from geodl.predictors import Features, class_means, drift, features_of
+from geodl.predictors import Features, class_means, drift, exemplar_means, features_of
 
 # Part of the key of cached base phases: to be raised whenever training computes something else than before.
 BASE_VERSION = 1
@@ -142,6 +142,11 @@ class Trainer:
         sizes = [bounds[r + 1] - bounds[r] for r in range(world)]
         pooled, logits = (self._gather(part, sizes) for part in (found.pooled, found.logits))
         return Features(pooled, logits, images.labels)
+
+    def exemplar_means(self, network: Network, images: Images, classes: int) -> Tensor:
+        """Give the (C, d) means of k-NME: over exemplars and, where mirroring keeps the class, their mirrored copies."""
+        views = [self.features(network, images, mirror=mirror) for mirror in (False, True)[: 1 + self.config.flip]]
+        return exemplar_means(views, classes)
 
     def _gather(self, part: Tensor, sizes: list[int]) -> Tensor:
         padded = torch.cat([part, part.new_zeros(max(sizes) - len(part), part.shape[1])]).to(self.fabric.device)

@@ -213,11 +213,7 @@ class _Step:
         assert memory.means is not None
         if memory.images is None:
             return memory.means
-        views = [self.trainer.features(network, memory.images)]
-        if self.config.flip:
-            views.append(self.trainer.features(network, memory.images, mirror=True))
-        pooled, labels = (torch.cat([getattr(view, part) for view in views]) for part in ("pooled", "labels"))
-        taken = class_means(pooled, labels, classes)
+        taken = self.trainer.exemplar_means(network, memory.images, classes)
         return torch.where((taken != 0).any(dim=1, keepdim=True), taken, memory.means)
 
     def _check(self, network: Network, means: Tensor, checks: Images) -> dict[str, Any]:
