@@ -113,16 +113,6 @@ def test_colour_jitter():
         assert np.allclose(x, jittered(small().pixels[i].double().numpy(), *three), atol=1e-2)
 
 
-def test_weights():
-    weights = torch.zeros(20)
-    weights[[3, 5]] = torch.tensor([1.0, 3.0])
-    drawn = torch.cat([b.indices for e in range(20) for b in Batches(small(), PLAIN, 6, 0, weights=weights).epoch(e)])
-    counts = torch.bincount(drawn, minlength=20)
-    assert counts.sum() == 400
-    assert counts[3] + counts[5] == 400
-    assert 60 <= counts[3] <= 140
-
-
 # ----------------------------------------------------------------------------------- what it does not depend on
 
 

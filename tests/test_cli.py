@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from geodl.cli import _COMMANDS, main
@@ -110,6 +111,7 @@ def test_every_command_s_help_has_a_sentence_and_an_example():
         (["run", "--data", "cifar100", "--data-dir", "nowhere"], "nowhere"),
         (["runs", "show", "nowhere"], "nowhere is not a directory of geodl's"),
         (["compare", "lucir", "--method", "bic"], "compare takes methods and distillations as METHOD+DISTILLATION"),
+        (["run", "--accelerator", "cuda"], "accelerator = 'cuda': torch finds no CUDA device here"),
         (["rnu"], "rnu: no such command; did you mean run?"),
     ],
 )
@@ -132,6 +134,30 @@ def test_a_run_says_what_it_learns_how_good_it_is_and_where_it_lies(finished):
     assert (run / "report.html").exists()
 
 
+def test_equal_methods_are_compared_once_and_names_are_shown_as_they_are(tmp_path):
+    pixels, labels = np.zeros((24, 8, 8), np.uint8), np.repeat(["a [old]", "b [/b]", "c"], 8)
+    pixels[labels == "c"] = 200
+    np.savez(tmp_path / "own.npz", x=pixels, y=labels)
+    options = [
+        "--data",
+        "arrays",
+        "--data-dir",
+        "own.npz",
+        "--network",
+        "convnet",
+        "--epochs",
+        "1",
+        "--base",
+        "2",
+        "--phases",
+        "1",
+    ]
+    said = geodl("compare", "lucir", "lucir+cosine", *options, "--no-cache", cwd=tmp_path).stdout
+    assert said.count("run directory") == 1
+    assert "a [old]" in said
+    assert "b [/b]" in said
+
+
 def test_json_is_for_programs(finished):
     done = geodl("run", *TINY, "--method", "lucir", "--distill", "geodesic", "--json", cwd=finished)
     result = json.loads(done.stdout)
@@ -149,6 +175,7 @@ def test_json_is_for_programs(finished):
 
 def test_runs_are_listed_shown_and_removed(finished, tmp_path):
     (run,) = (finished / "runs").iterdir()
+    assert run.name in geodl("runs", cwd=finished).stdout.replace("\n", "")
     assert run.name in geodl("runs", "list", cwd=finished).stdout.replace("\n", "")
     assert "honest AME" in geodl("runs", "show", f"runs/{run.name}", cwd=finished).stdout
     assert "no runs in" in geodl("runs", "list", cwd=tmp_path).stdout

@@ -54,6 +54,12 @@ def test_later_layers_win_and_every_origin_is_told(tmp_path):
         ({"distill": "geo"}, "distill = 'geo' (command line): input should be 'none', 'lwf', 'cosine' or 'geodesic'"),
         ({"method": "joint", "distill": "cosine"}, "distill = 'cosine' (command line): input should be 'none'"),
         ({"method": "bic", "margin": 1}, "margin (command line): an option of lucir, mnemonics, not of bic"),
+        ({"method": ["lucir"]}, "method = ['lucir'] (command line): bic, finetune"),
+        (
+            {"order": "seed", "order_seed": -1},
+            "order_seed = -1 (command line): input should be greater than or equal to 0",
+        ),
+        ({"bic": {"epochz": 3}}, "epochz (command line, table bic): no such option; did you mean epochs?"),
         ({"order": "seed"}, "order = 'seed' needs order_seed"),
         ({"order_seed": 3}, "order_seed = 3 is used only with order = 'seed', not 'lucir-1993'"),
         ({"milestones": [0.7, 0.2]}, "milestones = (0.7, 0.2): rising fractions between 0 and 1 are allowed"),

@@ -17,7 +17,19 @@ PACKAGE = ROOT / "src" / "geodl"
 
 # From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
 ROOMS = [
-    *("errors", "config", "geometry", "losses", "nets", "data", "memory", "predictors", "metrics", "analysis"),
+    *(
+        "errors",
+        "config",
+        "devices",
+        "geometry",
+        "losses",
+        "nets",
+        "data",
+        "memory",
+        "predictors",
+        "metrics",
+        "analysis",
+    ),
     *(
         "files",
         "cache",

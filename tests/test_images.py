@@ -18,7 +18,6 @@ from geodl.data.images import (
     FileImages,
     check_header,
     concat,
-    empty_like,
     from_tensors,
     open_image,
     pack,
@@ -251,8 +250,8 @@ def test_select_and_relabel(tmp_path, kind):
     assert masked.labels.tolist() == [0, 2]
     assert np.array_equal(masked.decode(1), images.decode(2))
     assert images.relabel(torch.tensor([7, 8, 9])).labels.tolist() == [7, 8, 9]
-    assert len(empty_like(images)) == 0
-    assert type(empty_like(images)) is type(images)
+    assert len(images.select([])) == 0
+    assert type(images.select([])) is type(images)
 
 
 def test_encoded_bytes(tmp_path):
@@ -301,8 +300,8 @@ def test_concat(tmp_path):
         assert mixed.labels.tolist() == torch.cat([part.labels for part in parts]).tolist()
         assert torch.equal(to_pixels(mixed.decode(1)), a.pixels[1])
         assert np.array_equal(mixed.decode(len(mixed) - 1), parts[1].decode(len(parts[1]) - 1))
-    assert isinstance(concat([a, empty_like(stored)]), ArrayImages)  # nothing to add changes nothing
-    assert len(concat([empty_like(a)])) == 0
+    assert isinstance(concat([a, stored.select([])]), ArrayImages)  # nothing to add changes nothing
+    assert len(concat([a.select([])])) == 0
     with pytest.raises(DataError, match="concat"):
         concat([])
 
@@ -333,7 +332,7 @@ def test_pack_leaves_pictures_that_exif_turns():
 @pytest.mark.parametrize("kind", ["arrays", "files", "none"])
 def test_tensors_give_the_images_back(tmp_path, kind):
     stored = files(tmp_path)
-    images = {"arrays": arrays(), "files": stored, "none": empty_like(stored)}[kind]
+    images = {"arrays": arrays(), "files": stored, "none": stored.select([])}[kind]
     back = from_tensors(to_tensors(images))
     assert type(back) is type(images)
     assert back.digest() == images.digest()

@@ -701,3 +701,15 @@ def test_hub_errors(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"geodl\[hub\]"):
         load("hub", dataset="d")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ((4, 8, 8), (5,), "4 images with 5 labels given"),
+        ((4, 8, 8), (4, 3), r"labels of shape \(4, 3\) given"),
+    ],
+)
+def test_labels_that_do_not_fit_the_images_are_refused(x, y, message):
+    with pytest.raises(DataError, match=message):
+        load("arrays", x_train=np.zeros(x, np.uint8), y_train=np.zeros(y, np.int64))

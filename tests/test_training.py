@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from tests import tiny
 
 from geodl import experiment, files
 from geodl.cache import Cache
-from geodl.errors import MissingExtraError, StoreError, TrainingError
+from geodl.errors import ConfigError, GeodlError, MissingExtraError, StoreError, TrainingError
 from geodl.experiment import run
-from geodl.methods import METHODS, Schedule, build
+from geodl.memory import Memory
+from geodl.methods import METHODS, Method, Schedule, build
 from geodl.predictors import class_means
 from geodl.store import RunDirectory
 from geodl.training import Interrupted, Trainer
@@ -278,7 +280,64 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_place(tmp_path, d
     assert all(tensor.isfinite().all() for name, tensor in checkpoint[0].items() if name.startswith("network."))
 
 
+def test_features_that_are_not_finite_name_the_place_too(tmp_path, data):
+    config = tiny.config(method="lucir", distill="geodesic", base_lr=0.05, lr=1e30, checkpoint_steps=1)
+    with pytest.raises(
+        TrainingError, match=r"not finite in phase 1, stage train, epoch \d, step \d.*last good checkpoint"
+    ):
+        run(config, out=tmp_path / "r", data=data)
+
+
+@pytest.mark.parametrize("tests", [0, 1])
+def test_hardly_any_test_images_do_not_end_a_run(tmp_path, tests):
+    data = tiny.dataset(test=1)
+    data = replace(data, test=data.test.select(torch.arange(4)[4 - tests :]))
+    store = run(
+        tiny.config(method="finetune", groups=(1, 3), base=None, order="natural"), out=tmp_path / "r", data=data
+    )
+    assert store.load_metrics(1)["headline"].startswith("- %" if not tests else "")
+    assert store.load_metrics(0)["headline"] == "- % on 1 classes"
+
+
+def test_a_network_that_cannot_be_built_leaves_no_directory(tmp_path, data):
+    for options in ({"weights": str(tmp_path / "nothing")}, {"network": "alexnet"}):
+        with pytest.raises(GeodlError):
+            run(tiny.config(method="finetune", **options), out=tmp_path / "r", data=data)
+        assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_said_in_one_line(tmp_path, data):
+    with pytest.raises(ConfigError, match="accelerator = 'cuda': torch finds no CUDA device here"):
+        run(tiny.config(method="finetune", accelerator="cuda"), out=tmp_path / "r", data=data)
+
+
+def test_no_phases_means_all_the_classes_whatever_the_base(tmp_path, data):
+    store = run(tiny.config(method="joint", phases=0, base=2), out=tmp_path / "r", data=data)
+    assert len(store.load_metrics(0)["classes"]) == 4
+
+
+def test_a_short_step_schedule_begins_at_the_full_rate():
+    for epochs in (1, 2, 3):
+        assert Schedule(epochs, 0.1, milestones=(0.5, 0.75)).lr_at(0, 0, 5) == 0.1
+    assert [Schedule(100, 1.0, milestones=(0.55,)).lr_at(epoch, 0, 5) for epoch in (54, 55)] == [1.0, 0.1]
+    assert [Schedule(70, 1.0, milestones=(0.7,)).lr_at(epoch, 0, 5) for epoch in (48, 49)] == [1.0, 0.1]
+
+
 # -- the shared base phase
+
+
+def test_a_method_of_ones_own_does_not_get_another_s_base_phase(tmp_path, data):
+    class Own(Method):
+        name = "own"
+
+    config = tiny.config(method="finetune")
+    cache = Cache(tmp_path / "cache")
+    trainer = Trainer(config, Own(config), experiment.transform_of(config, data.train), cache=cache, base="data")
+    known = Trainer(config, build(config), experiment.transform_of(config, data.train), cache=cache, base="data")
+    phase = known._prepare(0, None, Memory.empty(), experiment.scenario_of(config, data).train(0), 2)
+    stage = known.method.main_stage(phase)
+    assert trainer._base_key(stage, 2) != known._base_key(stage, 2)
 
 
 def test_methods_share_a_base_phase_and_get_the_same_bytes_as_without(tmp_path, data):

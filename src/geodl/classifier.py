@@ -12,10 +12,11 @@ from torch import Tensor
 
 from geodl.data.batches import evaluation
 from geodl.data.images import ArrayImages, Images
+from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
 from geodl.metrics import confusion
 from geodl.own import state as states
-from geodl.own.choices import checked, device_kind
+from geodl.own.choices import checked
 from geodl.own.intake import Problems, as_images, squares, take
 from geodl.own.state import State
 from geodl.predictors import features_of, nearest_mean

@@ -62,7 +62,7 @@ class RunConfig(BaseModel):
         "Data",
         "Class order: lucir-1993, icarl-1993, natural, seed (with order_seed), or a list of names.",
     )
-    order_seed: int | None = option(None, "Data", "Seed of the class order, with order = seed.")
+    order_seed: int | None = option(None, "Data", "Seed of the class order, with order = seed.", ge=0, lt=2**32)
 
     network: str = option(
         "resnet32", "Network", "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, or timm:NAME."
@@ -75,7 +75,7 @@ class RunConfig(BaseModel):
 
     epochs: int = option(160, "Training", "Epochs of each phase.", ge=1)
     base_epochs: int | None = option(None, "Training", "Epochs of phase 0; unset: as epochs.", ge=1)
-    batch_size: int = option(128, "Training", "Images a step, over all devices.", ge=1)
+    batch_size: int = option(128, "Training", "Images a step, over all devices.", ge=2)
     lr: float = option(0.1, "Training", "Learning rate (onecycle: its peak).", gt=0)
     base_lr: float | None = option(None, "Training", "Learning rate of phase 0; unset: as lr.", gt=0)
     schedule: Literal["step", "onecycle"] = option(
@@ -114,12 +114,18 @@ class RunConfig(BaseModel):
     threads: int | None = option(None, "Machine", "CPU threads; unset: the cores there are.", ge=1, identity=False)
     devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, identity=False)
     nodes: int = option(1, "Machine", "Nodes.", ge=1, identity=False)
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "Machine", "Kind of device.", identity=False)
-    precision: Literal["32", "bf16", "16"] = option("32", "Machine", "Arithmetic: 32, bf16 or 16 bits (mixed).")
+    accelerator: Literal["auto", "cpu", "cuda"] = option(
+        "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False
+    )
+    precision: Literal["32", "bf16"] = option("32", "Machine", "Arithmetic: 32 bits, or bf16 where it serves.")
     compile: bool = option(False, "Machine", "torch.compile the network: pays for long phases.")
     workers: int = option(2, "Machine", "Threads that decode image files.", ge=0, identity=False)
     checkpoint_steps: int | None = option(
-        None, "Machine", "Save progress every so many steps; unset: after each epoch.", ge=1, identity=False
+        None,
+        "Machine",
+        "Save progress every so many steps; unset: at the end of an epoch, 10 seconds apart or more.",
+        ge=1,
+        identity=False,
     )
     tensorboard: bool = option(False, "Machine", "Write TensorBoard curves into the run directory.", identity=False)
 
@@ -173,7 +179,7 @@ def resolve(layers: Sequence[Layer], methods: Mapping[str, type[RunConfig]]) -> 
     """Merge layers, later ones winning, over the defaults of the method they name, and check the result."""
     named = [layer for layer in layers if "method" in layer.values]
     method = named[-1].values["method"] if named else RunConfig.model_fields["method"].default
-    if method not in methods:
+    if not isinstance(method, str) or method not in methods:
         origin = f" ({named[-1].origin})" if named else ""
         raise ConfigError(f"method = {method!r}{origin}: {', '.join(methods)} are allowed")
     kind = methods[method]
@@ -184,6 +190,7 @@ def resolve(layers: Sequence[Layer], methods: Mapping[str, type[RunConfig]]) -> 
         if name != "method" and (common is None or common.default != info.default):
             origins[name] = f"default of {method}"
     for layer in layers:
+        _check_tables(layer, methods)
         flat = layer.flat(method, methods)
         for key in flat:
             if key not in kind.model_fields:
@@ -205,7 +212,7 @@ def presets() -> dict[str, str]:
 
 def preset_layer(name: str) -> Layer:
     """Read a preset that ships inside the package."""
-    if name not in presets():
+    if not isinstance(name, str) or name not in presets():
         raise ConfigError(f"preset = {name!r}: {', '.join(presets())} are allowed")
     text = resources.files("geodl").joinpath("presets", f"{name}.toml").read_text()
     return Layer(f"preset {name}", tomllib.loads(text))
@@ -239,6 +246,15 @@ def derive(seed: int, *keys: int | str) -> int:
 
 def _extra(info: Any) -> dict[str, Any]:
     return dict(info.json_schema_extra)
+
+
+def _check_tables(layer: Layer, methods: Mapping[str, type[RunConfig]]) -> None:
+    """Refuse unknown keys also in the tables of methods that are not used now."""
+    for method in methods:
+        table = layer.values.get(method, {})
+        for key in table if isinstance(table, Mapping) else ():
+            if key not in methods[method].model_fields:
+                raise ConfigError(_unknown(key, f"{layer.origin}, table {method}", method, methods))
 
 
 def _unknown(key: str, origin: str, method: str, methods: Mapping[str, type[RunConfig]]) -> str:

@@ -1,5 +1,6 @@
 """A whole run: data, scenario, phase after phase, evaluation, metrics, files. Killed at any instant, it goes on."""
 
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.scenario import ClassIncremental
 from geodl.data.sources import Dataset, load
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
+from geodl.files import fingerprint
 from geodl.geometry import principal_angles, subspace
 from geodl.memory import Memory
 from geodl.methods import Method, Phase, build
@@ -52,8 +54,11 @@ def run(
     method = build(config)
     path = out or default_directory(config)
     threads = _set_threads(config, path, fresh)
-    trainer = Trainer(config, method, transform_of(config, data.train), cache=cache, listener=listener, stop=stop)
-    identity = config.identity() | {"fingerprint": data.fingerprint}
+    base = fingerprint([data.fingerprint, [scenario.classes[c] for c in scenario.groups[0]]])
+    transform = transform_of(config, data.train)
+    trainer = Trainer(config, method, transform, cache=cache, base=base, listener=listener, stop=stop)
+    trainer.build(1)  # a network that cannot be built is no reason to make a directory
+    identity = config.identity() | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
     if trainer.leads:
         store = RunDirectory.create_or_open(
             path,
@@ -64,15 +69,15 @@ def run(
             fresh=fresh,
             allow_drift=allow_drift,
         )
-    trainer.fabric.barrier()
-    store = store if trainer.leads else RunDirectory(path)
-    with store.lock() if trainer.leads else nullcontext():
-        try:
+    try:
+        trainer.fabric.barrier()
+        store = store if trainer.leads else RunDirectory(path)
+        with store.lock() if trainer.leads else nullcontext():
             _Run(trainer, method, scenario, store, listener).through()
-        except RuntimeError as error:  # what torch raises when the other end of a connection is gone
-            if trainer.shard.world == 1:
-                raise
-            raise TrainingError("another process of this run has ended; the same command continues") from error
+    except RuntimeError as error:  # what torch raises when the other end of a connection is gone
+        if trainer.shard.world == 1:
+            raise
+        raise TrainingError("another process of this run has ended; the same command continues") from error
     return store
 
 
@@ -84,18 +89,20 @@ def follows() -> bool:
 def load_data(config: RunConfig) -> Dataset:
     """Load the data that a configuration names."""
     options: dict[str, Any] = {}
-    if config.data == "folder":
+    if config.data in ("folder", "arrays", "hub"):
         options = {"test_fraction": config.test_fraction, "split_seed": config.split_seed}
-    elif config.data == "hub":
-        options = {"image_column": config.image_column, "label_column": config.label_column}
+    if config.data == "hub":
+        options |= {"image_column": config.image_column, "label_column": config.label_column}
     return load(config.data, config.data_dir, **options)
 
 
 def scenario_of(config: RunConfig, data: Dataset) -> ClassIncremental:
     """Cut the data into groups as the configuration says."""
-    count = len(data.classes)
-    base = config.base if config.base is not None else (count // 2 if config.phases else count)
-    if config.groups is None and config.phases and base >= count:
+    count = len(data.classes if isinstance(config.order, str) else config.order)
+    base = count // 2 if config.base is None else config.base
+    if not config.phases:
+        base = count
+    elif config.groups is None and base >= count:
         raise ConfigError(
             f"base = {base}: at most {count - 1} of the {count} classes are allowed, so that some are left to learn"
         )
@@ -216,15 +223,19 @@ class _Run:
             self._base_features = self.trainer.features(network, self.scenario.test(0)).pooled
         base = self._base_features
         assert base is not None
+        if len(base) < 2:
+            return {}
         dim = min(ANGLES, base.shape[1] // 2)
         p, q = subspace(base.double(), dim), subspace(now.double(), dim)
         n = min(p.shape[1], q.shape[1])
         angles = principal_angles(p[:, :n], q[:, :n]).rad2deg()
-        return {"svcca": svcca(base, now), "cka": linear_cka(base, now), "angles": angles.tolist()}
+        scores = {"svcca": svcca(base, now), "cka": linear_cka(base, now)}
+        known = {name: score for name, score in scores.items() if math.isfinite(score)}  # constant features have none
+        return {**known, "angles": angles.tolist()}
 
     def _metrics(self, t: int, confusions: dict[str, Tensor]) -> dict[str, Any]:
         """Give what metrics.json holds: no times, hosts or paths, so that equal runs have equal bytes."""
-        before = [self.store.load_phase(s).metrics["confusions"] for s in range(t)]
+        before = [self.store.load_metrics(s)["confusions"] for s in range(t)]
         classes = list(self.scenario.classes[: self.scenario.seen(t)])
         results = {}
         for name, matrix in confusions.items():
@@ -232,13 +243,14 @@ class _Run:
             if len(past) == t:
                 results[name] = Trajectory(self.scenario.groups, [*past, matrix], self.scenario.classes).to_dict()
         best = results.get("nme", results["cnn"])
+        final = "-" if best["accuracy"][-1] is None else f"{best['accuracy'][-1]:.1f}"
         average = f", average {best['average']:.1f}" if best["average"] is not None else ""
         return {
             "phase": t,
             "classes": classes,
             "confusions": {name: sparse(matrix) for name, matrix in confusions.items()},
             "results": results,
-            "headline": f"{best['accuracy'][-1]:.1f} % on {len(classes)} classes{average}",
+            "headline": f"{final} % on {len(classes)} classes{average}",
         }
 
 

@@ -216,6 +216,10 @@ class RunDirectory:
         files = ("memory.safetensors", "model.safetensors")
         return all((_phase_path(self.path, t) / name).exists() for name in files)
 
+    def load_metrics(self, t: int) -> dict[str, Any]:
+        """Read the metrics of phase `t` alone."""
+        return dict(read_json(_phase_path(self.path, t) / "metrics.json"))
+
     @property
     def _checkpoint(self) -> Path:
         return self.path / "progress" / "checkpoint.safetensors"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from hashlib import sha256
 from itertools import islice
 from typing import Any, Protocol
 
@@ -21,7 +22,9 @@ from geodl.cache import Cache, fingerprint
 from geodl.config import RunConfig, derive
 from geodl.data.batches import Batch, Transform, evaluation
 from geodl.data.images import Images, concat
+from geodl.devices import device_kind
 from geodl.errors import GeodlError, TrainingError
+from geodl.geometry import GeometryError
 from geodl.memory import Memory, quota
 from geodl.methods import Method, Phase, Shard, Stage
 from geodl.nets import Network, build_network, frozen_copy
@@ -50,7 +53,10 @@ class Progress(Protocol):
 
 
 class Trainer:
-    """Trains a network through phases, on whatever devices there are."""
+    """Trains a network through phases, on whatever devices there are.
+
+    ``base`` names the data of phase 0 for the cache: runs that give the same one share a trained base phase.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Trainer:
         transform: Transform,
         *,
         cache: Cache | None = None,
+        base: str = "",
         listener: Listener = lambda kind, **fields: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -66,19 +73,19 @@ class Trainer:
         self.method = method
         self.transform = transform
         self.cache = cache
+        self.base = base
         self.listener = listener
         self.stop = stop
-        precision: Any = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[config.precision]
         processes = config.devices * config.nodes
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces every process
         self.fabric = Fabric(
-            accelerator=config.accelerator,
+            accelerator=device_kind(config.accelerator),
             strategy="ddp" if processes > 1 else "auto",
             devices=config.devices,
             num_nodes=config.nodes,
-            precision=precision,
+            precision="bf16-mixed" if config.precision == "bf16" else "32-true",
         )
         if processes > 1:
-            logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces every process
             self.fabric.launch()
         group = distributed.group.WORLD if processes > 1 else None
         self.shard = Shard(self.fabric.global_rank, self.fabric.world_size, group)
@@ -131,15 +138,16 @@ class Trainer:
 
     def features(self, network: Network, images: Images, *, mirror: bool = False) -> Features:
         """Run the network over un-augmented images, each rank over its share, and give every rank all of it."""
-        rank, world = self.shard.rank, self.shard.world
-        bounds = [len(images) * r // world for r in range(world + 1)]
-        mine = images.select(torch.arange(bounds[rank], bounds[rank + 1])) if world > 1 else images
-        batches = evaluation(mine, self.transform, mirror=mirror, workers=self.config.workers)
+        # Fewer images than ranks: every rank takes them all.
+        world = self.shard.world if len(images) >= self.shard.world else 1
+        rank = self.shard.rank if world > 1 else 0
+        workers = self.config.workers
+        batches = evaluation(images, self.transform, mirror=mirror, rank=rank, world=world, workers=workers)
         network.to(self.fabric.device)
         found = features_of(network, batches, self.fabric.device)
         if world == 1:
             return found
-        sizes = [bounds[r + 1] - bounds[r] for r in range(world)]
+        sizes = [len(images) * (r + 1) // world - len(images) * r // world for r in range(world)]
         pooled, logits = (self._gather(part, sizes) for part in (found.pooled, found.logits))
         return Features(pooled, logits, images.labels)
 
@@ -229,23 +237,20 @@ class Trainer:
         progress: Progress,
     ) -> None:
         """Run one stage from its start or from a checkpoint inside it."""
-        key = self._base_key(phase, stage) if self.cache and phase.index == 0 and number == 0 else None
+        shared = self.cache is not None and self.base and phase.index == 0 and number == 0
+        key = self._base_key(stage, phase.new) if shared else None
         if key and checkpoint is None and self._take_cached(key, phase):
             return
-        parameters = [p for p in stage.module.parameters() if p.requires_grad]
         schedule = stage.schedule
+        stage.module.to(self.fabric.device)
         optimizer = torch.optim.SGD(
-            parameters, schedule.lr, schedule.momentum, weight_decay=schedule.weight_decay, fused=True
+            [p for p in stage.module.parameters() if p.requires_grad],
+            schedule.lr,
+            schedule.momentum,
+            weight_decay=schedule.weight_decay,
+            fused=True,
         )
-        epoch, step = 0, 0
-        if checkpoint is not None:
-            tensors, state = checkpoint
-            epoch, step = state["epoch"], state["step"]
-            stage.module.load_state_dict(_part(tensors, "module"))
-            for i, buffer in _part(tensors, "momentum").items():
-                parameter = parameters[int(i)]
-                # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
-                optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+        epoch, step = _restore(stage.module, optimizer, *checkpoint) if checkpoint is not None else (0, 0)
         # Compiled for training alone: evaluation comes in other shapes and modes, each of which would be compiled anew.
         compiled: Any = torch.compile(stage.module) if self.config.compile and number == 0 else stage.module
         module, wrapped = self.fabric.setup(compiled, optimizer)
@@ -255,7 +260,7 @@ class Trainer:
 
         def save(epoch: int, step: int) -> None:
             nonlocal saved
-            self._save(phase, stage, optimizer, parameters, {"stage": number, "epoch": epoch, "step": step}, progress)
+            self._save(phase, stage, optimizer, {"stage": number, "epoch": epoch, "step": step}, progress)
             saved = time.monotonic()
 
         while epoch < schedule.epochs:
@@ -265,10 +270,14 @@ class Trainer:
                 for group in wrapped.param_groups:
                     group["lr"] = schedule.lr_at(epoch, step, steps)
                 batch = _to(batch, self.fabric.device)
-                parts = stage.loss(module, batch)
+                try:
+                    parts = stage.loss(module, batch)
+                except GeometryError as error:  # features that are not finite have no subspace
+                    raise TrainingError(self._not_finite(phase, stage, epoch, step, str(error), progress)) from None
                 loss = torch.stack(list(parts.values())).sum()
                 if not math.isfinite(loss.detach().item()):
-                    raise TrainingError(self._not_finite(phase, stage, epoch, step, parts, progress))
+                    values = ", ".join(f"{name} = {float(value.detach()):.4g}" for name, value in parts.items())
+                    raise TrainingError(self._not_finite(phase, stage, epoch, step, values, progress))
                 self.fabric.backward(loss)
                 if self.config.clip_norm is not None and stage.training:  # not pixels: they move by grey levels
                     self.fabric.clip_gradients(module, wrapped, max_norm=self.config.clip_norm)
@@ -285,7 +294,7 @@ class Trainer:
                     loss=meter.loss,
                     rate=meter.rate,
                 )
-                stopping = self._asked_to_stop()
+                stopping = self._any(self.stop())
                 if stopping or (
                     self.config.checkpoint_steps and (epoch * steps + step) % self.config.checkpoint_steps == 0
                 ):
@@ -299,7 +308,8 @@ class Trainer:
             self.listener(
                 "epoch", phase=phase.index, stage=stage.name, epoch=epoch, epochs=schedule.epochs, **meter.summary()
             )
-            if last or (not self.config.checkpoint_steps and time.monotonic() - saved > SAVE_SECONDS):
+            late = not self.config.checkpoint_steps and time.monotonic() - saved > SAVE_SECONDS
+            if last or self._any(late):
                 self._agree(phase.network)
                 save(epoch, step)
         stage.finish()
@@ -307,12 +317,11 @@ class Trainer:
             assert self.cache is not None
             self.cache.put(key, phase.network.state_dict())
 
-    def _asked_to_stop(self) -> bool:
-        """Whether any rank was asked to stop: all stop after the same step."""
-        asked = self.stop()
+    def _any(self, mine: bool) -> bool:
+        """Whether any rank says so: signals and clocks differ between ranks, what they do must not."""
         if self.shard.world == 1:
-            return asked
-        flag = torch.tensor(float(asked), device=self.fabric.device)
+            return mine
+        flag = torch.tensor(float(mine), device=self.fabric.device)
         distributed.all_reduce(flag, distributed.ReduceOp.MAX)
         return bool(flag.item())
 
@@ -327,13 +336,13 @@ class Trainer:
         phase: Phase,
         stage: Stage,
         optimizer: torch.optim.Optimizer,
-        parameters: list[nn.Parameter],
         state: dict[str, Any],
         progress: Progress,
     ) -> None:
         tensors = {f"network.{name}": tensor for name, tensor in phase.network.state_dict().items()}
-        tensors |= {f"module.{name}": tensor for name, tensor in stage.module.state_dict().items()}
-        for i, parameter in enumerate(parameters):
+        if stage.module is not phase.network:
+            tensors |= {f"module.{name}": tensor for name, tensor in stage.module.state_dict().items()}
+        for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
             buffer = optimizer.state[parameter].get("momentum_buffer")
             if buffer is not None:
                 tensors[f"momentum.{i}"] = buffer
@@ -341,32 +350,31 @@ class Trainer:
             progress.save_progress(tensors, state)
         self.fabric.barrier()
 
-    def _not_finite(
-        self, phase: Phase, stage: Stage, epoch: int, step: int, parts: Mapping[str, Tensor], progress: Progress
-    ) -> str:
-        values = ", ".join(f"{name} = {float(value.detach()):.4g}" for name, value in parts.items())
+    def _not_finite(self, phase: Phase, stage: Stage, epoch: int, step: int, what: str, progress: Progress) -> str:
         where = "the start of the phase"
         with suppress(GeodlError):
             last = progress.load_progress()
             if last is not None:
                 where = f"epoch {last[1]['epoch'] + 1}, step {last[1]['step']}"
         return (
-            f"the loss is not finite in phase {phase.index}, stage {stage.name}, epoch {epoch + 1}, step {step + 1} ({values}); "
+            f"the loss is not finite in phase {phase.index}, stage {stage.name}, epoch {epoch + 1}, step {step + 1} ({what}); "
             f"the last good checkpoint is {where}: try a lower lr or clip_norm"
         )
 
-    def _base_key(self, phase: Phase, stage: Stage) -> str:
+    def _base_key(self, stage: Stage, classes: int) -> str:
         """Give the key of the base phase: all that its trained network depends on."""
         config = self.config
-        names = ("network", "pretrained", "weights", "scale", "seed", "batch_size", "label_smoothing", "clip_norm")
+        names = ("network", "pretrained", "scale", "seed", "batch_size", "label_smoothing", "clip_norm")
+        share = quota(classes, config.exemplars, config.budget)
         return fingerprint(
             {
                 "version": BASE_VERSION,
                 "torch": torch.__version__,
-                "images": phase.images.digest(),
-                "classes": phase.new,
+                "data": self.base,
+                "held out": self.method.held_out(share),
                 "head": self.method.head,
-                "loss": type(self.method).__name__ if getattr(config, "sigmoid", False) else "cross-entropy",
+                "loss": self.method.base_loss or type(self.method).__name__,
+                "weights": sha256(config.weights.read_bytes()).hexdigest() if config.weights else None,
                 "schedule": asdict(stage.schedule),
                 "transform": self.transform.to_dict(),
                 "options": config.model_dump(mode="json", include={*names, "precision", "compile"}),
@@ -420,6 +428,21 @@ def _to(batch: Batch, device: torch.device) -> Batch:
     return batch._replace(
         images=batch.images.to(device, non_blocking=True), labels=batch.labels.to(device, non_blocking=True)
     )
+
+
+def _restore(
+    module: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], state: Mapping[str, int]
+) -> tuple[int, int]:
+    """Load a stage's module (where it is not the network, loaded before) and momenta; give the epoch and step."""
+    own = _part(tensors, "module")
+    if own:
+        module.load_state_dict(own)
+    parameters = optimizer.param_groups[0]["params"]
+    for i, buffer in _part(tensors, "momentum").items():
+        parameter = parameters[int(i)]
+        # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
+        optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+    return state["epoch"], state["step"]
 
 
 def _part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

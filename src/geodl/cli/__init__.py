@@ -158,8 +158,15 @@ _COMMANDS = [
 ]
 
 
+def _list_runs() -> None:
+    from geodl.cli.runs import list_all
+
+    list_all()
+
+
 def _register() -> None:
     parents = {name: App(name=name, help=text, group=group) for name, (group, text) in _GROUPS.items()}
+    parents["runs"].default(_list_runs)
     for parent in parents.values():
         app.command(parent)
     for path, target, group, text, example in _COMMANDS:

@@ -87,7 +87,7 @@ class Watch:
 
     def _on_phase(self, phase: int, classes: list[str], images: int, **_: Any) -> None:
         shown = ", ".join(classes[:8]) + (f", ... ({len(classes)} classes)" if len(classes) > 8 else "")
-        console.print(f"  phase {phase}: {shown} ({images} images)")
+        console.print(f"  phase {phase}: {shown} ({images} images)", markup=False)
 
     def _on_stage(self, **fields: Any) -> None:
         self._stage = fields
@@ -110,8 +110,8 @@ class Watch:
 
     def _on_evaluated(self, phase: int, metrics: dict[str, Any], **_: Any) -> None:
         shown = {CLASSIFIERS[name]: metrics["results"][name] for name in HONEST if name in metrics["results"]}
-        everything = ", ".join(f"{name} {result['accuracy'][-1]:.1f}" for name, result in shown.items())
-        base = ", ".join(f"{name} {result['matrix'][0][-1]:.1f}" for name, result in shown.items())
+        everything = ", ".join(f"{name} {_number(result['accuracy'][-1])}" for name, result in shown.items())
+        base = ", ".join(f"{name} {_number(result['matrix'][0][-1])}" for name, result in shown.items())
         console.print(
             f"    % right on all {len(metrics['classes'])} classes: {everything}; on the base classes: {base}"
         )
@@ -148,7 +148,11 @@ def result_table(title: str, metrics: dict[str, Any]) -> Table:
 def _cells(result: dict[str, Any] | None) -> list[str]:
     """Give the paper's average, the last accuracy and the paper's forgetting."""
     values = (result["average"], result["accuracy"][-1], result["forgetting"]) if result else (None, None, None)
-    return ["-" if value is None else f"{value:.1f}" for value in values]
+    return [_number(value) for value in values]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 LEGEND = (

@@ -58,7 +58,7 @@ def run(
     """
     config = effective(common, flags).config
     data = _load(config, quiet or as_json)
-    store = _execute(config, data, out, fresh, allow_drift, cache, quiet or as_json)
+    store = _execute(config, data, out, fresh, allow_drift, cache, quiet or as_json, Stopper())
     if follows():
         return
     metrics = _result(store)
@@ -91,9 +91,10 @@ def compare(
     geodl compare finetune lucir lucir+geodesic --preset digits
     ```
     """
-    configs = [_spec(spec, common, flags) for spec in specs]
+    configs = list({config.hash(): config for config in (_spec(spec, common, flags) for spec in specs)}.values())
     data = _load(configs[0], quiet or as_json)
-    stores = [_execute(config, data, None, fresh, allow_drift, cache, quiet or as_json) for config in configs]
+    stopper = Stopper()
+    stores = [_execute(config, data, None, fresh, allow_drift, cache, quiet or as_json, stopper) for config in configs]
     if follows():
         return
     rows = {_label(config): _result(store) for config, store in zip(configs, stores, strict=True)}
@@ -128,9 +129,18 @@ def _load(config: RunConfig, quiet: bool) -> Dataset:
 
 
 def _execute(
-    config: RunConfig, data: Dataset, out: Path | None, fresh: bool, allow_drift: bool, cache: bool, quiet: bool
+    config: RunConfig,
+    data: Dataset,
+    out: Path | None,
+    fresh: bool,
+    allow_drift: bool,
+    cache: bool,
+    quiet: bool,
+    stopper: Stopper,
 ) -> RunDirectory:
-    stopper, watch = Stopper(), Watch(_label(config), quiet=quiet)
+    watch = Watch(_label(config), quiet=quiet)
+    if stopper():
+        raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.shown():
         try:
             return run_experiment(

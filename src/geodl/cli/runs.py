@@ -40,7 +40,7 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "phases", "result", "size"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column != "result")
     for run in found:
         table.add_row(
             run.name, run.state, f"{run.done}/{run.total or '-'}", run.result or "", f"{run.size / 1e6:.1f} MB"
@@ -53,7 +53,7 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
     store = RunDirectory(run)
     done = store.completed()
     if not done:
-        say(f"{run}: no phase is complete yet")
+        print("{}") if as_json else say(f"{run}: no phase is complete yet")
         return
     metrics = store.load_phase(done - 1).metrics
     if as_json:

@@ -113,7 +113,6 @@ class Batches:
         rank: number of this process, which gets a contiguous share of each batch.
         world: number of processes.
         workers: threads that decode files; 0 decodes in the calling thread. Unused for small images in memory.
-        weights: (N,) if given, an epoch draws N images with replacement, each in proportion to its weight.
     """
 
     def __init__(
@@ -126,14 +125,13 @@ class Batches:
         rank: int = 0,
         world: int = 1,
         workers: int = 0,
-        weights: Tensor | None = None,
     ) -> None:
         if batch_size < world:
             raise ConfigError(f"batch_size: {batch_size} given, at least {world} needed for {world} processes")
         if len(images) < world:
             raise DataError(f"{len(images)} training images cannot be shared by {world} processes")
         self.images, self.transform, self.seed = images, transform, seed
-        self.rank, self.world, self.workers, self.weights = rank, world, workers, weights
+        self.rank, self.world, self.workers = rank, world, workers
         self._starts = _starts(len(images), batch_size, world)
 
     def __len__(self) -> int:
@@ -151,10 +149,7 @@ class Batches:
 
     def _order(self, e: int) -> Tensor:
         generator = torch.Generator().manual_seed(derive(self.seed, "order", e))
-        count = len(self.images)
-        if self.weights is None:
-            return torch.randperm(count, generator=generator)
-        return torch.multinomial(self.weights.double(), count, replacement=True, generator=generator)
+        return torch.randperm(len(self.images), generator=generator)
 
     def _plan(self, order: Tensor, e: int, step: int) -> _Plan:
         """Draw for the whole batch, then take this process's share, so that the share never matters."""

@@ -260,11 +260,6 @@ def _check_labels(labels: Tensor, count: int) -> None:
         raise DataError(f"labels: {labels.dtype} {tuple(labels.shape)} given, int64 ({count},) needed")
 
 
-def empty_like(images: Images) -> Images:
-    """Return no images, of the same kind."""
-    return images.select([])
-
-
 def concat(parts: Sequence[Images]) -> Images:
     """Join images in order: one array if all are arrays of one size, otherwise files (arrays become PNG)."""
     filled = [part for part in parts if len(part)] or list(parts[:1])

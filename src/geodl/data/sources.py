@@ -52,11 +52,15 @@ def read_arrays(
         x_test, y_test, classes = found.get("x_test"), found.get("y_test"), found.get("classes")
     if x_train is None or y_train is None or (x_test is None) != (y_test is None):
         raise DataError(f"{name}: x_train and y_train are needed (or x and y); x_test and y_test come together")
+    pixels = [as_pixels(x) for x in (x_train, x_test) if x is not None]
+    for x, y in zip(pixels, (y_train, y_test), strict=False):
+        if len(x) != len(y):
+            raise DataError(f"{name}: {len(x)} images with {len(y)} labels given; as many are needed")
     labels, names = _labels(y_train, y_test, classes)
-    train = ArrayImages(as_pixels(x_train), labels[: len(x_train)])
+    train = ArrayImages(pixels[0], labels[: len(pixels[0])])
     if x_test is None:
         return _split(name, train, names, test_fraction, split_seed)
-    test = ArrayImages(as_pixels(x_test), labels[len(x_train) :])
+    test = ArrayImages(pixels[1], labels[len(pixels[0]) :])
     return Dataset(name, train, test, names, _fingerprint(train, test), split="as given")
 
 
@@ -106,7 +110,11 @@ def _labels(train: Any, test: Any, classes: Any) -> tuple[Tensor, tuple[str, ...
 
     Integers with `classes` are positions already; anything else is a name, and the names are sorted.
     """
-    parts = [np.asarray(part).reshape(-1) for part in (train, test) if part is not None]
+    parts = [np.asarray(part) for part in (train, test) if part is not None]
+    for part in parts:
+        if part.ndim != 1 and part.shape != (len(part), 1):
+            raise DataError(f"labels of shape {part.shape} given; allowed: one label an image, (N,)")
+    parts = [part.reshape(-1) for part in parts]
     values = np.concatenate(parts)
     if classes is not None and np.issubdtype(values.dtype, np.integer):
         return torch.from_numpy(values.astype(np.int64)), tuple(str(name) for name in classes)

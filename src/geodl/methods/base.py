@@ -94,7 +94,9 @@ class Schedule:
     def lr_at(self, epoch: int, step: int, steps: int) -> float:
         """Give the rate for step ``step`` of ``steps`` in epoch ``epoch``, all counted from 0."""
         if self.kind == "step":
-            passed = sum(epoch >= round(fraction * self.epochs) for fraction in self.milestones)
+            # Never before the second epoch, however few there are; less a hair, because 0.55 * 100 is a hair over 55.
+            starts = (max(1, math.ceil(fraction * self.epochs - 1e-9)) for fraction in self.milestones)
+            passed = sum(epoch >= start for start in starts)
             return self.lr * self.decay**passed
         done = (epoch * steps + step + 0.5) / (self.epochs * steps)
         rise = 0.25
@@ -128,6 +130,8 @@ class Method:
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[RunConfig]] = RunConfig
+    base_loss: str = ""
+    """The loss of phase 0 by name: methods with the same one share trained base phases; empty: this method's alone."""
     keeps_all_data: ClassVar[bool] = False
     """Joint training alone: every phase starts anew with all the images of all the classes seen."""
 

@@ -34,6 +34,7 @@ class Bic(Method):
     )
     paper = "Wu, Chen, Wang, Ye, Liu, Guo, Fu: Large Scale Incremental Learning, CVPR 2019"
     Config = BicConfig
+    base_loss = "cross-entropy"
     config: BicConfig
 
     @property

@@ -20,3 +20,4 @@ class Finetune(Method):
     summary = "cross-entropy alone; with --distill the ablations CE + LwF, CE + Cos, CE + GeoDL"
     paper = "Simon, Koniusz, Harandi: On Learning the Geodesic Path for Incremental Learning, CVPR 2021, Table 2"
     Config = FinetuneConfig
+    base_loss = "cross-entropy"

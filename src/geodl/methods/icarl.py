@@ -37,6 +37,11 @@ class Icarl(Method):
     config: IcarlConfig
 
     @property
+    def base_loss(self) -> str:  # type: ignore[override]
+        """Cross-entropy, or the original's sigmoids."""
+        return "sigmoid" if self.config.sigmoid else "cross-entropy"
+
+    @property
     def head(self) -> Literal["cosine", "linear"]:
         """Linear as published; cosine with feature distillation (METHODS section 4)."""
         return "cosine" if self.config.distill in ("cosine", "geodesic") else "linear"

@@ -21,4 +21,5 @@ class Joint(Method):
     summary = "upper bound: train anew on all images of all classes seen (--phases 0: once, on all classes)"
     paper = "the joint-CNN of Simon, Koniusz, Harandi, CVPR 2021, Fig. 4"
     Config = JointConfig
+    base_loss = "cross-entropy"
     keeps_all_data = True

@@ -35,6 +35,7 @@ class Lucir(Method):
     summary = "cosine head, imprinting, feature distillation, margin ranking; with --distill geodesic LUCIR + GeoDL"
     paper = "Hou, Pan, Loy, Wang, Lin: Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     Config = LucirConfig
+    base_loss = "cross-entropy"
     config: LucirConfig
 
     def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:

@@ -140,7 +140,7 @@ class CosineHead(Head):
         index = torch.as_tensor(rows, device=self.weight.device)
         old = torch.ones_like(frozen).index_fill_(0, index, False)
         norm = self.weight[old].norm(dim=1).mean() if old.any() else 1.0
-        self.weight[index] = (norm * F.normalize(means, dim=1)).to(self.weight)
+        self.weight[index] = norm * F.normalize(means.to(self.weight), dim=1)
         self.freeze(frozen)
 
 

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from geodl.config import Effective, Layer, RunConfig
+from geodl.devices import device_kind
 from geodl.errors import ConfigError, MissingExtraError
 from geodl.methods import configure
 from geodl.own.intake import Decoded
@@ -62,13 +61,6 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"method = {wanted['method']!r}: allowed for your own images are lucir and finetune")
     config = configure([Layer("your option", wanted)]).config
     return {key: getattr(config, key) for key in wanted}
-
-
-def device_kind(accelerator: str) -> str:
-    """Say what training runs on: cpu, cuda or mps."""
-    if accelerator != "auto":
-        return accelerator
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def choose_network(side: int, options: Mapping[str, Any], kind: str) -> dict[str, Any]:

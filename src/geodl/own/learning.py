@@ -10,6 +10,7 @@ from torch import Tensor
 from geodl.config import RunConfig
 from geodl.data.batches import Transform, fit
 from geodl.data.images import ArrayImages, Images, concat
+from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError
 from geodl.experiment import available_cores, dense, sparse
 from geodl.files import fingerprint
@@ -18,7 +19,7 @@ from geodl.methods import build
 from geodl.metrics import confusion
 from geodl.nets import Network
 from geodl.own.advice import advise
-from geodl.own.choices import TINY, choose, choose_network, device_kind, explain
+from geodl.own.choices import TINY, choose, choose_network, explain
 from geodl.own.intake import Intake, Problems, decode, typical_side
 from geodl.own.preparing import Prepared, prepare, set_aside
 from geodl.own.state import State, save, short_hashes, summary

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from geodl.devices import device_kind
 from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
 from geodl.nets import Output, build_network, frozen_copy
 
@@ -44,9 +45,7 @@ IMAGENET = Shape("resnet18", 224)
 
 def device() -> torch.device:
     """Give the device that a run would choose."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    return torch.device(device_kind("auto"))
 
 
 class Step:
