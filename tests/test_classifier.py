@@ -1,6 +1,7 @@
 """The practitioner's classifier: learning in steps, coming back, going on after a stop, and what it keeps."""
 
 import hashlib
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -431,6 +432,15 @@ def test_remove(model, weeks):
         model.undo()
     model.learn(weeks[0], **QUICK)  # it may come back
     assert model.classes == ("digit 0", "digit 2", "digit 3", "digit 1")
+
+
+def test_models_of_other_versions_open(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    path = model.path / "phases" / "00" / "extra.json"
+    extra = json.loads(path.read_text())
+    extra["config"]["an option of another version"] = 7
+    path.write_text(json.dumps(extra))
+    assert len(IncrementalClassifier(model.path).predict(weeks[0])) == 30
 
 
 def test_the_last_class_stays(model, weeks):

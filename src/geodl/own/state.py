@@ -12,7 +12,7 @@ from geodl.data.batches import Transform
 from geodl.data.images import ArrayImages, Images, from_tensors, to_tensors
 from geodl.errors import ConfigError, StoreError
 from geodl.memory import Memory
-from geodl.methods import configure
+from geodl.methods import METHODS, configure
 from geodl.nets import Network, build_network
 from geodl.store import RunDirectory
 
@@ -133,7 +133,10 @@ def load(store: RunDirectory) -> State | None:
 def _load(store: RunDirectory, phase: int) -> State:
     found = store.load_phase(phase)
     extra = found.extra
-    config = configure([Layer(f"{store.path}", extra["config"])]).config
+    # An option that another version had, and this one has not, is no reason not to open the model.
+    known = METHODS[extra["config"]["method"]].Config.model_fields
+    values = {key: value for key, value in extra["config"].items() if key in known}
+    config = configure([Layer(f"{store.path}", values)]).config
     network = build_network(config.network, len(extra["classes"]), head="cosine", scale=config.scale, seed=config.seed)
     network.load_state_dict(found.model)
     prefix = "validation."
