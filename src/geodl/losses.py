@@ -158,15 +158,17 @@ def _project_by_gram(
     The fast way, for when nothing is dropped: each subspace is then the whole row space, and everything follows from the
     three Gram matrices by Cholesky. float64 Gram matrices are exact enough for float32 data of full rank, not for float64.
     """
-    first = int(centre)  # row 0 of a contrasted batch is its mean: projected like the others, but not part of the span
+    first = int(centre)  # row 0 of a contrasted batch is its mean, which is not part of the span
     if not first < len(new) <= min(dim, new.shape[1]) + first or eps == torch.finfo(torch.float64).eps:
         return None
     hold = _through if through_flow else Tensor.detach
-    if centre:
-        new, old = contrast(new), contrast(old)
-    new_new, new_old, old_old = new @ hold(new).mT, new @ old.mT, old @ old.mT
-    old_new = hold(new_old).mT
-    lower, info = torch.linalg.cholesky_ex(torch.stack([old_old, hold(new_new)])[:, first:, first:])
+    turn = contrast if centre else _through
+    span_new, span_old = turn(hold(new)), turn(old)
+    # Rows on the left, spans on the right: turned once more, the rows' products become the spans' Gram matrices.
+    new_new, new_old, old_old = new @ span_new.mT, new @ span_old.mT, old @ span_old.mT
+    cross = turn(hold(new_old)).mT
+    old_new = turn(cross)
+    lower, info = torch.linalg.cholesky_ex(torch.stack([turn(old_old), turn(hold(new_new))])[:, first:, first:])
     inverse = torch.linalg.solve_triangular(
         lower, torch.eye(len(new) - first, dtype=lower.dtype, device=lower.device), upper=False
     )
@@ -175,7 +177,7 @@ def _project_by_gram(
     floor = (rank_tolerance(len(new), new.shape[1], eps) * largest).clamp(min=eps * len(new) ** 0.5)
     if not bool(((info == 0) & (smallest > floor)).all()):
         return None
-    overlap = inverse[0] @ old_new[first:, first:] @ inverse[1].mT
+    overlap = inverse[0] @ cross[first:, first:] @ inverse[1].mT
     pairing = Pairing.of(overlap, eps)
     sides = [[new_old[:, first:], new_new[:, first:]], [old_old[:, first:], old_new[:, first:]]]
     if through_flow:
@@ -183,7 +185,7 @@ def _project_by_gram(
     else:  # the bases are constant: turn them once instead of projecting twice
         pairing = replace(pairing, u=inverse[0].mT @ pairing.u, v=inverse[1].mT @ pairing.v)
     new, old = (kernel_coordinates(on_old, on_new, overlap, pairing) for on_old, on_new in sides)
-    return (contrast(new), contrast(old)) if centre else (new, old)
+    return new, old
 
 
 def _project_on_bases(
