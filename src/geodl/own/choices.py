@@ -137,7 +137,7 @@ def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str
     if foreign:  # a network that has seen many images before needs fewer passes, each far dearer
         passes, least, most = passes // 8, 4, 12
     epochs = max(least, min(most, round(passes / max(images, 1))))
-    lr = (0.01 if first else 0.005) if foreign else (0.1 if first else 0.05)
+    lr = (0.01 if first else 0.005) if foreign else 0.1
     return {"schedule": "onecycle", "batch_size": batch, "epochs": epochs, "lr": lr, "weight_decay": 5e-4}
 
 
