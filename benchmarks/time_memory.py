@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("shapes", nargs="*", default=[], help="cifar, imagenet (default: both)")
     parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--batch", type=int, default=128)
     arguments = parser.parse_args()
     if unknown := set(arguments.shapes) - set(SHAPES):

@@ -80,7 +80,11 @@ def _herd(rows: Tensor, valid: Tensor, picks: int) -> Tensor:
         # difference of two by twice that. As much again to be safe, and room for ties.
         margin = 2 * (rows.shape[2] + 2) * torch.finfo(rows.dtype).eps * wanted.double().norm(dim=1)
         margin += 2 * TIE * (1 + lag.norm(dim=1))
-        best = _best(products / lengths - penalty, margin, rows, mean, lag)
+        scores = products / lengths - penalty
+        two = scores.topk(min(2, scores.shape[1]), dim=1)
+        best = two.indices[:, 0]
+        if not bool((two.values[:, 0] - two.values[:, -1] > margin).all()):
+            best = _best(scores, margin, rows, mean, lag)
         chosen[:, rank] = best
         penalty[stack, best] = math.inf
         lag += mean - unit(rows[stack, best])
@@ -129,7 +133,8 @@ def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int
         for row, c in enumerate(stack):
             index[row, : len(members[c])] = members[c]
             valid[row, : len(members[c])] = True
-        ranked = _herd(features[index], valid, min(k, longest))
+        rows = features.index_select(0, index.flatten()).view(*index.shape, -1)
+        ranked = _herd(rows, valid, min(k, longest))
         for row, c in enumerate(stack):
             herded[c] = members[c][ranked[row, : len(members[c])]]
     return {c: herded[c] for c in classes}
