@@ -14,7 +14,9 @@ from rich.table import Table
 
 from geodl.predictors import CLASSIFIERS
 
-console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+# In a pipe nothing is folded: whoever reads it there wants a line to be a line.
+_piped = not sys.stdout.isatty()
+console = Console(highlight=False, soft_wrap=_piped, width=200 if _piped else None)
 errors = Console(stderr=True, highlight=False)
 
 
