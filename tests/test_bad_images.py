@@ -139,7 +139,7 @@ def test_a_class_that_differs_in_case_from_a_known_one_is_pointed_out(model, fol
     model.learn(folder, **QUICK)
     picture(tmp_path / "more" / "Cat" / "a.png", 77)
     result = model.learn(tmp_path / "more", **QUICK)
-    assert "the model knows 'cat'; `geodl rename`" in dict(result.skipped)["Cat"]
+    assert "the model knows 'cat'; if they are one, undo" in dict(result.skipped)["Cat"]
     assert result.new == ("Cat",)
 
 

@@ -96,6 +96,25 @@ def test_learn_names_what_it_leaves_out(geodl, tmp_path, root):
         geodl("learn", str(tmp_path / "other"), str(week), "--strict")
 
 
+def test_a_pipe_is_named_and_not_waited_for(geodl, model, tmp_path, root):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    some = next((root / "week1").rglob("*.png"))
+    (folder / "a.png").write_bytes(some.read_bytes())
+    done = geodl("predict", model, str(folder))
+    assert "pipe: not a regular file" in done.err
+    assert "a.png" in done.out
+
+
+def test_a_class_that_was_removed_and_comes_back_counts_all_its_images(geodl, model):
+    before = json.loads(geodl("info", model, "--json").out)["classes"]
+    geodl("remove", model, before[1]["name"])
+    geodl("learn", model, "week1", "--quiet", *QUICK)
+    after = json.loads(geodl("info", model, "--json").out)["classes"]
+    assert {each["name"]: each["images"] for each in after} == {each["name"]: each["images"] for each in before}
+
+
 def test_predict_in_three_forms(geodl, model):
     table = geodl("predict", model, "test/[red]0", "nowhere.png", "--top", "2")
     assert len(table.out.splitlines()) == 6

@@ -110,10 +110,8 @@ def say_skipped(skipped: Problems, *, to_errors: bool = False) -> None:
         return
     out = errors if to_errors else console
     out.print(Text(f"left out or odd: {len(skipped)}", "yellow"))
-    for name, reason in skipped[:SHOWN]:
+    for name, reason in skipped:
         out.print(Text(f"  {name}: {reason}"))
-    if len(skipped) > SHOWN:
-        out.print(Text(f"  and {len(skipped) - SHOWN} more"))
 
 
 def say_learned(model: Path, done: Any) -> None:
@@ -132,11 +130,13 @@ def say_learned(model: Path, done: Any) -> None:
         ]
         line(
             f"recognises {done.accuracy:.1f} % of the check images of {checked} classes"
-            + (f": {', '.join(parts)}" if parts else ""),
+            + (f": {', '.join(parts)}" if parts else "")
+            + (f"; {rest} classes cannot be checked" if (rest := len(done.per_class) - checked) else ""),
             "bold",
         )
+    earlier = "" if done.stored_images or done.step == 1 else "; states kept for undo may hold images still"
     line(
-        f"stored in {model}: {done.stored_images} images, {readable(done.stored_bytes)}; your folder is not needed any more"
+        f"stored in {model}: {done.stored_images} images, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
         console.print(Text("note: ", "yellow") + Text(sentence))
@@ -220,9 +220,10 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
     """Say which images are stored and how large the model is."""
     budget = facts["budget"]
     per = "a class" if budget["counted"] == "per_class" else "in all"
+    checks = " and up to 10 a class to check with" if budget["exemplars"] else ""
     line(
         f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} "
-        f"(budget: {budget['exemplars']} {per} and up to 10 a class to check with)"
+        f"(budget: {budget['exemplars']} {per}{checks})"
     )
     if listed:
         for each in facts["stored"]:

@@ -4,7 +4,7 @@ import hashlib
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,6 +129,8 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
     if isinstance(source, np.ndarray | Tensor):
         pixels = as_pixels(source)
         return _unlabelled(ArrayImages, pixels), [f"image {i}" for i in range(len(pixels))], ()
+    if not isinstance(source, str | Path | Image.Image | Iterable):
+        raise DataError(f"images: {source!r} given; allowed: files, folders, arrays, PIL images, or several of them")
     parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
     items: list[Path | bytes] = []
     names: list[str] = []
@@ -140,9 +142,12 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
         else:
             items.append(_png(part))
             names.append(f"image {i}")
-    missing = [i for i, item in enumerate(items) if isinstance(item, Path) and not item.exists()]
-    problems = tuple((names[i], "no such file or folder") for i in missing)
-    there = [i for i in range(len(items)) if i not in set(missing)]
+    # A pipe or a device would be waited for: only files are opened.
+    bad = {i: item for i, item in enumerate(items) if isinstance(item, Path) and not item.is_file()}
+    problems = tuple(
+        (names[i], "not a regular file" if item.exists() else "no such file or folder") for i, item in bad.items()
+    )
+    there = [i for i in range(len(items)) if i not in bad]
     return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], problems
 
 

@@ -60,7 +60,9 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     images = images.relabel(shift)
     more = torch.bincount(images.labels[fresh], minlength=len(final)).tolist()
     classes = [replace(known, images=known.images + more[i]) for i, known in enumerate(old)]
-    classes += [KnownClass(name, step, more[final[name]]) for name in added]
+    # Of a new class every image counts, also one that was learned from before the class was removed.
+    everything = torch.bincount(images.labels, minlength=len(final)).tolist()
+    classes += [KnownClass(name, step, everything[final[name]]) for name in added]
     return Prepared(
         images,
         tuple(decoded.digests[i] for i in rows),
@@ -81,7 +83,7 @@ def _case_clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str,
     return [
         (
             name,
-            f"a new class, although the model knows {folded[name.casefold()]!r}; `geodl rename` can bring them together",
+            f"a new class, although the model knows {folded[name.casefold()]!r}; if they are one, undo this step, rename the folder and learn again",
         )
         for name in names
         if name not in known and name.casefold() in folded
