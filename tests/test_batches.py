@@ -315,7 +315,7 @@ def test_evaluation_is_in_order_and_unchanged():
 
 
 def test_mirror_images_truly_mirror():
-    """A public implementation reversed the channels instead (METHODS section 5)."""
+    """A public implementation reversed the channels instead."""
     pixels = torch.tensor([[[[1, 2]], [[3, 4]], [[5, 6]]]], dtype=torch.uint8).expand(1, 3, 2, 2).contiguous()
     images, transform = ArrayImages(pixels, torch.tensor([0])), Transform(2, PLAIN.mean, PLAIN.std)
     batch = next(evaluation(images, transform, mirror=True))

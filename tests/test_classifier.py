@@ -134,7 +134,7 @@ def test_more_images_of_a_known_class(model, weeks, tmp_path, digits, trained):
     assert (result.new, result.returning) == ((), ("digit 1",))
     after = state.load(RunDirectory(model.path))
     rows = (before.network.head.rows() != after.network.head.rows()).any(dim=1)
-    assert rows.tolist() == [False, True, False, False]  # METHODS section 4, end: only its row is trained
+    assert rows.tolist() == [False, True, False, False]  # only its row is trained
     assert [known.images for known in after.classes] == [15, 45, 15, 15]
     assert after.memory.per_class() == {0: 5, 1: 5, 2: 5, 3: 5}
     # chosen anew from old exemplars and new images together

@@ -297,7 +297,7 @@ def test_without_old_images_there_is_no_balanced_finetuning():
     assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
 
 
-# -- faults of public implementations that belong here (METHODS section 5)
+# -- faults of public implementations that belong here
 
 
 def test_the_rate_falls_after_the_milestone_and_not_an_epoch_before():

@@ -1,4 +1,4 @@
-"""How alike two representations of the same images are: SVCCA and linear CKA (METHODS section 7)."""
+"""How alike two representations of the same images are: SVCCA and linear CKA."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The exemplar memory: which images of the old classes are kept (METHODS section 4), and how many."""
+"""The exemplar memory: which images of the old classes are kept, and how many."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

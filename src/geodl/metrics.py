@@ -1,4 +1,4 @@
-"""The figures of a run: accuracy per phase, forgetting, transfer (METHODS section 1), all in % and in float64."""
+"""The figures of a run: accuracy per phase, forgetting, transfer, all in % and in float64."""
 
 import math
 from collections.abc import Iterable, Sequence

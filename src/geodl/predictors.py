@@ -1,4 +1,4 @@
-"""From features to predictions: the head itself, and the nearest class mean in its several forms (METHODS section 1)."""
+"""From features to predictions: the head itself, and the nearest class mean in its several forms."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

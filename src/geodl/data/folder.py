@@ -220,7 +220,7 @@ def read_imagenet(root: Path | None) -> Dataset:
 @source("imagenet-subset")
 def read_imagenet_subset(root: Path | None) -> Dataset:
     """100 of ImageNet's 1000 classes, those that permutation(1000) with seed 1993 puts first."""
-    # METHODS section 1; the classes keep the order of the permutation
+    # the classes keep the order of the permutation
     return _imagenet(root, "imagenet-subset", np.random.RandomState(1993).permutation(1000)[:100])
 
 

@@ -1,4 +1,4 @@
-"""The class-incremental protocol: in which order the classes are learned, and in which groups (METHODS section 1)."""
+"""The class-incremental protocol: in which order the classes are learned, and in which groups."""
 
 from __future__ import annotations
 

@@ -75,7 +75,10 @@ class Phase:
 
     @property
     def adaptive(self) -> float:
-        """The factor sqrt(old / new) of feature distillation (the code's form: METHODS section 2); no new class: sqrt(old)."""
+        """The factor of feature distillation: sqrt(old / new), as LUCIR's and GeoDL's code have it; no new class: sqrt(old).
+
+        Their papers print new / old; the published numbers come from the code.
+        """
         return math.sqrt(self.old / max(self.new, 1))
 
 

@@ -43,7 +43,7 @@ class Icarl(Method):
 
     @property
     def head(self) -> Literal["cosine", "linear"]:
-        """Linear as published; cosine with feature distillation (METHODS section 4)."""
+        """Linear as published; cosine with feature distillation."""
         return "cosine" if self.config.distill in ("cosine", "geodesic") else "linear"
 
     def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:

@@ -102,7 +102,7 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def correct(self, rows: Sequence[int] | Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Correct the logits of some classes from now on: `alpha * logit + beta` (BiC, METHODS section 4)."""
+        """Correct the logits of some classes from now on: `alpha * logit + beta` (BiC Eq. 5)."""
         index = torch.as_tensor(rows, device=self.alpha.device)
         self.alpha[index] = alpha.to(self.alpha)
         self.beta[index] = beta.to(self.beta)

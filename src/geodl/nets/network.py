@@ -34,7 +34,7 @@ class Output(NamedTuple):
     pooled: Tensor
     """(B, d) features, averaged over the whole map: for the head, herding, class means and cosine distillation."""
     grid: Tensor
-    """(B, 4 d) features, averaged over the four quarters of the map: for geodesic distillation (METHODS section 2)."""
+    """(B, 4 d) features, averaged over the four quarters of the map: for geodesic distillation."""
 
 
 class Network(nn.Module):

@@ -1,4 +1,4 @@
-"""Residual networks whose features can be negative: the last ReLU is left out (METHODS section 3).
+"""Residual networks whose features can be negative: the last ReLU is left out.
 
 Modules carry the names that ImageNet checkpoints use (`conv1`, `layer1.0.bn2`, ...), so that published weights load.
 Every network maps images (B, 3, H, W) to a feature map (B, width, h, w).

@@ -201,7 +201,7 @@ class _Step:
             raise ConfigError(
                 "exemplars = 0: the first step needs two classes or more, since nothing can be kept of one"
             )
-        # One class: nothing to train (METHODS section 4, end). Exemplars by the features of the untrained network.
+        # One class: nothing to train. Exemplars by the features of the untrained network.
         network = self.trainer.build(classes)
         share = quota(classes, self.config.exemplars, self.config.budget)
         features = self.trainer.features(network, train).pooled

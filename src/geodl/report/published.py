@@ -17,7 +17,7 @@ class Published:
     row:             the paper's name of the method; method and distill are ours for the same thing.
     classifier:      cnn, nme or ame; None where the paper does not say which.
     memory:          exemplars per class.
-    includes_phase0: whether an average counts phase 0 (METHODS section 1); None where that is unknown or no question.
+    includes_phase0: whether an average counts phase 0; None where that is unknown or no question.
     against:         what a time ratio is a multiple of.
     """
 

@@ -28,7 +28,7 @@ SIZES = {
     "digits": Size(10, 144, 36, 8),
 }
 MNEMONICS = 1.5
-"""Optimising exemplars may take at most half as long again as the phase (METHODS section 4)."""
+"""Optimising exemplars may take at most half as long again as the phase."""
 STEPS = 3
 BATCH = 16
 """Images in a timed batch where they are large."""

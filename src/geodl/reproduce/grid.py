@@ -1,4 +1,4 @@
-"""Which runs each table and figure of the paper needs (METHODS section 6); what several of them need is run once."""
+"""Which runs each table and figure of the paper needs; what several of them need is run once."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Training:
 
 
 # Trainings with two names: LwF and iCaRL differ in the classifier they are read under, and iCaRL + GeoDL is CE + GeoDL
-# under k-NME (METHODS section 4).
+# under k-NME.
 SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "geodesic")}
 
 
