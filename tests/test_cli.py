@@ -167,8 +167,11 @@ def test_json_is_for_programs(finished):
     shown = json.loads(geodl("config", "show", "--preset", "digits", "--method", "lwf", "--json").stdout)
     assert shown["distill"] == {"value": "lwf", "origin": "default of lwf"}
     assert shown["network"] == {"value": "resnet8", "origin": "preset digits"}
-    facts = json.loads(geodl("doctor", "--json").stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEODL_DATA", str(finished))
+        facts = json.loads(geodl("doctor", "--json").stdout)
     assert set(facts) == {"versions", "machine", "extras", "data"}
+    assert facts["data"]["found"] == f"digits (embedded); in {finished}: runs"
     methods = json.loads(geodl("methods", "--json").stdout)
     assert methods["lucir"]["defaults"]["margin"] == 0.5
 

@@ -81,6 +81,15 @@ def _method(name: str) -> dict[str, Any]:
     return {"summary": method.summary, "paper": method.paper, "defaults": own}
 
 
+def _data_found() -> str:
+    """Say what lies in the folder where sources look when they are given none."""
+    folder = os.environ.get("GEODL_DATA")
+    if not folder:
+        return "digits (embedded); GEODL_DATA, a folder to look in for others, is not set"
+    names = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
+    return f"digits (embedded); in {folder}: {', '.join(names) or 'nothing'}"
+
+
 def doctor(*, as_json: Json = False) -> None:
     """Say what a bug report needs."""
     import torch
@@ -123,7 +132,7 @@ def doctor(*, as_json: Json = False) -> None:
         },
         "data": {
             **sources(),
-            "GEODL_DATA": os.environ.get("GEODL_DATA", "unset"),
+            "found": _data_found(),
             "cache": f"{cache.root} ({cache.size() / 1e6:.1f} MB)",
             "runs": f"{len(list(Path('runs').glob('*/config.json')))} in ./runs",
         },
