@@ -127,6 +127,12 @@ def test_the_seed_matters_and_the_global_state_does_not():
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_the_seed_changes_the_augmentation_too():
+    alone = small(1)  # one image has one order
+    seen = {next(Batches(alone, PLAIN, 1, seed).epoch(0)).images.numpy().tobytes() for seed in range(8)}
+    assert len(seen) > 4
+
+
 def test_augmentation_is_new_in_each_epoch():
     alone = small(1)
     seen = {next(Batches(alone, PLAIN, 1, seed=0).epoch(e)).images.numpy().tobytes() for e in range(8)}

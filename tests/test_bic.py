@@ -1,5 +1,7 @@
 """BiC: the weights of its two losses, what is held out, and a correction that moves two numbers and nothing else."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,12 @@ from tests import tiny
 from tests.phases import Learner, batch_of, cross_entropy, divergence, log_softmax, output
 from torch import nn
 
-from geodl import experiment
 from geodl.data.batches import evaluation
 from geodl.data.images import FileImages
 from geodl.experiment import run, scenario_of, transform_of
 from geodl.methods import METHODS, Phase
 from geodl.methods.bic import Correction
+from geodl.metrics import dense
 from geodl.nets import frozen_copy
 
 STUDENT = [[2.0, -1.0, 0.5, 0.3], [0.1, 0.4, -0.3, 1.2], [1.5, 1.0, -2.0, 0.0]]
@@ -62,6 +64,14 @@ def test_cross_entropy_has_its_full_weight_where_nothing_is_distilled():
 @pytest.mark.parametrize(("quota", "held"), [(0, 0), (1, 0), (2, 1), (5, 1), (20, 2), (50, 5), (100, 10)])
 def test_a_tenth_is_held_out_and_something_is_left(quota, held):
     assert METHODS["bic"](config()).held_out(quota) == held
+
+
+def test_a_total_budget_holds_out_as_many_of_every_class():
+    learner = Learner(config(exemplars=80, budget="total"), tiny.dataset(4, train=50))
+    for count in (4, 3, 2):  # a tenth of 80 / 2, 80 / 3 and 80 / 4 each
+        phase = learner.prepare()
+        assert set(torch.bincount(phase.memory.held.labels).tolist()) == {count}
+        learner.learn()
 
 
 def test_held_out_images_come_when_a_class_does_and_are_never_trained_on():
@@ -138,10 +148,22 @@ def test_the_correction_is_the_minimum_that_a_search_finds():
 
 def test_the_correction_moves_two_numbers_and_nothing_else():
     learner = Learner(config(network="resnet8", correction_epochs=3))  # resnet8 has batch statistics that could move
-    phase, stage = at_correction(learner)
+    learner.learn()
+    phase = learner.prepare()
+    stages = learner.method.stages(phase)
+    learner.run(phase, next(stages))
     before = {name: tensor.clone() for name, tensor in phase.network.state_dict().items()}
     assert any("running_mean" in name for name in before)
+    stage = next(stages)
     assert [name for name, _ in stage.module.named_parameters()] == ["alpha", "beta"]
+    # It starts from the logits in eval mode: before its first step they are those that prediction would see.
+    batch = next(iter(stage.batches.epoch(0)))
+    (whole,) = evaluation(phase.memory.held, phase.transform)
+    with torch.no_grad():
+        logits = deepcopy(phase.network).eval()(whole.images).logits[batch.indices]
+        assert float(stage.loss(stage.module, batch)["ce"]) == pytest.approx(
+            cross_entropy(logits, batch.labels), rel=1e-5
+        )
     modes: list[bool] = []
     plain = stage.loss
 
@@ -266,7 +288,7 @@ def test_predictions_and_the_next_teacher_use_corrected_logits(tmp_path):
         raw = network.head.raw(network.features(batch.images)).numpy()
         taught = frozen_copy(network)(batch.images).logits.numpy()
     corrected = last.model["head.alpha"].numpy() * raw + last.model["head.beta"].numpy()
-    counted = experiment.dense(last.metrics["confusions"]["cnn"], 6).numpy()
+    counted = dense(last.metrics["confusions"]["cnn"], 6).numpy()
 
     def confusion(logits: np.ndarray) -> np.ndarray:
         matrix = np.zeros((6, 6), dtype=np.int64)

@@ -11,11 +11,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from geodl.data import Dataset
-from geodl.data.batches import Transform, evaluation
+from geodl.data.batches import Transform, as_inputs, evaluation
 from geodl.data.images import ArrayImages, FileImages
 from geodl.experiment import run
 from geodl.methods import Phase, Stage
-from geodl.methods.mnemonics import Pixels, as_inputs, unrolled
+from geodl.methods.bilevel import Pixels, unrolled
 from geodl.nets import Network, build_network
 
 

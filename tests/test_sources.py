@@ -59,7 +59,7 @@ def test_unknown_names_and_options():
         ConfigError, match="folder has no option 'fraction', allowed: test_fraction, split_seed, strict"
     ):
         load("folder", ".", fraction=0.1)
-    with pytest.raises(ConfigError, match="folder needs a path"):
+    with pytest.raises(ConfigError, match="data_dir: folder needs a folder of class folders"):
         load("folder")
     with pytest.raises(DataError, match="nowhere: no such file or folder"):
         load("folder", "nowhere")
@@ -383,6 +383,17 @@ def test_train_and_test_folders(tmp_path, name):
     assert "size: 6 x 5 to 100 x 80 pixels, in files" in data.summary()
 
 
+def test_train_alone_is_split_unless_it_is_a_class(tmp_path):
+    pictures = {f"train/{name}/{i}.png": 10 * k + i for k, name in enumerate(["fig", "kiwi"]) for i in range(5)}
+    write(tmp_path, pictures | {"train/fig/bad.png": b""})
+    data = load("folder", tmp_path, test_fraction=0.2)
+    assert data.classes == ("fig", "kiwi")
+    assert torch.bincount(data.test.labels).tolist() == [1, 1]
+    assert data.skipped == (("train/fig/bad.png", "the file is empty"),)
+    write(tmp_path, {"bus/1.png": 30, "bus/2.png": 31})
+    assert load("folder", tmp_path).classes == ("bus", "train")
+
+
 def test_a_long_list_of_odd_things_is_cut(tmp_path):
     write(tmp_path, {"a/1.png": 1, **{f"a/{i}.txt": b"no" for i in range(30)}})
     summary = load("folder", tmp_path, test_fraction=0).summary(most=4)
@@ -640,7 +651,7 @@ def hub_split(labels, seed=0, size=(6, 5), **features):
 
 def test_hub_by_name(hub):
     hub.splits = {"train": hub_split([0, 1, 0]), "test": hub_split([1], seed=9)}
-    data = load("hub", dataset="someone/something")
+    data = load("hub", "someone/something")
     assert hub.calls == [("load_dataset", "someone/something")]
     assert data.classes == ("a", "b")
     assert data.train.labels.tolist() == [0, 1, 0]
@@ -667,29 +678,29 @@ def test_hub_columns(hub, tmp_path):
     split.columns |= {"photo": [{"bytes": None, "path": str(path)}] * 3, "kind": ["k", "k", "j"]}
     split.features |= {"kind": Value()}
     hub.splits = {"train": split, "validation": split}
-    data = load("hub", dataset="d")
+    data = load("hub", "d")
     assert data.classes == ("x", "y")
     assert data.train.items == (path,) * 3
-    assert load("hub", dataset="d", label_column="kind").classes == ("j", "k")
+    assert load("hub", "d", label_column="kind").classes == ("j", "k")
     with pytest.raises(ConfigError, match="label_column: no column 'lable', allowed: photo, label, kind"):
-        load("hub", dataset="d", label_column="lable")
+        load("hub", "d", label_column="lable")
     split.features |= {"second": FakeImage()}
     with pytest.raises(ConfigError, match="image_column: 2 image columns found"):
-        load("hub", dataset="d")
-    assert load("hub", dataset="d", image_column="photo").classes == ("x", "y")
+        load("hub", "d")
+    assert load("hub", "d", image_column="photo").classes == ("x", "y")
 
 
 def test_hub_unknown_test_labels(hub):
     hub.splits = {"train": hub_split(["x", "y"], label=Value()), "test": hub_split(["z"], label=Value())}
     with pytest.raises(DataError, match="not among the 2 training classes"):
-        load("hub", dataset="d")
+        load("hub", "d")
     hub.splits = {"test": hub_split([0])}
     with pytest.raises(DataError, match="no split 'train', only test"):
-        load("hub", dataset="d")
+        load("hub", "d")
 
 
 def test_hub_errors(hub, monkeypatch):
-    with pytest.raises(ConfigError, match="either a name"):
+    with pytest.raises(ConfigError, match="data_dir: hub needs the name of a dataset, or a local folder"):
         load("hub")
 
     def fail(name):
@@ -697,10 +708,10 @@ def test_hub_errors(hub, monkeypatch):
 
     hub.load_dataset = fail
     with pytest.raises(DataError, match=r"d: cannot be loaded \(no network\)"):
-        load("hub", dataset="d")
+        load("hub", "d")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"geodl\[hub\]"):
-        load("hub", dataset="d")
+        load("hub", "d")
 
 
 @pytest.mark.parametrize(

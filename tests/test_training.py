@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests import tiny
+from tests.phases import Learner
 
 from geodl import experiment, files
 from geodl.cache import Cache
@@ -18,7 +20,8 @@ from geodl.errors import ConfigError, GeodlError, MissingExtraError, StoreError,
 from geodl.experiment import run
 from geodl.memory import Memory
 from geodl.methods import METHODS, Method, Schedule, build
-from geodl.predictors import class_means
+from geodl.metrics import dense, sparse
+from geodl.predictors import class_means, drift
 from geodl.store import RunDirectory
 from geodl.training import Interrupted, Trainer
 
@@ -47,6 +50,12 @@ def test_step_schedule_changes_exactly_at_the_milestones():
     assert rates[80 * 10] == pytest.approx(0.01)
     assert rates[119 * 10 + 9] == pytest.approx(0.01)
     assert rates[120 * 10] == pytest.approx(0.001)
+
+
+def test_joint_training_starts_anew_in_every_phase_and_has_the_time_for_it():
+    config = tiny.config(method="joint", epochs=2, base_epochs=7, lr=0.05, base_lr=0.3)
+    schedules = [build(config).main_schedule(t) for t in range(3)]
+    assert [(schedule.epochs, schedule.lr) for schedule in schedules] == [(7, 0.3)] * 3
 
 
 def test_onecycle_rises_to_the_peak_and_falls_to_almost_nothing():
@@ -91,9 +100,9 @@ def test_confusions_count_every_test_image_once(tmp_path, data):
         metrics = store.load_phase(t).metrics
         seen = len(metrics["classes"])
         for entries in metrics["confusions"].values():
-            matrix = experiment.dense(entries, seen)
+            matrix = dense(entries, seen)
             assert matrix.sum(dim=1).tolist() == [5] * seen
-            assert experiment.sparse(matrix) == entries
+            assert sparse(matrix) == entries
 
 
 def test_the_seed_changes_the_result_and_nothing_else_does(tmp_path, data):
@@ -111,9 +120,38 @@ def test_frozen_rows_stay_bit_for_bit_and_sigma_is_carried_over(tmp_path, data):
     store = run(tiny.config(method="lucir"), out=tmp_path / "r", data=data)
     before, after = store.load_phase(0).model, store.load_phase(1).model
     assert torch.equal(before["head.weight"], after["head.weight"][:2])
-    assert after["head.scale"] != 5.0  # learned, not reset
+    assert before["head.scale"] != 5.0
+    learner = Learner(tiny.config(method="lucir"), data)
+    learned = learner.learn().network.head.scale.item()
+    assert learner.prepare().network.head.scale.item() == learned == before["head.scale"]
     plain = run(tiny.config(method="finetune"), out=tmp_path / "p", data=data)
     assert not torch.equal(plain.load_phase(0).model["head.weight"], plain.load_phase(1).model["head.weight"][:2])
+
+
+def test_the_images_of_a_phase_are_looked_at_no_more_than_needed(data, monkeypatch):
+    learner, looked = Learner(tiny.config(method="lucir"), data), []
+    features = learner.trainer.features
+
+    def spy(network, images, **options):
+        looked.append(len(images))
+        return features(network, images, **options)
+
+    monkeypatch.setattr(learner.trainer, "features", spy)
+    learner.learn()
+    assert looked == [18]  # for herding and the class means
+    learner.learn()
+    assert looked[1:] == [9, 9, 9]  # for imprinting; as above; under the old network, for the drift
+
+
+def test_stored_means_of_old_classes_drift_along_and_those_of_new_ones_are_taken(data):
+    learner = Learner(tiny.config(method="lucir"), data)
+    old, stored = deepcopy(learner.learn().network), learner.memory.means
+    phase = learner.learn()
+    before, now = (learner.trainer.features(network, phase.images) for network in (old, phase.network))
+    expected = drift(stored, before.pooled, now.pooled)
+    torch.testing.assert_close(learner.memory.means[:2], expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(learner.memory.means[2:], class_means(now.pooled, now.labels, 3)[2:])
+    assert not torch.allclose(stored, expected, atol=1e-2)
 
 
 def test_memory_keeps_the_quota_of_every_class(tmp_path, data):

@@ -8,9 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from geodl.errors import StoreError
-from geodl.files import fingerprint, read_tensors, remove_temporaries, write_tensors
-
-__all__ = ["Cache", "fingerprint"]
+from geodl.files import read_tensors, remove_temporaries, write_tensors
 
 
 def _default_root() -> Path:
@@ -21,7 +19,7 @@ def _default_root() -> Path:
 
 
 class Cache:
-    """Tensor files by key, where a key is the `fingerprint` of all that determines the tensors.
+    """Tensor files by key, where a key is the `geodl.files.fingerprint` of all that determines the tensors.
 
     The cache lives in `root`, else in $GEODL_CACHE, $XDG_CACHE_HOME/geodl, or ~/.cache/geodl. Any number of processes
     may use it at once: entries appear whole, and two writers of one key write the same.
@@ -34,27 +32,23 @@ class Cache:
     def _path(self, key: str) -> Path:
         return self._entries / f"{key}.safetensors"
 
-    def load(self, key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """Give the tensors and the metadata of an entry, verified; a damaged entry is dropped."""
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """Give the tensors of an entry, verified; a damaged entry is dropped."""
         path = self._path(key)
         if not path.exists():
             return None
         try:
-            return read_tensors(path)
+            return read_tensors(path)[0]
         except StoreError:
             with suppress(OSError):  # another process may have dropped it already, or own it
                 path.unlink()
             return None
 
-    def get(self, key: str) -> Path | None:
-        """Give the file of an entry that is there and sound."""
-        return None if self.load(key) is None else self._path(key)
-
-    def put(self, key: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bool:
+    def put(self, key: str, tensors: Mapping[str, Tensor]) -> bool:
         """Keep tensors for the runs to come; False where the disk does not let us, which must not stop a run."""
         try:
             self._entries.mkdir(parents=True, exist_ok=True)
-            write_tensors(self._path(key), tensors, metadata)
+            write_tensors(self._path(key), tensors)
         except (OSError, StoreError):
             return False
         return True

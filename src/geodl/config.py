@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from geodl.errors import ConfigError
 
 Distillation = Literal["none", "lwf", "cosine", "geodesic"]
+DISTILLATIONS: tuple[str, ...] = get_args(Distillation)
 
 
 def option(default: Any, group: str, description: str, *, identity: bool = True, **constraints: Any) -> Any:
@@ -48,8 +49,10 @@ class RunConfig(BaseModel):
         "digits", "Data", "Data source: digits, folder, cifar100, hub, imagenet, imagenet-subset, arrays."
     )
     data_dir: Path | None = option(None, "Data", "Where the source finds its files (hub: the dataset's name or path).")
-    test_fraction: float = option(0.2, "Data", "Folder without train/ and test/: share kept for testing.", gt=0, lt=1)
-    split_seed: int = option(0, "Data", "Folder without train/ and test/: seed of the split.")
+    test_fraction: float = option(
+        0.2, "Data", "Data without a test part (folder, arrays, hub): share kept for testing.", gt=0, lt=1
+    )
+    split_seed: int = option(0, "Data", "Data without a test part: seed of the split.")
     image_column: str | None = option(None, "Data", "Hub: the column of images; unset: found.")
     label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: found.")
     base: int | None = option(None, "Data", "Classes of phase 0; unset: half of them; 0: no base phase.", ge=0)
@@ -206,7 +209,9 @@ def resolve(layers: Sequence[Layer], methods: Mapping[str, type[RunConfig]]) -> 
 def presets() -> dict[str, str]:
     """Give the names of the presets in the package, each with its first comment line."""
     files = (item for item in resources.files("geodl").joinpath("presets").iterdir() if item.name.endswith(".toml"))
-    found = {item.name.removesuffix(".toml"): item.read_text().splitlines()[0].lstrip("# ") for item in files}
+    found = {
+        item.name.removesuffix(".toml"): item.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for item in files
+    }
     return dict(sorted(found.items()))
 
 
@@ -214,14 +219,14 @@ def preset_layer(name: str) -> Layer:
     """Read a preset that ships inside the package."""
     if not isinstance(name, str) or name not in presets():
         raise ConfigError(f"preset = {name!r}: {', '.join(presets())} are allowed")
-    text = resources.files("geodl").joinpath("presets", f"{name}.toml").read_text()
+    text = resources.files("geodl").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return Layer(f"preset {name}", tomllib.loads(text))
 
 
 def file_layers(path: Path) -> list[Layer]:
     """Read a TOML file of options; its key ``preset`` names a preset to stand on."""
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"config file {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

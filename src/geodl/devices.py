@@ -1,5 +1,7 @@
 """What training and prediction run on."""
 
+import os
+
 import torch
 
 from geodl.errors import ConfigError
@@ -13,3 +15,8 @@ def device_kind(accelerator: str) -> str:
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("accelerator = 'cuda': torch finds no CUDA device here; auto and cpu are allowed")
     return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

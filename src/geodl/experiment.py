@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,13 +19,14 @@ from geodl.config import RunConfig
 from geodl.data.batches import Transform
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.scenario import ClassIncremental
-from geodl.data.sources import Dataset, load
+from geodl.data.sources import Dataset, load, source_options
+from geodl.devices import available_cores
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.files import fingerprint
 from geodl.geometry import principal_angles, subspace
-from geodl.memory import Memory
+from geodl.memory import Memory, quota
 from geodl.methods import Method, Phase, build
-from geodl.metrics import Trajectory, confusion
+from geodl.metrics import Trajectory, confusion, dense, sparse
 from geodl.nets import Network
 from geodl.predictors import class_means, nearest_mean, predict
 from geodl.store import RunDirectory
@@ -88,11 +90,7 @@ def follows() -> bool:
 
 def load_data(config: RunConfig) -> Dataset:
     """Load the data that a configuration names."""
-    options: dict[str, Any] = {}
-    if config.data in ("folder", "arrays", "hub"):
-        options = {"test_fraction": config.test_fraction, "split_seed": config.split_seed}
-    if config.data == "hub":
-        options |= {"image_column": config.image_column, "label_column": config.label_column}
+    options = {name: getattr(config, name) for name in source_options(config.data) if name in type(config).model_fields}
     return load(config.data, config.data_dir, **options)
 
 
@@ -160,13 +158,27 @@ class _Run:
         """Go through all the phases that are not complete."""
         done = self.store.completed()
         total = len(self.scenario.groups)
-        # Image-epochs of each phase: what an estimate of the time left needs.
-        work = [self.method.main_schedule(t).epochs * len(self.scenario.train(t)) for t in range(total)]
-        self._tell("run", directory=str(self.store.path), scenario=self.scenario, done=done, total=total, work=work)
+        directory, work = str(self.store.path), self._work(total)
+        self._tell("run", directory=directory, scenario=self.scenario, done=done, total=total, work=work)
         network, memory = self._restore(done) if done else (None, Memory.empty(embed=self.trainer.config.embed))
         for t in range(done, total):
             network, memory = self._phase(t, network, memory)
-        self._tell("done", directory=str(self.store.path))
+        self._tell("done", directory=directory)
+
+    def _work(self, total: int) -> list[int]:
+        """Count the images that each phase trains on, over its epochs: what an estimate of the time left needs."""
+        config = self.trainer.config
+        sizes = [len(self.scenario.train(t)) for t in range(total)]
+        work = []
+        for t in range(total):
+            before = self.scenario.seen(t - 1) if t else 0
+            kept = (
+                sum(sizes[:t])
+                if self.method.keeps_all_data
+                else before * quota(before, config.exemplars, config.budget)
+            )
+            work.append(self.method.main_schedule(t).epochs * (sizes[t] + kept))
+        return work
 
     def _restore(self, done: int) -> tuple[Network, Memory]:
         last = self.store.load_phase(done - 1)
@@ -254,19 +266,6 @@ class _Run:
         }
 
 
-def sparse(matrix: Tensor) -> list[list[int]]:
-    """Give a confusion matrix as [true, predicted, count] for the counts that are not 0."""
-    return [[int(i), int(j), int(matrix[i, j])] for i, j in matrix.nonzero()]
-
-
-def dense(entries: list[list[int]], classes: int) -> Tensor:
-    """Give back the (C, C) confusion matrix that ``sparse`` wrote."""
-    matrix = torch.zeros(classes, classes, dtype=torch.int64)
-    for true, predicted, count in entries:
-        matrix[true, predicted] = count
-    return matrix
-
-
 def _board(directory: Path) -> Any:
     """Open TensorBoard's file of curves in the run directory."""
     try:
@@ -298,11 +297,6 @@ def _set_threads(config: RunConfig, path: Path, fresh: bool) -> int:
     return threads
 
 
-def available_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _environment(trainer: Trainer, threads: int) -> dict[str, Any]:
     return {
         "threads": threads,
@@ -312,4 +306,19 @@ def _environment(trainer: Trainer, threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "machine": platform.machine(),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str | None:
+    """Name the commit of the code, where it runs from a checkout of its own; with + where something was changed since."""
+    here = ["git", "-C", str(Path(__file__).parent)]
+
+    def said(*words: str) -> str:
+        return subprocess.run([*here, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        said("ls-files", "--error-unmatch", Path(__file__).name)  # inside another project's checkout it is not tracked
+        return said("rev-parse", "--short", "HEAD") + ("+" if said("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -232,3 +232,13 @@ def is_locked(directory: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def readable(count: int) -> str:
+    """Write a number of bytes for people."""
+    value = float(count)
+    for unit in ("bytes", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

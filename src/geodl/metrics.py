@@ -118,3 +118,16 @@ def _mean(values: Iterable[float]) -> float | None:
 def _json(values: Sequence[float]) -> list[float | None]:
     """Replace nan, which JSON does not know, by None."""
     return [None if math.isnan(value) else value for value in values]
+
+
+def sparse(matrix: Tensor) -> list[list[int]]:
+    """Give a confusion matrix as [true, predicted, count] for the counts that are not 0."""
+    return [[int(i), int(j), int(matrix[i, j])] for i, j in matrix.nonzero()]
+
+
+def dense(entries: list[list[int]], classes: int) -> Tensor:
+    """Give back the (C, C) confusion matrix that ``sparse`` wrote."""
+    matrix = torch.zeros(classes, classes, dtype=torch.int64)
+    for true, predicted, count in entries:
+        matrix[true, predicted] = count
+    return matrix

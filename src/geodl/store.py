@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,9 +23,7 @@ from torch import Tensor
 from geodl.errors import StoreError
 from geodl.files import (
     TEMPORARY,
-    atomic_write,
     canonical_json,
-    fingerprint,
     is_locked,
     json_file,
     locked,
@@ -43,21 +41,6 @@ from geodl.files import (
     write_tensors,
     writing,
 )
-
-__all__ = [
-    "Phase",
-    "RunDirectory",
-    "RunSummary",
-    "atomic_write",
-    "fingerprint",
-    "list_runs",
-    "read_json",
-    "read_tensors",
-    "remove_run",
-    "summarise",
-    "write_json",
-    "write_tensors",
-]
 
 FORMAT = 1
 
@@ -86,6 +69,11 @@ class RunDirectory:
         self.phases: int | None = self._record["phases"]
         self._writable = False
 
+    @property
+    def kind(self) -> str:
+        """What the directory is of: a run, or a model."""
+        return str(self.config.get("kind", "run"))
+
     @classmethod
     def create_or_open(
         cls,
@@ -110,10 +98,12 @@ class RunDirectory:
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
         with locked(path):
-            if fresh or not (path / "config.json").exists():
+            run = cls(path) if (path / "config.json").exists() else None
+            if run is not None and run.kind != record["config"].get("kind", "run"):  # not even --fresh removes a model
+                raise StoreError(f"{path} is the directory of a {run.kind}; use another one")
+            if run is None or fresh:
                 _start_over(path, record)
                 return cls(path)
-            run = cls(path)
             _refuse_difference(path, "configuration", _differences(run.config, record["config"]), "--fresh")
             then, now = ({key: env.get(key) for key in must_match} for env in (run.environment, record["environment"]))
             drift = _differences(then, now)
@@ -216,6 +206,22 @@ class RunDirectory:
         files = ("memory.safetensors", "model.safetensors")
         return all((_phase_path(self.path, t) / name).exists() for name in files)
 
+    def load_memory(self, t: int) -> dict[str, Tensor]:
+        """Read the memory of phase `t` alone, verified."""
+        return read_tensors(_phase_path(self.path, t) / "memory.safetensors")[0]
+
+    def load_extra(self, t: int) -> dict[str, Any]:
+        """Read what was kept beside the tensors and metrics of phase `t`."""
+        return dict(read_json(_phase_path(self.path, t) / "extra.json"))
+
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Give what tells the last complete phase from any other, also from one that was taken back; None: there is none."""
+        while done := self.completed():
+            with suppress(FileNotFoundError):  # another process has taken it back just now: count again
+                status = _phase_path(self.path, done - 1).stat()
+                return done, status.st_ino, status.st_mtime_ns
+        return None
+
     def load_metrics(self, t: int) -> dict[str, Any]:
         """Read the metrics of phase `t` alone."""
         return dict(read_json(_phase_path(self.path, t) / "metrics.json"))
@@ -306,6 +312,8 @@ def _start_over(path: Path, record: Mapping[str, Any]) -> None:
     """Remove what geodl wrote, newest first, so that a kill on the way leaves a shorter but sound run."""
     for name in ("progress/checkpoint.safetensors", "events.jsonl", "report.html"):
         unlink(path / name)
+    for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
+        unlink(curves)
     for t in reversed(_phase_numbers(path)):
         with writing(path):
             target = _phase_path(path, t)
@@ -341,7 +349,7 @@ State = Literal["complete", "running", "interrupted", "damaged"]
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line of the list of runs; `size` in bytes, `modified` in seconds since 1970."""
+    """One line of the list of runs; `size` in bytes."""
 
     path: Path
     name: str
@@ -350,7 +358,6 @@ class RunSummary:
     total: int | None
     result: str | None
     size: int
-    modified: float
 
 
 def summarise(path: Path) -> RunSummary:
@@ -366,18 +373,16 @@ def summarise(path: Path) -> RunSummary:
         state = "running" if is_locked(path) else "complete" if finished else "interrupted"
     except StoreError:
         pass
-    sizes, times = zip(*_sizes_and_times(path), strict=True)
-    return RunSummary(path, path.name, state, done, run.phases, result, sum(sizes), max(times))
+    return RunSummary(path, path.name, state, done, run.phases, result, directory_size(path))
 
 
-def _sizes_and_times(path: Path) -> Iterator[tuple[int, float]]:
+def directory_size(path: Path) -> int:
+    """Count the bytes of all files below a directory."""
+    total = 0
     for file in path.rglob("*"):
-        try:
-            status = file.stat()
-        except FileNotFoundError:
-            continue  # a running writer renames and removes its temporary files
-        if file.is_file():
-            yield status.st_size, status.st_mtime
+        with suppress(FileNotFoundError):  # a running writer renames and removes its temporary files
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def list_runs(root: Path) -> list[RunSummary]:

@@ -18,15 +18,16 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, distributed, nn
 
-from geodl.cache import Cache, fingerprint
+from geodl.cache import Cache
 from geodl.config import RunConfig, derive
 from geodl.data.batches import Batch, Transform, evaluation
 from geodl.data.images import Images, concat
 from geodl.devices import device_kind
 from geodl.errors import GeodlError, TrainingError
+from geodl.files import fingerprint
 from geodl.geometry import GeometryError
 from geodl.memory import Memory, quota
-from geodl.methods import Method, Phase, Shard, Stage
+from geodl.methods import Losses, Method, Phase, Shard, Stage
 from geodl.nets import Network, build_network, frozen_copy
 from geodl.predictors import Features, class_means, drift, exemplar_means, features_of
 
@@ -129,11 +130,10 @@ class Trainer:
                 self._run(phase, stage, number, checkpoint if number == start else None, progress)
         phase.network.head.thaw()
         share = quota(classes, self.config.exemplars, self.config.budget)
-        held = self.method.held_out(share)
-        phase.memory = self.method.exemplars(phase, share - held)
-        phase.memory = replace(
-            phase.memory, held=_first_of_each(phase.memory.held, held), means=self._means(phase, classes)
-        )
+        phase.settled = self.features(phase.network, phase.at_hand())
+        means = self._means(phase, phase.settled, classes)
+        chosen = self.method.exemplars(phase, share - self.method.held_out(share))
+        phase.memory = replace(chosen, means=means)
         return phase
 
     def features(self, network: Network, images: Images, *, mirror: bool = False) -> Features:
@@ -199,6 +199,7 @@ class Trainer:
     def _hold_out(self, images: Images, memory: Memory, old: int, classes: int) -> tuple[Images, Memory]:
         """Set aside, for good, some images of each class that is seen for the first time, where the method asks for it."""
         count = self.method.held_out(quota(classes, self.config.exemplars, self.config.budget))
+        memory = replace(memory, held=_first_of_each(memory.held, count))  # a total budget leaves each class less
         if not count:
             return images, memory
         chosen = torch.zeros(len(images), dtype=torch.bool)
@@ -211,19 +212,12 @@ class Trainer:
         held = fresh if memory.held is None else concat([memory.held, fresh])
         return images.select(~chosen), replace(memory, held=held)
 
-    def _means(self, phase: Phase, classes: int) -> Tensor:
+    def _means(self, phase: Phase, now: Features, classes: int) -> Tensor:
         """Give the stored class means (C, d) of honest AME: those of classes at hand are taken, the others drift along."""
-        images = phase.images
-        if phase.memory.images is not None:  # what was kept of a class that comes back counts with its new images
-            back = phase.memory.images.select(
-                torch.isin(phase.memory.images.labels, images.labels) & (phase.memory.images.labels < phase.old)
-            )
-            images = concat([images, back]) if len(back) else images
-        now = self.features(phase.network, images)
         taken = class_means(now.pooled, now.labels, classes)
         if phase.teacher is None or phase.memory.means is None:
             return taken
-        before = self.features(phase.teacher, images)
+        before = self.features(phase.teacher, phase.at_hand())
         moved = drift(phase.memory.means, before.pooled, now.pooled)
         known = torch.cat([moved, moved.new_zeros(classes - len(moved), moved.shape[1])])
         return torch.where((taken != 0).any(dim=1, keepdim=True), taken, known)
@@ -255,8 +249,9 @@ class Trainer:
         compiled: Any = torch.compile(stage.module) if self.config.compile and number == 0 else stage.module
         module, wrapped = self.fabric.setup(compiled, optimizer)
         steps = min(len(stage.batches), stage.steps or len(stage.batches))
-        self.listener("stage", phase=phase.index, stage=stage.name, epochs=schedule.epochs, steps=steps, epoch=epoch)
-        saved = time.monotonic()
+        where = {"phase": phase.index, "stage": stage.name}
+        self.listener("stage", **where, epochs=schedule.epochs, steps=steps, epoch=epoch)
+        every, saved = self.config.checkpoint_steps, time.monotonic()
 
         def save(epoch: int, step: int) -> None:
             nonlocal saved
@@ -269,53 +264,43 @@ class Trainer:
             for batch in islice(stage.batches.epoch(epoch, step), steps - step):
                 for group in wrapped.param_groups:
                     group["lr"] = schedule.lr_at(epoch, step, steps)
-                batch = _to(batch, self.fabric.device)
                 try:
-                    parts = stage.loss(module, batch)
-                except GeometryError as error:  # features that are not finite have no subspace
+                    parts = self._descend(stage, module, wrapped, _to(batch, self.fabric.device))
+                except (FloatingPointError, GeometryError) as error:  # features that are not finite have no subspace
                     raise TrainingError(self._not_finite(phase, stage, epoch, step, str(error), progress)) from None
-                loss = torch.stack(list(parts.values())).sum()
-                if not math.isfinite(loss.detach().item()):
-                    values = ", ".join(f"{name} = {float(value.detach()):.4g}" for name, value in parts.items())
-                    raise TrainingError(self._not_finite(phase, stage, epoch, step, values, progress))
-                self.fabric.backward(loss)
-                if self.config.clip_norm is not None and stage.training:  # not pixels: they move by grey levels
-                    self.fabric.clip_gradients(module, wrapped, max_norm=self.config.clip_norm)
-                wrapped.step()
-                wrapped.zero_grad()
                 step += 1
                 meter.add(parts, batch.size)
-                self.listener(
-                    "step",
-                    phase=phase.index,
-                    stage=stage.name,
-                    epoch=epoch,
-                    step=step,
-                    loss=meter.loss,
-                    rate=meter.rate,
-                )
+                self.listener("step", **where, epoch=epoch, step=step, loss=meter.loss, rate=meter.rate)
                 stopping = self._any(self.stop())
-                if stopping or (
-                    self.config.checkpoint_steps and (epoch * steps + step) % self.config.checkpoint_steps == 0
-                ):
+                if stopping or (every and (epoch * steps + step) % every == 0):
                     save(epoch, step)
                 if stopping:
                     raise Interrupted(
                         f"stopped in phase {phase.index}, epoch {epoch + 1}, step {step}; progress is saved"
                     )
             epoch, step = epoch + 1, 0
-            last = epoch == schedule.epochs
-            self.listener(
-                "epoch", phase=phase.index, stage=stage.name, epoch=epoch, epochs=schedule.epochs, **meter.summary()
-            )
-            late = not self.config.checkpoint_steps and time.monotonic() - saved > SAVE_SECONDS
-            if last or self._any(late):
+            self.listener("epoch", **where, epoch=epoch, epochs=schedule.epochs, **meter.summary())
+            late = not every and time.monotonic() - saved > SAVE_SECONDS
+            if epoch == schedule.epochs or self._any(late):
                 self._agree(phase.network)
                 save(epoch, step)
         stage.finish()
         if key and self.leads:
             assert self.cache is not None
             self.cache.put(key, phase.network.state_dict())
+
+    def _descend(self, stage: Stage, module: nn.Module, optimizer: Any, batch: Batch) -> Losses:
+        """Take one step down the loss of a batch; give its parts. A FloatingPointError names those of one that is not finite."""
+        parts = stage.loss(module, batch)
+        loss = torch.stack(list(parts.values())).sum()
+        if not math.isfinite(loss.detach().item()):
+            raise FloatingPointError(", ".join(f"{name} = {value.item():.4g}" for name, value in parts.items()))
+        self.fabric.backward(loss)
+        if self.config.clip_norm is not None and stage.training:  # not pixels: they move by grey levels
+            self.fabric.clip_gradients(module, optimizer, max_norm=self.config.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        return parts
 
     def _any(self, mine: bool) -> bool:
         """Whether any rank says so: signals and clocks differ between ranks, what they do must not."""
@@ -385,13 +370,9 @@ class Trainer:
     def _take_cached(self, key: str, phase: Phase) -> bool:
         assert self.cache is not None
         entry = self.cache.load(key)
-        # Every rank must go the same way, also when only one machine has the entry.
-        found = torch.tensor(float(entry is not None), device=self.fabric.device)
-        if self.shard.world > 1:
-            distributed.all_reduce(found, distributed.ReduceOp.MIN)
-        if entry is None or not found.item():
+        if self._any(entry is None) or entry is None:  # every rank goes the same way, also when only one machine has it
             return False
-        _load_network(phase.network, entry[0])
+        _load_network(phase.network, entry)
         self.listener("cached", phase=phase.index)
         return True
 

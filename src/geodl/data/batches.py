@@ -290,6 +290,16 @@ def _random_box(width: int, height: int, numbers: list[float]) -> tuple[float, f
 # --------------------------------------------------------------------------------------------- from pixels to inputs
 
 
+def as_inputs(pixels: Tensor, transform: Transform) -> Tensor:
+    """Give the centre of pixels in memory as the network sees it at test time, differentiably.
+
+    pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size).
+    """
+    edge = (pixels.shape[2] - transform.size) // 2
+    centre = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
+    return _normalise(centre.clone(memory_format=torch.channels_last), transform)
+
+
 def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
     """Crop, flip, jitter and normalise. pixels: uint8 (b, 3, size, size) -> float32 (b, 3, size, size)."""
     count, size = len(pixels), transform.size
@@ -322,5 +332,5 @@ def _jitter(inputs: Tensor, factors: Tensor) -> Tensor:
 
 def _normalise(inputs: Tensor, transform: Transform) -> Tensor:
     """Scale in place by the dataset's mean and deviation. inputs: float32 (b, 3, H, W) in 0..255."""
-    mean, std = torch.tensor(transform.mean)[:, None, None], torch.tensor(transform.std)[:, None, None]
+    mean, std = (inputs.new_tensor(part)[:, None, None] for part in (transform.mean, transform.std))
     return inputs.mul_(1 / (255 * std)).sub_(mean / std)

@@ -98,11 +98,16 @@ def sources() -> dict[str, str]:
     return {name: (inspect.getdoc(reader) or "").splitlines()[0] for name, reader in sorted(_readers.items())}
 
 
-def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
-    """Read a dataset by the name of its source. root: its file or folder."""
+def source_options(name: str) -> list[str]:
+    """Return the names of a source's options: the keyword arguments of its reader."""
     if name not in _readers:
         raise ConfigError(f"data: unknown source {name!r}, allowed: {', '.join(sorted(_readers))}")
-    known = list(inspect.signature(_readers[name]).parameters)[1:]
+    return list(inspect.signature(_readers[name]).parameters)[1:]
+
+
+def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
+    """Read a dataset by the name of its source. root: its file or folder."""
+    known = source_options(name)
     for key in options:
         if key not in known:
             raise ConfigError(f"data: {name} has no option {key!r}, allowed: {', '.join(known) or 'none'}")
@@ -114,7 +119,8 @@ def need_root(root: Path | None, name: str, what: str, *, shared: bool = False) 
     if root is None and shared and os.environ.get("GEODL_DATA"):
         root = Path(os.environ["GEODL_DATA"])
     if root is None:
-        raise ConfigError(f"data: {name} needs a path: {what}")
+        where = "data_dir (or the environment's GEODL_DATA)" if shared else "data_dir"
+        raise ConfigError(f"{where}: {name} needs {what}")
     if not root.exists():
         raise DataError(f"{root}: no such file or folder; {name} needs {what}")
     return root

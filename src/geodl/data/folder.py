@@ -19,7 +19,7 @@ from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words,
 from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
 from geodl.errors import DataError
 
-_TEST_NAMES = ("test", "val", "validation")
+TEST_NAMES = ("test", "val", "validation")
 
 Odd = list[tuple[str, str]]
 
@@ -178,14 +178,16 @@ def _without_duplicates(root: Path, found: list[tuple[str, list[Path]]], odd: Od
 def read_folder(root: Path | None, *, test_fraction: float = 0.2, split_seed: int = 0, strict: bool = False) -> Dataset:
     """Folder of class folders, or train/ and test/ (or val/) folders of class folders."""
     root = need_root(root, "folder", "a folder of class folders")
-    tests = [root / name for name in _TEST_NAMES if (root / name).is_dir()]
+    tests = [root / name for name in TEST_NAMES if (root / name).is_dir()]
     if (root / "train").is_dir() and tests:
         train, classes, odd = _scanned(root, root / "train", strict)
         test, test_classes, test_odd = _scanned(root, tests[0], strict)
         test, unknown = _aligned(test, test_classes, classes, tests[0].name, strict)
         odd, split = odd + test_odd + unknown, f"train/ and {tests[0].name}/"
     else:
-        images, classes, odd = scan_folder(root, strict, verify=True)
+        folders = [entry.name for entry in _entries(root) if entry.is_dir() and not entry.name.startswith(".")]
+        # train/ alone is a dataset without its test part; beside other folders it is a class of vehicles.
+        images, classes, odd = _scanned(root, root / "train" if folders == ["train"] else root, strict)
         ours, theirs = stratified(images.labels, classes, test_fraction, split_seed)
         train, test, split = images.select(ours), images.select(theirs), split_words(test_fraction, split_seed)
     fingerprint = hashlib.sha256((train.digest() + test.digest() + "/".join(classes)).encode()).hexdigest()
@@ -196,7 +198,7 @@ def read_folder(root: Path | None, *, test_fraction: float = 0.2, split_seed: in
 
 def _scanned(root: Path, part: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skipped]:
     images, classes, odd = scan_folder(part, strict, verify=True)
-    return images, classes, tuple((f"{part.relative_to(root)}/{what}", reason) for what, reason in odd)
+    return images, classes, tuple((str(part.relative_to(root) / what), reason) for what, reason in odd)
 
 
 def _aligned(

@@ -20,16 +20,17 @@ _LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
 def read_hub(
     root: Path | None,
     *,
-    dataset: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
     test_fraction: float = 0.2,
     split_seed: int = 0,
 ) -> Dataset:
-    """Any image-classification dataset of the Hugging Face hub, by name (`dataset`) or local folder (`root`)."""
-    splits = _load(root, dataset)
+    """Any image-classification dataset of the Hugging Face hub, by its name or from a local folder."""
+    if root is None:
+        raise ConfigError("data_dir: hub needs the name of a dataset, or a local folder")
+    splits = _load(root)
     if "train" not in splits:
-        raise DataError(f"{dataset or root}: no split 'train', only {', '.join(splits)}")
+        raise DataError(f"{root}: no split 'train', only {', '.join(splits)}")
     image, label = _columns(splits["train"].features, image_column, label_column)
     names = _class_names(splits["train"], label)
     train = _images(splits["train"], image, label, names)
@@ -43,25 +44,21 @@ def read_hub(
     small, small_test = pack(train), pack(test)
     if type(small) is not type(small_test):
         small, small_test = train, test
-    return Dataset(
-        dataset or str(root), small, small_test, names, fingerprint, split=f"{split}; columns {image}, {label}"
-    )
+    return Dataset(str(root), small, small_test, names, fingerprint, split=f"{split}; columns {image}, {label}")
 
 
-def _load(root: Path | None, dataset: str | None) -> Any:
+def _load(root: Path) -> Any:
     """Return the splits by name. A local folder is one that `save_to_disk` wrote, or whatever `load_dataset` reads."""
     try:
         import datasets
     except ImportError:
         raise MissingExtraError("hub", "reading datasets of the Hugging Face hub") from None
-    if (root is None) == (dataset is None):
-        raise ConfigError("data: hub needs either a name (dataset) or a local folder (root)")
     try:
-        if root is not None and (root / "dataset_dict.json").is_file():
+        if (root / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(root))
-        return datasets.load_dataset(dataset if dataset is not None else str(root))
+        return datasets.load_dataset(str(root))
     except Exception as error:  # network, authentication, format: the library has its own exceptions for each
-        raise DataError(f"{dataset or root}: cannot be loaded ({' '.join(str(error).split())})") from None
+        raise DataError(f"{root}: cannot be loaded ({' '.join(str(error).split())})") from None
 
 
 def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, str]:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from geodl.data.cifar import read_cifar100
-from geodl.data.dataset import Dataset, load, need_root, source, sources, split_words, stratified
+from geodl.data.dataset import Dataset, load, need_root, source, source_options, sources, split_words, stratified
 from geodl.data.folder import scan_folder
 from geodl.data.hub import read_hub
 from geodl.data.images import ArrayImages
 from geodl.errors import DataError
 
-__all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source", "sources"]
+__all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source", "source_options", "sources"]
 
 
 @source("digits")
@@ -95,7 +95,7 @@ def as_pixels(x: Any) -> Tensor:
         values = values.permute(0, 3, 1, 2)
     if values.ndim != 4 or values.shape[1] not in (1, 3):
         raise DataError(
-            f"images of shape {tuple(x.shape)} given; allowed: N x H x W, with 1 or 3 channels last or second"
+            f"images of shape {tuple(values.shape)} given; allowed: N x H x W, with 1 or 3 channels last or second"
         )
     limit = 1 if values.is_floating_point() else 255
     if len(values) and not (values.min() >= 0 and values.max() <= limit):

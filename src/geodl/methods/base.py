@@ -20,6 +20,7 @@ from geodl.data.images import Images, concat
 from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation, global_mean
 from geodl.memory import Memory
 from geodl.nets import Network, Output
+from geodl.predictors import Features
 
 Losses = dict[str, Tensor]
 
@@ -54,12 +55,21 @@ class Phase:
     """Pooled features (N, d) of un-augmented images under the network as it is now, in eval mode."""
     device: torch.device
     shard: Shard = Shard()
+    settled: Features | None = None
+    """What the network makes of the images at hand, once no stage will move it any more."""
     optimised: Memory | None = None
     """The memory for the next phase where a stage has made it; None: exemplars are chosen among the images."""
 
     def training_images(self) -> Images:
         """Give the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""
         return self.images if self.memory.images is None else concat([self.images, self.memory.images])
+
+    def at_hand(self) -> Images:
+        """Give all there is of this phase's classes: its images and, of a class that comes back, the exemplars too."""
+        if self.memory.images is None:
+            return self.images
+        back = torch.isin(self.memory.images.labels, self.images.labels)
+        return concat([self.images, self.memory.images.select(back)]) if back.any() else self.images
 
     def batches(self, images: Images, stage: str, batch_size: int | None = None) -> Batches:
         """Give shuffled, augmented batches whose order depends on the seed, the phase and the stage alone."""
@@ -176,9 +186,9 @@ class Method:
         )
 
     def main_schedule(self, phase: int) -> Schedule:
-        """Give the schedule of the ordinary stage; phase 0 may have its own epochs and rate."""
+        """Give the schedule of the ordinary stage; training that starts anew may have its own epochs and rate."""
         config = self.config
-        base = phase == 0
+        base = phase == 0 or self.keeps_all_data
         return Schedule(
             epochs=(config.base_epochs if base else None) or config.epochs,
             lr=(config.base_lr if base else None) or config.lr,
@@ -221,16 +231,10 @@ class Method:
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
         """Choose what is kept of this phase's classes and cut the rest to the quota: the memory for the next phase."""
-        present = sorted(set(phase.images.labels.tolist()))
-        candidates = phase.images
-        old = phase.memory.images
-        if old is not None:
-            # A class that comes back is chosen anew from its old exemplars and its new images together.
-            again = torch.isin(old.labels, torch.tensor(present))
-            candidates = concat([candidates, old.select(again.nonzero().squeeze(1))]) if again.any() else candidates
-        return phase.memory.update(
-            candidates, phase.features(candidates), present, quota=quota, selection=self.config.selection
-        )
+        candidates = phase.at_hand()
+        present = sorted(set(candidates.labels.tolist()))
+        features = phase.features(candidates) if phase.settled is None else phase.settled.pooled
+        return phase.memory.update(candidates, features, present, quota=quota, selection=self.config.selection)
 
 
 Distill = Callable[[Output, Output], Tensor]

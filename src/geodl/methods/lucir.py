@@ -67,7 +67,8 @@ class Lucir(Method):
                 z = phase.network.features(batch.images)
             return {"ce": self.cross_entropy(phase, module(z), batch.labels)}
 
-        schedule = Schedule(self.config.finetune_epochs, 0.01, milestones=(0.5,), momentum=0.9, weight_decay=5e-4)
+        decay = self.config.weight_decay
+        schedule = Schedule(self.config.finetune_epochs, 0.01, milestones=(0.5,), momentum=0.9, weight_decay=decay)
         return Stage("balance", head, phase.batches(chosen, "balance"), loss, schedule, training=False)
 
     def _head(self, phase: Phase) -> CosineHead:

@@ -11,11 +11,12 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from geodl.config import derive, option
-from geodl.data.batches import Batch, Transform, fit
+from geodl.data.batches import Batch, as_inputs, fit
 from geodl.data.images import ArrayImages
 from geodl.losses import global_mean
 from geodl.memory import Memory, quota
 from geodl.methods.base import Losses, Phase, Schedule, Stage, register
+from geodl.methods.bilevel import Pixels, draw, halves, unrolled
 from geodl.methods.lucir import Lucir, LucirConfig
 from geodl.nets import Network
 
@@ -62,7 +63,7 @@ class Mnemonics(Lucir):
         network = deepcopy(phase.network).eval().requires_grad_()
         network.head.thaw()
         present = torch.isin(start.labels, phase.images.labels)
-        halves = _halves(start.labels, ~present)
+        old_halves = halves(start.labels, ~present)
 
         def loss(module: nn.Module, batch: Batch) -> Losses:
             pixels.clip()
@@ -71,9 +72,9 @@ class Mnemonics(Lucir):
             # New classes' exemplars move for the phase's data; half of the old ones, in turns, for the other half
             # as it was: a half that has moved is no measure of what was learned.
             tasks = {"new": (present.nonzero().squeeze(1), batch.images, batch.labels)}
-            moved, kept = halves[step % 2], halves[1 - step % 2]
+            moved, kept = old_halves[step % 2], old_halves[1 - step % 2]
             if len(moved) and len(kept):
-                kept = _draw(kept, max(phase.config.batch_size // 2, 1), generator)
+                kept = draw(kept, max(phase.config.batch_size // 2, 1), generator)
                 x = as_inputs(start.pixels[kept].float(), phase.transform)
                 tasks["old"] = (moved, x.to(phase.device), start.labels[kept].to(phase.device))
             moves = {name: self._move(phase, network, pixels, *task, generator) for name, task in tasks.items()}
@@ -90,11 +91,11 @@ class Mnemonics(Lucir):
         return Stage("exemplars", pixels, batches, loss, schedule, training=False, steps=1, finish=finish)
 
     def _move(
-        self, phase: Phase, network: Network, pixels: "Pixels", rows: Tensor, x: Tensor, y: Tensor, generator: Generator
+        self, phase: Phase, network: Network, pixels: Pixels, rows: Tensor, x: Tensor, y: Tensor, generator: Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw E exemplars among the rows; give them (E,), the loss of (x, y) after training on them, its direction."""
         steps, lr = self.config.inner_steps, self.config.inner_lr
-        drawn = _draw(rows, steps * self.config.inner_batch, generator)
+        drawn = draw(rows, steps * self.config.inner_batch, generator)
         size = min(self.config.inner_batch, len(drawn))
         places = torch.arange(steps * size).view(steps, size) % len(drawn)  # few exemplars serve again and again
         some = pixels.values.detach()[drawn].requires_grad_()
@@ -109,61 +110,3 @@ class Mnemonics(Lucir):
         # An image moves by one grey level (root mean square) times the rate; one without gradient stays.
         length = gradient.square().mean((1, 2, 3), keepdim=True).sqrt()
         return drawn, value.detach(), gradient / length.clamp(min=1e-30)
-
-
-class Pixels(nn.Module):
-    """Exemplars that move: values (N, 3, H, W) in grey levels 0 to 255; ``steps`` counts the moves."""
-
-    steps: Tensor
-    labels: Tensor
-
-    def __init__(self, start: ArrayImages) -> None:
-        super().__init__()
-        self.values = nn.Parameter(start.pixels.float())
-        self.register_buffer("labels", start.labels, persistent=False)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, rows: Tensor, directions: Tensor) -> Tensor:
-        """Give a number whose gradient is directions: (E, 3, H, W) at rows: (E,)."""
-        self.steps += 1
-        return (self.values[rows] * directions).sum()
-
-    @torch.no_grad()
-    def clip(self) -> None:
-        """Bring pixels that a step took out of range back to black or white."""
-        self.values.clamp_(0, 255)
-
-    def stored(self) -> Tensor:
-        """Give the pixels to store: uint8 (N, 3, H, W), clipped and rounded, never wrapped."""
-        return self.values.detach().clamp(0, 255).round().to(torch.uint8).cpu()
-
-
-def unrolled(network: Network, x: Tensor, y: Tensor, places: Tensor, lr: float) -> dict[str, Tensor]:
-    """Give the weights after SGD steps on exemplars x: (E, 3, H, W), y: (E,), differentiable by x (the inner problem).
-
-    places: (steps, batch), the exemplars that each step takes.
-    """
-    weights: dict[str, Tensor] = dict(network.named_parameters())
-    for batch in places:
-        loss = F.cross_entropy(functional_call(network, weights, (x[batch],)).logits, y[batch])
-        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-        weights = {name: w - lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
-    return weights
-
-
-def as_inputs(pixels: Tensor, transform: Transform) -> Tensor:
-    """Give pixels: (E, 3, H, W) as the network sees them at test time: the centre, normalised (E, 3, size, size)."""
-    edge = (pixels.shape[2] - transform.size) // 2
-    centre = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
-    mean, std = (255 * centre.new_tensor(part)[:, None, None] for part in (transform.mean, transform.std))
-    return ((centre - mean) / std).contiguous(memory_format=torch.channels_last)
-
-
-def _halves(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut the rows under the mask in two, by turns within each class; labels: (N,) are sorted."""
-    rank = torch.arange(len(labels)) - torch.searchsorted(labels, labels)
-    return (mask & (rank % 2 == 0)).nonzero().squeeze(1), (mask & (rank % 2 == 1)).nonzero().squeeze(1)
-
-
-def _draw(rows: Tensor, count: int, generator: Generator) -> Tensor:
-    return rows[torch.randperm(len(rows), generator=generator)[:count]]

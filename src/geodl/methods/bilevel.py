@@ -1,0 +1,60 @@
+"""The parts of a bilevel problem over exemplars: pixels that move, and training on them that can be differentiated."""
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from geodl.data.images import ArrayImages
+from geodl.nets import Network
+
+
+class Pixels(nn.Module):
+    """Exemplars that move: values (N, 3, H, W) in grey levels 0 to 255; ``steps`` counts the moves."""
+
+    steps: Tensor
+    labels: Tensor
+
+    def __init__(self, start: ArrayImages) -> None:
+        super().__init__()
+        self.values = nn.Parameter(start.pixels.float())
+        self.register_buffer("labels", start.labels, persistent=False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, rows: Tensor, directions: Tensor) -> Tensor:
+        """Give a number whose gradient is directions: (E, 3, H, W) at rows: (E,)."""
+        self.steps += 1
+        return (self.values[rows] * directions).sum()
+
+    @torch.no_grad()
+    def clip(self) -> None:
+        """Bring pixels that a step took out of range back to black or white."""
+        self.values.clamp_(0, 255)
+
+    def stored(self) -> Tensor:
+        """Give the pixels to store: uint8 (N, 3, H, W), clipped and rounded, never wrapped."""
+        return self.values.detach().clamp(0, 255).round().to(torch.uint8).cpu()
+
+
+def unrolled(network: Network, x: Tensor, y: Tensor, places: Tensor, lr: float) -> dict[str, Tensor]:
+    """Give the weights after SGD steps on exemplars x: (E, 3, H, W), y: (E,), differentiable by x (the inner problem).
+
+    places: (steps, batch), the exemplars that each step takes.
+    """
+    weights: dict[str, Tensor] = dict(network.named_parameters())
+    for batch in places:
+        loss = F.cross_entropy(functional_call(network, weights, (x[batch],)).logits, y[batch])
+        gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        weights = {name: w - lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
+    return weights
+
+
+def halves(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Cut the rows under the mask in two, by turns within each class; labels: (N,) are sorted."""
+    rank = torch.arange(len(labels)) - torch.searchsorted(labels, labels)
+    return (mask & (rank % 2 == 0)).nonzero().squeeze(1), (mask & (rank % 2 == 1)).nonzero().squeeze(1)
+
+
+def draw(rows: Tensor, count: int, generator: Generator) -> Tensor:
+    """Draw at most `count` of the rows, none twice."""
+    return rows[torch.randperm(len(rows), generator=generator)[:count]]
