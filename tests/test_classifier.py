@@ -16,12 +16,15 @@ import geodl
 from geodl.classifier import IncrementalClassifier
 from geodl.config import RunConfig
 from geodl.data import Dataset
-from geodl.errors import ConfigError, DataError, MissingExtraError, StoreError, TrainingError
+from geodl.errors import ConfigError, DataError, GeodlError, MissingExtraError, StoreError, TrainingError
+from geodl.files import readable
 from geodl.own import intake as intakes
 from geodl.own import preparing, state
 from geodl.own.advice import advise
-from geodl.own.choices import checked, choose_network, readable
+from geodl.own.choices import checked, choose_network
 from geodl.own.state import KnownClass
+from geodl.report import page
+from geodl.report.results import read_run, read_settings
 from geodl.store import RunDirectory
 from geodl.training import Interrupted, Trainer
 
@@ -260,6 +263,71 @@ def test_what_cannot_be_learned_is_named(model, source, labels, message):
     assert not model.path.exists()
 
 
+def test_the_parts_of_a_dataset_are_not_taken_for_classes(tmp_path, digits):
+    for part, start in (("train", 0), ("test", 3)):
+        write_digits(tmp_path / "data" / part, digits, range(2), 3, start)
+    with pytest.raises(DataError, match=r"parts of a dataset, not classes; give the part to learn: .*data/train"):
+        intakes.take(tmp_path / "data")
+    assert len(intakes.take(tmp_path / "data" / "train").classes) == 2
+
+
+def test_a_network_that_does_not_exist_is_named_before_any_image_is_read(model, weeks, tmp_path):
+    heard = []
+    for options in ({"network": "resnet99"}, {"weights": tmp_path / "nothing.safetensors"}):
+        with pytest.raises(GeodlError, match=r"resnet99|nothing\.safetensors"):
+            model.learn(weeks[0], listener=lambda kind, **_: heard.append(kind), **QUICK, **options)
+    assert heard == []
+    assert not model.path.exists()
+
+
+def test_it_stops_while_images_are_read(model, weeks):
+    with pytest.raises(Interrupted, match="stopped while the images were read"):
+        model.learn(weeks[0], stop=lambda: True, **QUICK)
+    assert model.learn(weeks[0], **QUICK).step == 1
+
+
+def test_a_step_is_finished_with_the_threads_it_was_begun_with(model, weeks):
+    heard: list[str] = []
+
+    def listener(kind, **_):
+        heard.append(kind)
+
+    with pytest.raises(Interrupted):
+        model.learn(weeks[0], listener=listener, stop=lambda: heard.count("step") > 2, **QUICK)
+    model.learn(weeks[0], listener=listener, **QUICK | {"threads": 2})
+    assert "continued" in heard
+    assert torch.get_num_threads() == 1
+
+
+def test_a_model_has_a_report_on_its_check_images(model, weeks, tmp_path, digits):
+    model.learn(weeks[0], **QUICK)
+    model.learn(weeks[1], **QUICK)
+    model.learn(write_digits(tmp_path / "more", digits, (1,), 8, start=40), **QUICK)  # no class of its own
+    model.rename("digit 3", "<three>")
+    found = read_run(model.path)
+    assert found.groups == [["digit 0", "digit 1"], ["digit 2", "<three>"]]
+    assert found.results["nme"]["accuracy"][-1] == pytest.approx(model.info()["accuracy"])
+    assert found.results["nme"]["accuracy"][0] == pytest.approx(model.info()["steps"][0]["accuracy"])
+    assert found.command() is None
+    shown = page.render(read_settings([model.path]))
+    assert "model: 4 classes" in shown
+    assert "A model after 2 steps; accuracies are on its check images." in shown
+    assert "&lt;three&gt;" in shown
+    assert "data:image/webp" not in shown  # a person's own pictures
+    assert "data:image/webp" in page.render(read_settings([model.path]), with_images=True)
+    model.remove("digit 0")
+    assert read_run(model.path).groups == [["digit 1", "digit 2", "<three>"]]
+
+
+def test_a_run_never_takes_the_place_of_a_model(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    before = files(model.path)
+    for fresh in (False, True):
+        with pytest.raises(StoreError, match="is the directory of a model; use another one"):
+            RunDirectory.create_or_open(model.path, {"method": "lucir"}, phases=3, fresh=fresh)
+    assert files(model.path) == before
+
+
 def test_files_that_do_not_fit_in_memory_give_the_same_model(tmp_path, weeks, monkeypatch):
     IncrementalClassifier(tmp_path / "a").learn(weeks[0], **QUICK)
     IncrementalClassifier(tmp_path / "a").learn(weeks[1], **QUICK)
@@ -348,7 +416,7 @@ def test_model_and_images_stay_apart(weeks, tmp_path):
 
 def test_other_directories_are_refused(tmp_path, weeks):
     RunDirectory.create_or_open(tmp_path / "run", {"method": "icarl"})
-    with pytest.raises(StoreError, match="the directory of an experiment"):
+    with pytest.raises(StoreError, match="is the directory of a run, not of a model"):
         IncrementalClassifier(tmp_path / "run").learn(weeks[0], **QUICK)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")

@@ -16,7 +16,7 @@ import pytest
 
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
-from geodl.errors import ConfigError, DataError
+from geodl.errors import ConfigError, DataError, StoreError
 
 DOCS = Path(__file__).parents[1] / "docs" / "own-images.md"
 
@@ -133,6 +133,26 @@ def test_predict_in_three_forms(geodl, model):
         geodl("predict", model, "nowhere.png")
 
 
+def test_a_csv_has_as_many_columns_as_there_are_classes(geodl, model):
+    header, first, *_ = geodl("predict", model, "test/[red]0", "--csv", "--top", "9").out.splitlines()
+    assert header.count(",") == first.count(",")
+
+
+def test_a_model_is_no_run(geodl, model):
+    for command in ("show", "rm"):
+        with pytest.raises(StoreError, match="is the directory of a model, not of a run; `geodl info "):
+            geodl("runs", command, model)
+
+
+def test_when_no_image_can_be_read_that_is_said(geodl, model, root, tmp_path):
+    whole = next((root / "week1").rglob("*.png")).read_bytes()
+    for name in ("[red]0", "[red]1"):
+        (tmp_path / "test" / name).mkdir(parents=True)
+        (tmp_path / "test" / name / "cut.png").write_bytes(whole[:-30])
+    with pytest.raises(DataError, match=r"no image could be read, such as \[red\]\d/cut\.png"):
+        geodl("evaluate", model, str(tmp_path / "test"))
+
+
 def test_evaluate(geodl, model):
     out = geodl("evaluate", model, "test").out
     assert "[red]2: the model does not know this class" in out
@@ -233,7 +253,7 @@ def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
     monkeypatch.chdir(tmp_path)
     ran = walk_through(section for section in sections() if not section.startswith(MANY))
-    assert set(ran) == {"learn", "predict", "evaluate", "info", "undo", "rename", "remove", "export"}
+    assert set(ran) == {"learn", "predict", "evaluate", "info", "undo", "rename", "remove", "report", "export"}
     out = capsys.readouterr().out
     assert "step 2 learned" in out
     assert "known before: digit 1" in out

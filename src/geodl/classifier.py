@@ -17,7 +17,7 @@ from geodl.errors import ConfigError, DataError, GeodlError, StoreError
 from geodl.metrics import confusion
 from geodl.own import state as states
 from geodl.own.choices import checked
-from geodl.own.intake import Problems, as_images, squares, take
+from geodl.own.intake import Problems, as_images, insist, squares, take
 from geodl.own.state import State
 from geodl.predictors import features_of, nearest_mean
 from geodl.store import RunDirectory, remove_run
@@ -149,10 +149,12 @@ class IncrementalClassifier:
         strict: bool = False,
         accelerator: str = "auto",
         workers: int | None = None,
+        listener: Listener = lambda kind, **fields: None,
     ) -> Predictions:
         """Recognise images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such; in their order.
 
-        An image that cannot be read is left out and named in `skipped`, or is a DataError if `strict`.
+        An image that cannot be read is left out and named in `skipped`, or is a DataError if `strict`. `listener` hears of
+        each batch: ``listener("looked", done=images, total=images in all)``.
         """
         state = self._state()
         if top < 1:
@@ -161,14 +163,15 @@ class IncrementalClassifier:
         began = time.perf_counter()
         found = []
         skipped = list(problems)
+        insist(strict, skipped)
         for positions, scores, bad in self._confidences(state, pictures, classifier, accelerator, workers):
             skipped += [(names[i], reason) for i, reason in bad]
+            insist(strict, skipped)
+            listener("looked", done=len(positions) + len(bad), total=len(pictures))
             values, rows = scores.topk(min(top, scores.shape[1]))
             for i, value, row in zip(positions, values.tolist(), rows.tolist(), strict=True):
                 best = tuple((state.names[c], confidence) for c, confidence in zip(row, value, strict=True))
                 found.append(Prediction(names[i], best))
-        if strict and skipped:
-            raise DataError(f"{skipped[0][0]}: {skipped[0][1]}")
         seconds = max(time.perf_counter() - began, 1e-9)
         return Predictions(tuple(found), tuple(skipped), len(found) / seconds)
 
@@ -182,6 +185,7 @@ class IncrementalClassifier:
         strict: bool = False,
         accelerator: str = "auto",
         workers: int | None = None,
+        listener: Listener = lambda kind, **fields: None,
     ) -> Evaluation:
         """Say how good the model is on labelled images, given as for `learn`; classes it does not know are left out."""
         state = self._state()
@@ -195,12 +199,15 @@ class IncrementalClassifier:
         pictures = intake.images.select(known)
         true: list[int] = []
         guessed: list[int] = []
+        insist(strict, skipped)
         for positions, scores, bad in self._confidences(state, pictures, classifier, accelerator, workers):
             skipped += [(intake.names[known[i]], reason) for i, reason in bad]
+            insist(strict, skipped)
+            listener("looked", done=len(positions) + len(bad), total=len(pictures))
             true += [rows[label] for label in pictures.labels[positions].tolist()]
             guessed += scores.argmax(dim=1).tolist()
-        if strict and skipped:
-            raise DataError(f"{skipped[0][0]}: {skipped[0][1]}")
+        if not true:
+            raise DataError(f"{intake.title}: no image could be read, such as {skipped[-1][0]}: {skipped[-1][1]}")
         matrix = confusion(torch.tensor(true), torch.tensor(guessed), len(state.classes))
         return _evaluation(state, matrix, tuple(skipped))
 
@@ -255,8 +262,8 @@ class IncrementalClassifier:
         if not self.path.exists():
             raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
         store = RunDirectory(self.path)
-        if store.config.get("kind") != "model":
-            raise StoreError(f"{self.path} is the directory of an experiment, not of a model")
+        if store.kind != "model":
+            raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
         return store
 
     @contextmanager
@@ -268,16 +275,13 @@ class IncrementalClassifier:
     def _state(self) -> State:
         """Give the last complete state; read it anew if it is not the one read before."""
         store = self._open()
-        done = store.completed()
-        if not done:
+        stamp = store.stamp()
+        if stamp is None:
             raise StoreError(f"{self.path} has learned nothing yet; `geodl learn {self.path} FOLDER` teaches it")
-        # A phase that was taken back and learned again has the same number, but it is another directory.
-        status = (self.path / "phases" / f"{done - 1:02d}").stat()
-        key = (done, status.st_ino, status.st_mtime_ns)
-        if self._loaded is None or self._loaded[0] != key:
+        if self._loaded is None or self._loaded[0] != stamp:
             found = states.load(store)
             assert found is not None
-            self._loaded = (key, found)
+            self._loaded = (stamp, found)
         return self._loaded[1]
 
     def _refuse_inside(self, folder: Path) -> None:
@@ -316,7 +320,7 @@ def _evaluation(state: State, matrix: Tensor, skipped: Problems) -> Evaluation:
     per_step = {step: percent([i for i in every if state.classes[i].step == step]) for step in steps}
     return Evaluation(
         images=sum(counts),
-        accuracy=percent(every) or 0.0,
+        accuracy=100 * sum(right) / sum(counts),
         per_class={name: percent([i]) for i, name in enumerate(state.names)},
         per_step=per_step,
         classes=tuple(state.names),

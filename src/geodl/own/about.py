@@ -6,7 +6,7 @@ import torch
 
 from geodl.nets.network import parameter_count
 from geodl.own.state import State
-from geodl.store import RunDirectory, summarise
+from geodl.store import RunDirectory, directory_size
 
 
 def describe(store: RunDirectory, state: State) -> dict[str, Any]:
@@ -32,7 +32,6 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         }
         for i, known in enumerate(state.classes)
     ]
-    pictures = [images for images in (state.memory.images, state.validation) if images is not None]
     return {
         "model": str(store.path),
         "classes": classes,
@@ -43,11 +42,11 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "image_size": state.transform.size,
         "preprocessing": state.transform.to_dict(),
         "budget": {"exemplars": state.config.exemplars, "counted": state.config.budget},
-        "stored_images": sum(len(images) for images in pictures),
-        "stored_bytes": sum(3 * state.transform.size**2 * len(images) for images in pictures),
+        "stored_images": state.stored_images,
+        "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
         "undo": sum(store.remembers(t) for t in range(store.completed() - 1)),
-        "directory_bytes": summarise(store.path).size,
+        "directory_bytes": directory_size(store.path),
     }
 
 

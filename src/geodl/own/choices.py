@@ -7,6 +7,7 @@ from typing import Any
 from geodl.config import Effective, Layer, RunConfig
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, MissingExtraError
+from geodl.files import readable
 from geodl.methods import configure
 from geodl.own.intake import Decoded
 
@@ -179,13 +180,3 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int) -> li
             f"with: at most {most} images, {readable(most * pixels)} for {classes} classes",
         ),
     ]
-
-
-def readable(count: int) -> str:
-    """Write a number of bytes for people."""
-    value = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"

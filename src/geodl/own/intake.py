@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from geodl.data.batches import fit
-from geodl.data.folder import natural_key, scan_folder
+from geodl.data.folder import TEST_NAMES, natural_key, scan_folder
 from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
@@ -103,7 +103,12 @@ def _folder(root: Path, strict: bool) -> Intake:
             f"{shown(root)}: no class folders with images found; put the images of each class into a folder of its own, "
             f"named after the class{first}"
         )
-    names = tuple(shown(item.relative_to(root)) for item in images.items if isinstance(item, Path))
+    paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
+    if {"train"} <= set(classes) <= {"train", *TEST_NAMES} and all(len(path.parts) > 2 for path in paths):
+        raise DataError(
+            f"{shown(root)}: its folders are the parts of a dataset, not classes; give the part to learn: {shown(root / 'train')}"
+        )
+    names = tuple(shown(path) for path in paths)
     return Intake(shown(root), images, classes, names, problems)
 
 
@@ -181,6 +186,12 @@ def _png(image: Any) -> bytes:
 # ----------------------------------------------------------------------------------------------------------- decoding
 
 
+def insist(strict: bool, problems: Sequence[tuple[str, str]]) -> None:
+    """Make the first problem an error, where that is asked for."""
+    if strict and problems:
+        raise DataError(f"{problems[0][0]}: {problems[0][1]}")
+
+
 def squares(
     images: Images, size: int, workers: int, *, batch: int = 128
 ) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
@@ -228,8 +239,10 @@ def _refuse_tiny(images: Images, i: int) -> None:
         raise DataError(f"only {width} x {height} pixels; at least {SMALLEST} a side are needed")
 
 
-def decode(intake: Intake, size: int, workers: int, told: Callable[[int], None] = lambda done: None) -> Decoded:
-    """Decode all images of an intake once, at the model's size; `told` hears how many are done."""
+def decode(
+    intake: Intake, size: int, workers: int, told: Callable[[int, Problems], None] = lambda done, problems: None
+) -> Decoded:
+    """Decode all images of an intake once, at the model's size; `told` hears how many are done, and what is wrong."""
     keep = len(intake.images) * 3 * size * size <= IN_MEMORY
     kept: list[int] = []
     digests: list[str] = []
@@ -239,9 +252,9 @@ def decode(intake: Intake, size: int, workers: int, told: Callable[[int], None] 
     grey = True
     for positions, pixels, bad in squares(intake.images, size, workers):
         kept += positions
-        told(len(kept) + len(problems) + len(bad))
         digests += ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64)).item_digests()
         problems += [(intake.names[i], reason) for i, reason in bad]
+        told(len(kept) + len(problems), tuple(problems))
         values = pixels.double() / 255
         total += values.sum(dim=(0, 2, 3))
         squared += values.square().sum(dim=(0, 2, 3))

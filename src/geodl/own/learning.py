@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,22 +11,21 @@ from torch import Tensor
 from geodl.config import RunConfig
 from geodl.data.batches import Transform, fit
 from geodl.data.images import ArrayImages, Images, concat
-from geodl.devices import device_kind
-from geodl.errors import ConfigError, DataError
-from geodl.experiment import available_cores, dense, sparse
+from geodl.devices import available_cores, device_kind
+from geodl.errors import ConfigError
 from geodl.files import fingerprint
 from geodl.memory import Memory, quota
 from geodl.methods import build
-from geodl.metrics import confusion
-from geodl.nets import Network
+from geodl.metrics import confusion, dense, sparse
+from geodl.nets import Network, build_network
 from geodl.own.advice import advise
 from geodl.own.choices import TINY, choose, choose_network, explain
-from geodl.own.intake import Intake, Problems, decode, typical_side
+from geodl.own.intake import Intake, Problems, decode, insist, typical_side
 from geodl.own.preparing import Prepared, prepare, set_aside
 from geodl.own.state import State, save, short_hashes, summary
 from geodl.predictors import class_means, nearest_mean, predict
 from geodl.store import RunDirectory
-from geodl.training import Listener, Trainer
+from geodl.training import Interrupted, Listener, Trainer
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,23 @@ def learn_step(
     """Learn the classes and images of an intake and save the new state; the caller holds the lock."""
     step = (last.steps if last else 0) + 1
     kind = device_kind(str(options.get("accelerator") or "auto"))
-    network = {} if last else choose_network(typical_side(intake.images), options, kind)
+    side = typical_side(intake.images)
+    network = {} if last else choose_network(side, options, kind)
     size = last.transform.size if last else int(network["image_size"])
-    total = len(intake.images)
-    decoded = decode(
-        intake,
-        size,
-        int(options.get("workers") or available_cores()),
-        lambda done: listener("reading", done=done, total=total),
-    )
+    if last is None:  # a network that cannot be built is named before thousands of images are read
+        weights = Path(options["weights"]) if options.get("weights") else None
+        build_network(network["network"], 1, head="cosine", weights=weights, pretrained=bool(network.get("pretrained")))
+
+    def told(done: int, problems: Problems) -> None:
+        listener("reading", done=done, total=len(intake.images))
+        insist(strict, problems)
+        if stop():
+            raise Interrupted("stopped while the images were read")
+
+    decoded = decode(intake, size, int(options.get("workers") or available_cores()), told)
     ready = prepare(intake, decoded, last, step)
-    if strict and ready.problems:
-        raise DataError(f"{ready.problems[0][0]}: {ready.problems[0][1]}")
-    listener("read", intake=intake, skipped=ready.problems, images=len(ready.images), side=typical_side(intake.images))
+    insist(strict, ready.problems)
+    listener("read", intake=intake, skipped=ready.problems, images=len(ready.images), side=side)
     held = set_aside(ready, last)
     train = ready.images.select(~held)
     kept = 0 if last is None or last.memory.images is None else len(last.memory.images)
@@ -135,7 +139,7 @@ class _Step:
         began = unfinished[1]["threads"] if unfinished else None
         # Work on tiny pictures is over before a second thread has begun.
         usual = 1 if (config.image_size or 0) <= TINY else available_cores()
-        torch.set_num_threads(config.threads or began or usual)
+        torch.set_num_threads(began or config.threads or usual)
         if unfinished:
             listener("continued", epoch=unfinished[1]["epoch"])
         assert config.image_size is not None
@@ -266,7 +270,6 @@ def summarise(
     names = state.names
     matrix = dense(state.metrics["confusions"]["nme"], len(names))
     counts, right = matrix.sum(dim=1).tolist(), matrix.diagonal().tolist()
-    pictures = [part for part in (state.memory.images, state.validation) if part is not None]
     return Learned(
         already=already,
         step=state.steps,
@@ -278,15 +281,8 @@ def summarise(
         before=_percent(sum(right[:known]), sum(counts[:known])),
         after=_percent(sum(right[known:]), sum(counts[known:])),
         per_class={name: _percent(right[i], counts[i]) for i, name in enumerate(names)},
-        stored_images=sum(len(part) for part in pictures),
-        stored_bytes=sum(stored_bytes(part) for part in pictures),
+        stored_images=state.stored_images,
+        stored_bytes=state.stored_bytes,
         warnings=tuple(advise(matrix, state.classes, state.config, present)),
         skipped=problems,
     )
-
-
-def stored_bytes(images: Images) -> int:
-    """Count the bytes that stored images take."""
-    if isinstance(images, ArrayImages):
-        return images.pixels.nbytes
-    return sum(len(images.encoded(i)) for i in range(len(images)))

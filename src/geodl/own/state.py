@@ -69,6 +69,16 @@ class State:
         """How many learn steps were taken."""
         return sum(record["action"] == "learn" for record in self.history)
 
+    @property
+    def stored_images(self) -> int:
+        """How many images the model keeps: exemplars and check images."""
+        return sum(len(part) for part in (self.memory.images, self.validation) if part is not None)
+
+    @property
+    def stored_bytes(self) -> int:
+        """How many bytes they take: they are stored as pixels, at the size that the network sees."""
+        return self.stored_images * 3 * self.transform.size**2
+
     def position(self, name: str) -> int:
         """Find a class by its name."""
         if name not in self.names:
