@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from geodl.cli import _COMMANDS, main
-from geodl.cli.display import Stopper
+from geodl.cli.display import Stopper, Watch, console
 
 ROOT = Path(__file__).parents[1]
 TINY = [
@@ -194,9 +194,9 @@ def test_presets_and_methods_are_listed():
 def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch):
     monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
     geodl("run", *TINY[:-1], "--method", "finetune", cwd=tmp_path)
-    assert not geodl("cache", "show").stdout.endswith(" 0.0 MB\n")
+    assert not geodl("cache", "show").stdout.endswith(" 0 bytes\n")
     geodl("cache", "clear")
-    assert geodl("cache", "show").stdout.endswith(" 0.0 MB\n")
+    assert geodl("cache", "show").stdout.endswith(" 0 bytes\n")
 
 
 def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
@@ -222,6 +222,21 @@ def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
     assert "Traceback" not in said
     state = json.loads(geodl("runs", "list", "--json", ".", cwd=tmp_path).stdout)
     assert state[0]["state"] == "interrupted"
+    assert "\nphase 1, interrupted: " in geodl("runs", "show", "r", cwd=tmp_path).stdout
+
+
+def test_the_epoch_a_run_goes_on_with_is_said():
+    with console.capture() as said:
+        Watch("run")("stage", phase=0, stage="train", epochs=16, steps=9, epoch=0)
+        Watch("run")("stage", phase=0, stage="train", epochs=16, steps=9, epoch=2)
+    assert said.get() == "    going on with epoch 3 of 16\n"
+
+
+def test_names_are_never_markup(tmp_path):
+    assert "no runs in [/x]" in geodl("runs", "list", "[/x]", cwd=tmp_path).stdout
+    with console.capture() as said:
+        Watch("run")("phase", phase=1, classes=["[bold]", "cat [copy]"], images=3)
+    assert "[bold], cat [copy] (3 images)" in said.get()
 
 
 def test_a_second_ctrl_c_leaves_at_once():

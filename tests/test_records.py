@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests import tiny
 from tests.test_cli import geodl
 
+from geodl import experiment
 from geodl.config import Layer, preset_layer
 from geodl.errors import StoreError
 from geodl.experiment import run
@@ -19,6 +20,7 @@ from geodl.report.tables import AVERAGE
 from geodl.reproduce import records, verdicts
 from geodl.reproduce.records import Record
 from geodl.reproduce.verdicts import Difference, verdict
+from geodl.store import RunDirectory
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -52,8 +54,7 @@ def test_a_record_tells_what_the_run_reached(finished, tmp_path):
         assert found.results[name]["accuracy"] == result["accuracy"]
         assert found.value(name, "final") == result["accuracy"][-1]
         assert all(found.value(name, key) == result[key] for key in ("average", "average_incremental", "forgetting"))
-    assert len(found.seconds) == 3
-    assert sum(found.seconds) > 0
+    assert found.seconds == records.phase_seconds(RunDirectory(finished).read_events(), 3)
     assert not found.cached
     # nothing in it depends on where the data or the run were
     assert str(finished) not in written.read_text()
@@ -74,23 +75,29 @@ def test_only_complete_runs_have_a_result(finished, tmp_path):
         records.record(tmp_path)
 
 
-def test_commit_is_the_last_before_the_run(finished, tmp_path):
-    def git(*words, **environment):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True, env=environment or None)
+def test_a_run_names_the_commit_of_its_code(finished, tmp_path, monkeypatch):
+    def git(*words):
+        return subprocess.run(["git", "-C", str(tmp_path), *words], check=True, capture_output=True, text=True).stdout
 
-    assert records._commit([event(0, "run")], tmp_path / "nothing") is None
+    def as_if_here() -> str | None:
+        monkeypatch.setattr(experiment, "__file__", str(tmp_path / "experiment.py"))
+        return experiment._commit()
+
+    for key in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(key, "nobody")
+    assert as_if_here() is None  # no repository
     git("init", "-q")
-    made = []
-    for day in ("2025-12-30", "2026-01-02"):
-        who = {f"GIT_{one}_{what}": "nobody" for one in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-        dates = {f"GIT_{one}_DATE": f"{day}T00:00:00Z" for one in ("AUTHOR", "COMMITTER")}
-        git("commit", "-q", "--allow-empty", "-m", day, PATH="/usr/bin:/bin:/usr/local/bin", **who, **dates)
-        command = ["git", "-C", str(tmp_path), "rev-parse", "HEAD"]
-        made.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
-    found = records._commit([event(0, "run"), event(5, "phase")], tmp_path)
-    assert found
-    assert made[0].startswith(found)
-    assert records._commit([], tmp_path) is None
+    (tmp_path / "experiment.py").write_text("1")
+    git("commit", "-q", "--allow-empty", "-m", "another project's")
+    assert as_if_here() is None  # installed inside another project's checkout
+    git("add", "experiment.py")
+    git("commit", "-q", "-m", "ours")
+    assert as_if_here() == git("rev-parse", "--short", "HEAD").strip()
+    (tmp_path / "experiment.py").write_text("2")
+    assert as_if_here() == git("rev-parse", "--short", "HEAD").strip() + "+"
+    assert (
+        records.record(finished).commit == json.loads((finished / "config.json").read_text())["environment"]["commit"]
+    )
 
 
 def test_what_is_not_a_record_is_refused(tmp_path):
@@ -164,8 +171,9 @@ def made(
         (1.0, None, 1, 0.5, "holds (one seed)"),
         (0.3, None, 1, 0.5, "within spread (one seed)"),
         (-0.7, None, 1, 0.5, "does not hold (one seed)"),
-        (0.1, None, 1, None, "holds (one seed, spread unknown)"),
-        (0.0, None, 1, None, "does not hold (one seed, spread unknown)"),
+        (0.1, None, 1, None, "better (one seed, spread unknown)"),
+        (-0.1, None, 1, None, "worse (one seed, spread unknown)"),
+        (0.0, None, 1, None, "equal (one seed, spread unknown)"),
         (0.0, 0.0, 2, None, "does not hold"),
     ],
 )
@@ -185,7 +193,11 @@ def test_differences_are_taken_seed_by_seed():
 
 
 def judged(table):
-    return {(row[0], row[1]): row[2:] for row in table.rows}
+    """Give the cells of each comparison under each classifier: difference, in the paper, verdict."""
+    found = {}
+    for name, seeds, *cells in table.rows:
+        found |= {(name, "CNN"): [seeds, *cells[:3]], (name, "k-NME"): [seeds, *cells[3:]]}
+    return found
 
 
 def test_comparisons_borrow_the_largest_spread_and_show_the_papers_difference():
@@ -194,24 +206,26 @@ def test_comparisons_borrow_the_largest_spread_and_show_the_papers_difference():
     found += [made("finetune", "lwf", 1, average=57.5), made("finetune", "none", 1, average=40.0)]
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
     assert not others
-    table = judged(verdicts.comparisons(rows, verdicts.PAIRS, AVERAGE))
-    mean, spread, seeds, published, words = table["CE + GeoDL against CE + Cos", "k-NME"]
-    assert (mean, spread, seeds, words) == (pytest.approx(2.5), pytest.approx(0.5**0.5), 2, "holds")
+    compared = verdicts.comparisons(rows, verdicts.PAIRS, AVERAGE)
+    table = judged(compared)
+    seeds, shown, published, words = table["CE + GeoDL against CE + Cos", "k-NME"]
+    assert (seeds, shown, words) == (2, "+2.50 ± 0.71", "holds")
     assert published == pytest.approx(61.40 - 60.09)
-    assert table["CE + GeoDL against CE + Cos", "CNN"][3] == pytest.approx(58.54 - 59.82)
+    assert table["CE + GeoDL against CE + Cos", "CNN"][2] == pytest.approx(58.54 - 59.82)
     # 0.5 on one seed, less than the 0.71 known from the pair above
-    assert table["CE + Cos against CE + LwF", "CNN"][4] == "within spread (one seed)"
-    assert table["CE + GeoDL against CE", "CNN"][4] == "holds (one seed)"
-    assert table["LUCIR + GeoDL against LUCIR", "k-NME"][3:] == [pytest.approx(65.14 - 63.17), "not run"]
-    assert table["iCaRL + GeoDL against iCaRL", "k-NME"][3] == pytest.approx(62.54 - 57.12)
+    assert table["CE + Cos against CE + LwF", "CNN"][1:] == ["+0.50", pytest.approx(6.98), "within spread (one seed)"]
+    assert table["CE + GeoDL against CE", "CNN"][3] == "holds (one seed)"
+    assert ("LUCIR + GeoDL against LUCIR", "k-NME") not in table
+    (note,) = compared.notes
+    assert note.startswith("Not run yet: iCaRL + GeoDL against iCaRL; LUCIR + GeoDL against LUCIR;")
 
 
 def test_less_forgetting_is_better():
     found = [made("lucir", "geodesic", 1, average=1.0, forgetting=8.0), made("lucir", "cosine", 1, average=1.0)]
     rows, _ = verdicts.sort_out(found, "cifar100-cpu")
     table = judged(verdicts.comparisons(rows, verdicts.PAIRS, "forgetting"))
-    mean, *_, published, words = table["LUCIR + GeoDL against LUCIR", "CNN"]
-    assert (mean, words) == (-2.0, "holds (one seed, spread unknown)")
+    _, shown, published, words = table["LUCIR + GeoDL against LUCIR", "CNN"]
+    assert (shown, words) == ("-2.00", "better (one seed, spread unknown)")
     assert published == pytest.approx(9.49 - 18.70)
 
 
@@ -249,7 +263,7 @@ def test_the_page(tmp_path):
     geodl("results", "write", str(tmp_path), "--out", str(out))
     text = out.read_text()
     assert "| LUCIR | 2 | 51.50 ± 0.71 |" in text
-    assert "| Mnemonics | not run |" in text
+    assert text.count("Not run yet: LwF; iCaRL; BiC; Mnemonics;") == 4
     assert text.count("| LUCIR | 2 |") == 4  # a table for each classifier
     assert "## AME (oracle)" in text
     assert "at most 150 images a class" in text
@@ -258,8 +272,8 @@ def test_the_page(tmp_path):
     assert "lr 0.01 instead of 0.05" in text
     assert "commits abc1234" in text
     section = text[text.index("### Final accuracy against joint training") :]
-    assert "| Joint training against LUCIR | CNN |  |  |  |  | not run |" in section
+    assert "Not run yet: Joint training against LwF;" in section
 
 
 def test_page_without_any_run(tmp_path):
-    assert "| CE + GeoDL | not run |" in verdicts.page([], "cifar100-cpu")
+    assert "CE + Cos; CE + GeoDL; Joint training." in verdicts.page([], "cifar100-cpu")

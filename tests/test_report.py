@@ -138,6 +138,17 @@ def test_labels_say_what_differs(runs):
     ]
 
 
+def test_a_likeness_that_could_not_be_computed_is_left_out(runs, tmp_path):
+    shutil.copytree(runs / "geo-1", tmp_path / "run")
+    path = tmp_path / "run" / "phases" / "02" / "metrics.json"
+    metrics = json.loads(path.read_text())
+    del metrics["likeness"]["svcca"]  # features that do not vary have no correlation
+    path.write_text(json.dumps(metrics))
+    setting = read_settings([tmp_path / "run"])[0]
+    assert [value is None for value in setting.likeness("svcca")] == [False, False, True, False]
+    assert "<svg" in page.render([setting])
+
+
 def test_the_loss_on_the_base_classes_ends_at_the_forgetting(runs):
     setting = read_settings([runs / "geo-1", runs / "geo-2"])[0]
     for classifier in setting.classifiers:

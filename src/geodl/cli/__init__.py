@@ -121,8 +121,9 @@ _COMMANDS = [
         "report",
         "report:report",
         RESEARCH,
-        "Write one self-contained HTML page about one or several runs.",
-        "geodl report runs/NAME --out report.html",
+        "Write one self-contained HTML page about one or several runs, or about a model. Runs that differ in their seed alone "
+        "are averaged; runs whose protocol the paper has numbers for stand beside them.",
+        "geodl report runs/* --out comparison.html --figures figures/ --tables tables/",
     ),
     (
         "reproduce",

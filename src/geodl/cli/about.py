@@ -12,12 +12,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from geodl.cache import Cache
 from geodl.cli.display import console, say
 from geodl.cli.options import Common, Flags, effective
 from geodl.config import RunConfig, groups_of_options, presets
 from geodl.data.sources import sources
+from geodl.files import readable
 from geodl.methods import METHODS
 
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
@@ -64,8 +66,8 @@ def methods(*, as_json: Json = False) -> None:
     for name in METHODS:
         about = _method(name)
         own = ", ".join(f"{key} = {json.dumps(value)}" for key, value in about["defaults"].items())
-        say(f"[bold]{name}[/bold]  {about['summary']}")
-        say(f"  [dim]{about['paper']}[/dim]")
+        say(Text(name, "bold") + Text(f"  {about['summary']}"))
+        say(Text(f"  {about['paper']}", "dim"))
         if own:
             say(f"  own defaults: {own}")
 
@@ -79,6 +81,15 @@ def _method(name: str) -> dict[str, Any]:
         if key != "method" and (key not in common or common[key].default != info.default)
     }
     return {"summary": method.summary, "paper": method.paper, "defaults": own}
+
+
+_EXTRAS = {
+    "parquet": ("pyarrow",),
+    "hub": ("datasets",),
+    "timm": ("timm",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "tensorboard": ("tensorboard",),
+}
 
 
 def _data_found() -> str:
@@ -101,8 +112,6 @@ def doctor(*, as_json: Json = False) -> None:
             return "missing"
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        devices.append("mps")
     cache = Cache()
     facts: dict[str, dict[str, str]] = {
         "versions": {
@@ -121,19 +130,15 @@ def doctor(*, as_json: Json = False) -> None:
             "executable": sys.executable,
         },
         "extras": {
-            name: version(package) if importlib.util.find_spec(module) else f"missing: pip install 'geodl[{name}]'"
-            for name, package, module in (
-                ("parquet", "pyarrow", "pyarrow"),
-                ("hub", "datasets", "datasets"),
-                ("timm", "timm", "timm"),
-                ("onnx", "onnxruntime", "onnxruntime"),
-                ("tensorboard", "tensorboard", "tensorboard"),
-            )
+            name: f"missing: pip install 'geodl[{name}]'"
+            if "missing" in (versions := [version(package) for package in packages])
+            else ", ".join(f"{package} {found}" for package, found in zip(packages, versions, strict=True))
+            for name, packages in _EXTRAS.items()
         },
         "data": {
             **sources(),
             "found": _data_found(),
-            "cache": f"{cache.root} ({cache.size() / 1e6:.1f} MB)",
+            "cache": f"{cache.root} ({readable(cache.size())})",
             "runs": f"{len(list(Path('runs').glob('*/config.json')))} in ./runs",
         },
     }

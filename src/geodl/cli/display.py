@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from geodl.predictors import CLASSIFIERS
 
@@ -46,22 +47,27 @@ class Stopper:
         errors.print("stopping after this step; Ctrl-C again leaves at once")
 
 
+def progress_bar(where: Console, *, hidden: bool = False) -> Progress:
+    """Make a bar that is gone when it is done; each of its tasks has a `state`: a few words behind the per cent."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeRemainingColumn(compact=True),
+        console=where,
+        transient=True,
+        disable=hidden,
+    )
+
+
 class Watch:
     """A listener of a run that shows what is learned, how far it is, and how good the network is after each phase."""
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
         self.title = title
         self.quiet = quiet
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
-        )
+        self.bar = progress_bar(console, hidden=quiet or not console.is_terminal)
         self._task: Any = None
         self._work: list[int] = []
         self._stage: dict[str, Any] = {}
@@ -80,22 +86,24 @@ class Watch:
     def _on_run(self, directory: str, scenario: Any, done: int, total: int, work: list[int], **_: Any) -> None:
         self._work = work
         sizes = [len(group) for group in scenario.groups]
-        console.print(f"[bold]{self.title}[/bold]: {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}")
+        say(Text(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
         if done == total:
-            console.print(f"  complete already: {directory}")
+            say(f"  complete already: {directory}")
         elif done:
-            console.print(f"  going on with phase {done} of {total - 1}: {directory}")
+            say(f"  going on with phase {done} of {total - 1}: {directory}")
         self._task = self.bar.add_task("  starting", total=sum(work), completed=sum(work[:done]), state="")
 
     def _on_phase(self, phase: int, classes: list[str], images: int, **_: Any) -> None:
         shown = ", ".join(classes[:8]) + (f", ... ({len(classes)} classes)" if len(classes) > 8 else "")
-        console.print(f"  phase {phase}: {shown} ({images} images)", markup=False)
+        say(f"  phase {phase}: {shown} ({images} images)")
 
     def _on_stage(self, **fields: Any) -> None:
         self._stage = fields
+        if fields["epoch"] and fields["epoch"] < fields["epochs"]:
+            say(f"    going on with epoch {fields['epoch'] + 1} of {fields['epochs']}")
 
     def _on_cached(self, phase: int, **_: Any) -> None:
-        console.print("    trained before with the same options: taken from the cache")
+        say("    trained before with the same options: taken from the cache")
 
     def _on_step(self, phase: int, stage: str, epoch: int, step: int, loss: float, rate: float, **_: Any) -> None:
         steps = self._stage["steps"]
@@ -108,15 +116,13 @@ class Watch:
     def _on_epoch(self, phase: int, stage: str, epoch: int, epochs: int, loss: float, rate: float, **_: Any) -> None:
         long = self._work[phase] > 50_000
         if long and stage == "train" and not console.is_terminal:
-            console.print(f"    epoch {epoch}/{epochs}: loss {loss:.3f}, {rate:.0f} images/s")
+            say(f"    epoch {epoch}/{epochs}: loss {loss:.3f}, {rate:.0f} images/s")
 
     def _on_evaluated(self, phase: int, metrics: dict[str, Any], **_: Any) -> None:
         shown = {CLASSIFIERS[name]: metrics["results"][name] for name in HONEST if name in metrics["results"]}
         everything = ", ".join(f"{name} {_number(result['accuracy'][-1])}" for name, result in shown.items())
         base = ", ".join(f"{name} {_number(result['matrix'][0][-1])}" for name, result in shown.items())
-        console.print(
-            f"    % right on all {len(metrics['classes'])} classes: {everything}; on the base classes: {base}"
-        )
+        say(f"    % right on all {len(metrics['classes'])} classes: {everything}; on the base classes: {base}")
 
 
 HONEST = ("cnn", "nme")
@@ -125,19 +131,19 @@ HONEST = ("cnn", "nme")
 
 def comparison_table(title: str, rows: dict[str, dict[str, Any]]) -> Table:
     """Give a table of several runs: row name -> metrics of the last phase."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for name in HONEST:
         for column in ("average", "final", "forgetting"):
             table.add_column(f"{CLASSIFIERS[name]}\n{column}", justify="right", no_wrap=True)
     for row, metrics in rows.items():
-        table.add_row(row, *(cell for name in HONEST for cell in _cells(metrics["results"].get(name))))
+        table.add_row(Text(row), *(cell for name in HONEST for cell in _cells(metrics["results"].get(name))))
     return table
 
 
 def result_table(title: str, metrics: dict[str, Any]) -> Table:
     """Give a table of one run: its classifiers, with the metrics of the last phase."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("classifier", no_wrap=True)
     for column in ("average", "final", "forgetting"):
         table.add_column(column, justify="right")
@@ -163,5 +169,5 @@ LEGEND = (
 
 
 def say(text: Any = "") -> None:
-    """Print for a person."""
-    console.print(text)
+    """Print for a person: a string as it is, since names of files and classes are never markup; or something made of rich."""
+    console.print(Text(text) if isinstance(text, str) else text)

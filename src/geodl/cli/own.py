@@ -1,9 +1,9 @@
 """``geodl learn``, ``predict``, ``evaluate``, ``info``, ``undo``, ``rename``, ``remove`` and ``export``: your own images."""
 
 import json
-from dataclasses import fields, make_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 from rich.text import Text
@@ -16,6 +16,7 @@ from geodl.cli.own_display import (
     count_steps,
     csv_predictions,
     line,
+    looking,
     percent,
     plain_table,
     say_classes,
@@ -25,12 +26,12 @@ from geodl.cli.own_display import (
     say_learned,
     say_more,
     say_skipped,
+    skipped_json,
     table_predictions,
     when,
 )
-from geodl.config import RunConfig
-from geodl.errors import DataError
-from geodl.own.choices import readable
+from geodl.errors import ConfigError, DataError
+from geodl.files import readable
 
 _HOW = Group("How it is done", sort_key=6)
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)
@@ -49,40 +50,39 @@ Classifier = Annotated[
     Literal["nme", "cnn"],
     Parameter(help="nme: the class whose mean is nearest; cnn: the network's own output.", group=_HOW),
 ]
-Accelerator = Annotated[
-    Literal["auto", "cpu", "cuda", "mps"], Parameter(help="Where the network runs.", group=_MACHINE)
-]
+Device = Literal["auto", "cpu", "cuda"]
+Accelerator = Annotated[Device, Parameter(help="Where the network runs.", group=_MACHINE)]
 Workers = Annotated[int | None, Parameter(help="Threads that decode images; unset: chosen.", group=_MACHINE)]
 
 
-def _flag(name: str, kind: Any, group: Group) -> tuple[str, Any, Any]:
-    names = ("--backbone", "--network") if name == "network" else None
-    text = RunConfig.model_fields[name].description
-    return name, Annotated[kind | None, Parameter(name=names, help=text, group=group)], None
+def _choice(text: str, *names: str, group: Group = _CHOICES) -> Parameter:
+    return Parameter(name=names or None, help=text, group=group)
 
 
-def _declare() -> type[Any]:
-    """Make the flags of a learn step from the options of a run: their meaning is declared there, once."""
-    budget, machine = Literal["per_class", "total"], Literal["auto", "cpu", "cuda", "mps"]
-    chosen: dict[str, Any] = {
-        "network": str,
-        "weights": Path,
-        "pretrained": bool,
-        "image_size": int,
-        "flip": bool,
-        "epochs": int,
-    }
-    chosen |= {"batch_size": int, "lr": float, "exemplars": int, "budget": budget, "seed": int}
-    flags = [_flag(name, kind, _CHOICES) for name, kind in chosen.items()]
-    flags += [
-        _flag(name, kind, _MACHINE) for name, kind in (("threads", int), ("workers", int), ("accelerator", machine))
-    ]
-    made = make_dataclass("LearnFlags", flags, frozen=True)
-    made.__module__ = __name__
-    return made
+@dataclass(frozen=True)
+class LearnFlags:
+    """What a learn step chooses by itself where it is not told: the options of a run, in a practitioner's words."""
 
-
-LearnFlags = _declare()
+    network: Annotated[
+        str | None, _choice("The network: resnet32, resnet18, ..., or timm:NAME.", "--backbone", "--network")
+    ] = None
+    pretrained: Annotated[bool | None, _choice("timm:NAME: begin with the weights that timm publishes.")] = None
+    weights: Annotated[Path | None, _choice("Begin with the weights in this safetensors file.")] = None
+    image_size: Annotated[int | None, _choice("Side of the squares, in pixels, that the network sees.")] = None
+    flip: Annotated[bool | None, _choice("Learn mirrored images too; not for text, signs or left and right.")] = None
+    epochs: Annotated[int | None, _choice("How often training goes through all the images.")] = None
+    batch_size: Annotated[int | None, _choice("Images in one training step.")] = None
+    lr: Annotated[float | None, _choice("Learning rate, at its highest.")] = None
+    exemplars: Annotated[int | None, _choice("Images to keep in the model, so that old classes are not forgotten.")] = (
+        None
+    )
+    budget: Annotated[
+        Literal["per_class", "total"] | None, _choice("Whether --exemplars counts for each class or in total.")
+    ] = None
+    seed: Annotated[int | None, _choice("Another number gives another, equally good model.")] = None
+    threads: Annotated[int | None, _choice("CPU threads; unset: chosen.", group=_MACHINE)] = None
+    workers: Workers = None
+    accelerator: Annotated[Device | None, _choice("Where the network runs.", group=_MACHINE)] = None
 
 
 def learn(
@@ -90,7 +90,7 @@ def learn(
     images: Folder,
     /,
     *,
-    flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # type: ignore[valid-type]  # noqa: B008
+    flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # noqa: B008
     again: Annotated[
         bool, Parameter(help="Learn images that were just learned once more.", negative=(), group=_HOW)
     ] = False,
@@ -105,7 +105,7 @@ def learn(
     """
     from geodl.training import Interrupted
 
-    options = {f.name: getattr(flags, f.name) for f in fields(flags) if getattr(flags, f.name) is not None}
+    options = {name: value for name, value in asdict(flags).items() if value is not None}
     watch, stopper = LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:
@@ -115,7 +115,7 @@ def learn(
         except Interrupted:
             raise Interrupted("stopped; how far it came is saved, and the same command goes on from there") from None
     if as_json:
-        print(json.dumps(vars(done) | {"skipped": [list(pair) for pair in done.skipped]}, ensure_ascii=False))
+        print(json.dumps(vars(done) | {"skipped": skipped_json(done.skipped)}, ensure_ascii=False))
         return
     if done.already:
         line(f"already learned: {model} has just learned exactly these images (--again learns them once more)")
@@ -140,22 +140,27 @@ def predict(
     Confidence is the softmax of the network's learned scale times the cosines with the class means (or, with
     --classifier cnn, with the rows of the network's last layer).
     """
-    found = IncrementalClassifier(model).predict(
-        images, classifier=classifier, top=top, strict=strict, accelerator=accelerator, workers=workers
-    )
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv: one of them, not both")
+    with looking() as listener:
+        found = IncrementalClassifier(model).predict(
+            images,
+            classifier=classifier,
+            top=top,
+            strict=strict,
+            accelerator=accelerator,
+            workers=workers,
+            listener=listener,
+        )
     if as_json:
         entries = [
             {"image": each.name, "label": each.label, "confidence": each.confidence, "top": [list(t) for t in each.top]}
             for each in found
         ]
-        skipped = [{"image": name, "reason": reason} for name, reason in found.skipped]
-        print(
-            json.dumps(
-                {"predictions": entries, "skipped": skipped, "images_per_second": found.rate}, ensure_ascii=False
-            )
-        )
+        facts = {"predictions": entries, "skipped": skipped_json(found.skipped), "images_per_second": found.rate}
+        print(json.dumps(facts, ensure_ascii=False))
     elif as_csv:
-        csv_predictions(found, top)
+        csv_predictions(found)
     else:
         table_predictions(found, top)
     if not as_json:
@@ -178,11 +183,13 @@ def evaluate(
     workers: Workers = None,
 ) -> None:
     """Say how good the model is on images whose classes you know, none of which it has learned."""
-    found = IncrementalClassifier(model).evaluate(
-        images, classifier=classifier, strict=strict, accelerator=accelerator, workers=workers
-    )
+    with looking() as listener:
+        found = IncrementalClassifier(model).evaluate(
+            images, classifier=classifier, strict=strict, accelerator=accelerator, workers=workers, listener=listener
+        )
     if as_json:
-        print(json.dumps(vars(found) | {"confusion": found.confusion.tolist()}, ensure_ascii=False))
+        ready = {"confusion": found.confusion.tolist(), "skipped": skipped_json(found.skipped)}
+        print(json.dumps(vars(found) | ready, ensure_ascii=False))
         return
     say_skipped(found.skipped)
     line(f"accuracy: {found.accuracy:.1f} % of {found.images} images", "bold")
@@ -231,7 +238,12 @@ def undo(model: Model, /) -> None:
     line(f"taken back: {what}")
 
 
-def rename(model: Model, old: str, new: str, /) -> None:
+def rename(
+    model: Model,
+    old: Annotated[str, Parameter(help="What the class is called now.")],
+    new: Annotated[str, Parameter(help="What it shall be called.")],
+    /,
+) -> None:
     """Give a class another name."""
     IncrementalClassifier(model).rename(old, new)
     line(f"{old} is now called {new}")

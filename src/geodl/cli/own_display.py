@@ -2,20 +2,23 @@
 
 import csv as csv_format
 import sys
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from geodl.classifier import Evaluation, Predictions
-from geodl.cli.display import console, errors
-from geodl.own.choices import readable
+from geodl.classifier import Evaluation, Listener, Predictions
+from geodl.cli.display import console, errors, progress_bar
+from geodl.files import readable
+from geodl.own.choices import VALIDATION
 from geodl.own.intake import Problems
 
+SECONDS = 30.0  # between two signs of life in a log
 SHOWN = 20  # lines of what was left out, of classes, of confusions; --json has all
 
 
@@ -27,15 +30,8 @@ class LearnWatch:
         self._epochs, self._steps = 1, 1
         self._reading: Any = None
         self._task: Any = None
-        self.progress = Progress(
-            TextColumn("  {task.description}"),
-            BarColumn(bar_width=30),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-        )
+        self._said = time.monotonic()
+        self.progress = progress_bar(console)
         self.bar: Any = self.progress if console.is_terminal and not quiet else nullcontext()
 
     def __call__(self, kind: str, **fields: Any) -> None:
@@ -45,7 +41,7 @@ class LearnWatch:
 
     def _on_reading(self, done: int, total: int) -> None:
         if self._reading is None:
-            self._reading = self.progress.add_task("reading", total=total, state="")
+            self._reading = self.progress.add_task("  reading", total=total, state="")
         self.progress.update(self._reading, completed=done, visible=done < total)
 
     def _on_read(self, intake: Any, skipped: Problems, images: int, side: int) -> None:
@@ -69,7 +65,7 @@ class LearnWatch:
 
     def _on_stage(self, epochs: int, steps: int, **_: Any) -> None:
         self._epochs, self._steps = epochs, steps
-        self._task = self.progress.add_task("learning", total=epochs * steps, state="")
+        self._task = self.progress.add_task("  learning", total=epochs * steps, state="")
 
     def _on_step(self, epoch: int, step: int, rate: float, **_: Any) -> None:
         if self._task is not None:
@@ -78,6 +74,26 @@ class LearnWatch:
                 completed=epoch * self._steps + step,
                 state=f"{epoch + 1}/{self._epochs}, {rate:.0f} images/s",
             )
+
+    def _on_epoch(self, epoch: int, epochs: int, rate: float, **_: Any) -> None:
+        if not console.is_terminal and time.monotonic() - self._said > SECONDS:  # a log wants a sign of life, no more
+            line(f"  {epoch} of {epochs} times through the images, {rate:.0f} images/s")
+            self._said = time.monotonic()
+
+
+@contextmanager
+def looking() -> Iterator[Listener]:
+    """Give a listener that shows, on a terminal, how many images were looked at; what is printed stays free of it."""
+    with progress_bar(errors) if errors.is_terminal else nullcontext() as bar:
+        task: Any = None
+
+        def listener(kind: str, *, done: int, total: int) -> None:
+            nonlocal task
+            if bar is not None:
+                task = bar.add_task("  looking", total=total, state="") if task is None else task
+                bar.advance(task, done)
+
+        yield listener
 
 
 def line(text: str, style: str = "") -> None:
@@ -142,15 +158,21 @@ def say_learned(model: Path, done: Any) -> None:
         console.print(Text("note: ", "yellow") + Text(sentence))
 
 
+def skipped_json(skipped: Problems) -> list[dict[str, str]]:
+    """Give what was left out, ready for JSON."""
+    return [{"image": name, "reason": reason} for name, reason in skipped]
+
+
 def some(names: tuple[str, ...]) -> str:
     """List names, the first ones of many."""
     return ", ".join(names[:SHOWN]) + (f", and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def csv_predictions(found: Predictions, top: int) -> None:
+def csv_predictions(found: Predictions) -> None:
     """Print predictions as CSV."""
     writer = csv_format.writer(sys.stdout, lineterminator="\n")
-    more = [part for rank in range(2, top + 1) for part in (f"label {rank}", f"confidence {rank}")]
+    most = len(found[0].top) if found else 1  # there may be fewer classes than were asked for
+    more = [part for rank in range(2, most + 1) for part in (f"label {rank}", f"confidence {rank}")]
     writer.writerow(["image", "label", "confidence", *more])
     for each in found:
         writer.writerow([each.name, *(part for label, value in each.top for part in (label, f"{value:.4f}"))])
@@ -220,7 +242,7 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
     """Say which images are stored and how large the model is."""
     budget = facts["budget"]
     per = "a class" if budget["counted"] == "per_class" else "in all"
-    checks = " and up to 10 a class to check with" if budget["exemplars"] else ""
+    checks = f" and up to {VALIDATION} a class to check with" if budget["exemplars"] else ""
     line(
         f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} "
         f"(budget: {budget['exemplars']} {per}{checks})"

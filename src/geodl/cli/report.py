@@ -21,19 +21,12 @@ def report(
     tables: Path | None = None,
     with_images: Annotated[bool | None, Parameter(negative="--without-images")] = None,
 ) -> None:
-    """Write one HTML page about one or several runs; it is complete in itself and opens offline.
-
-    Runs that differ in their seed alone are averaged. Runs whose protocol the paper has numbers for stand beside them.
-
-    ```
-    geodl report runs/digits-lucir-geodesic-1a2b3c4d
-    geodl report runs/* --out comparison.html --figures figures/ --tables tables/
-    ```
+    """Write one HTML page about one or several runs.
 
     Parameters
     ----------
     runs
-        Run directories.
+        Directories of runs, or of a model.
     out
         The page; unset: report.html in the run's directory, or here for several runs.
     figures
@@ -46,7 +39,7 @@ def report(
     settings = read_settings(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     target.parent.mkdir(parents=True, exist_ok=True)
-    say(f"page: {page.write(runs, target, with_images=with_images)}")
+    say(f"page: {page.write(settings, target, with_images=with_images)}")
     if figures is not None:
         say(f"figures: {len(write_figures(settings, figures))} files in {figures}")
     if tables is not None:

@@ -11,9 +11,11 @@ from rich.markup import escape
 
 from geodl.cache import Cache
 from geodl.cli.display import Stopper, Watch, console, say
+from geodl.config import DISTILLATIONS
 from geodl.data.sources import Dataset
+from geodl.devices import available_cores
 from geodl.errors import ConfigError, TrainingError
-from geodl.experiment import available_cores, load_data, run
+from geodl.experiment import load_data, run
 from geodl.report.results import DATA_NAMES
 from geodl.reproduce import estimate, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Budget, Job, Training, choose, config_of, grid
@@ -37,15 +39,9 @@ def reproduce(
     threads: int | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     yes: Annotated[bool, Parameter(negative=())] = False,
+    allow_drift: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and write it beside the published numbers.
-
-    Complete runs are not run again; stopped or killed, the same command goes on.
-
-    ```
-    geodl reproduce table1 --budget smoke --runs 1
-    geodl reproduce table2 --budget cpu --data-dir DIR --dry-run
-    ```
 
     Parameters
     ----------
@@ -62,11 +58,13 @@ def reproduce(
     data_dir
         Where the data are.
     threads
-        CPU threads; unset: the cores there are.
+        CPU threads; unset: the cores there are (smoke: one).
     dry_run
         Print the runs and an estimate of their time, run nothing; needs no data.
     yes
         Start without asking, however long it takes.
+    allow_drift
+        Go on with runs that were begun with another number of threads or kind of device.
     """
     source, chosen = choose(what, dataset, phases)
     jobs = grid(chosen, source, budget, runs=runs, data_dir=data_dir, threads=threads)
@@ -80,7 +78,7 @@ def reproduce(
     if dry_run:
         return
     confirm(sum(map(sum, times)) + steps_take, yes, sys.stdin.isatty())
-    failed = _run_all(jobs, times, out / "runs", data) if data else []
+    failed = _run_all(jobs, times, out / "runs", data, allow_drift) if data else []
     settings = outputs.read(jobs, out / "runs")
     for name, some in chosen.items():
         if shape is not None and name == "time-memory":
@@ -102,7 +100,7 @@ def confirm(seconds: float, yes: bool, terminal: bool) -> None:
         raise ConfigError(
             f"this would take about {estimate.words(seconds)}, and there is no terminal to confirm it: add --yes"
         )
-    if console.input("Start? [y/N] ").strip().lower() not in ("y", "yes"):
+    if console.input("Start? [y/N] ", markup=False).strip().lower() not in ("y", "yes"):
         raise ConfigError("not confirmed: nothing was started")
 
 
@@ -144,7 +142,7 @@ def _announce(
     return times, steps_take
 
 
-def _run_all(jobs: list[Job], times: list[list[float]], runs: Path, data: Dataset) -> list[str]:
+def _run_all(jobs: list[Job], times: list[list[float]], runs: Path, data: Dataset, allow_drift: bool) -> list[str]:
     """Run what is not complete, with a bar over the whole grid; give the runs that failed and why: others go on."""
     cache, started, total, passed = Cache(), time.monotonic(), sum(map(sum, times)), 0.0
     stopper, failed = Stopper(), []
@@ -158,7 +156,15 @@ def _run_all(jobs: list[Job], times: list[list[float]], runs: Path, data: Datase
             watch = GridWatch(job, each, passed, total, f"run {number} of {len(jobs)}")
             with watch.shown():
                 try:
-                    run(job.config, out=runs / job.name, cache=cache, listener=watch, stop=stopper, data=data)
+                    run(
+                        job.config,
+                        out=runs / job.name,
+                        allow_drift=allow_drift,
+                        cache=cache,
+                        listener=watch,
+                        stop=stopper,
+                        data=data,
+                    )
                 except Interrupted as stop:
                     raise Interrupted(f"{stop}; the same command continues") from None
                 except TrainingError as error:
@@ -203,7 +209,7 @@ def _time_memory(dataset: str, shape: steps.Shape, turns: int, out: Path) -> lis
     about = f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}"
     say(f"timing steps: {about}")
     times = steps.time_steps(shape, turns)
-    peaks = {name: float(steps.peak(name, shape)) for name in steps.DISTILLATIONS}
+    peaks = {name: steps.peak(name, shape) for name in DISTILLATIONS}
     about += f", {steps.device().type}, threads: {torch.get_num_threads()}"
     title = f"{ARTEFACTS['time-memory'].title} ({DATA_NAMES[dataset]})"
     return outputs.save("time-memory", title, outputs.time_memory(times, peaks, about), out)

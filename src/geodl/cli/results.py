@@ -25,10 +25,10 @@ def write(
     directory: Annotated[Path, Parameter(help="Directory of the result files.")],
     /,
     *,
+    out: Annotated[Path, Parameter(help="The page, in Markdown.")],
     preset: Annotated[
         str, Parameter(help="The preset that the runs are of; others are listed apart.")
     ] = "cifar100-cpu",
-    out: Annotated[Path, Parameter(help="The page, in Markdown.")] = Path("docs/results.md"),
 ) -> None:
     """Write the page: every row of the paper under every classifier, and whether each comparison of the paper holds."""
     found = records.read(directory)

@@ -15,6 +15,7 @@ from geodl.errors import ConfigError
 from geodl.experiment import follows, load_data
 from geodl.experiment import run as run_experiment
 from geodl.report import page
+from geodl.report.results import read_settings
 from geodl.store import RunDirectory
 from geodl.training import Interrupted
 
@@ -47,23 +48,15 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run one incremental experiment: base classes first, then new classes phase by phase.
-
-    Killed at any moment, the same command continues; a complete run prints its result.
-
-    ```
-    geodl run --preset digits --method lucir --distill geodesic
-    geodl run --preset cifar100 --data-dir DIR --method icarl --phases 10
-    ```
-    """
+    """Run one incremental experiment."""
     config = effective(common, flags).config
     data = _load(config, quiet or as_json)
     store = _execute(config, data, out, fresh, allow_drift, cache, quiet or as_json, Stopper())
     if follows():
         return
     metrics = _result(store)
+    _write_pages([store])
     if as_json:
-        page.write([store.path], store.path / "report.html")
         print(json.dumps({"directory": str(store.path), **metrics}))
         return
     say(result_table(f"{_label(config)} on {config.data}, {len(metrics['classes'])} classes (%)", metrics))
@@ -83,14 +76,7 @@ def compare(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run several methods under one protocol, one after the other, and put them in one table.
-
-    Runs that are complete are not run again.
-
-    ```
-    geodl compare finetune lucir lucir+geodesic --preset digits
-    ```
-    """
+    """Run several methods under one protocol."""
     configs = list({config.hash(): config for config in (_spec(spec, common, flags) for spec in specs)}.values())
     data = _load(configs[0], quiet or as_json)
     stopper = Stopper()
@@ -98,6 +84,7 @@ def compare(
     if follows():
         return
     rows = {_label(config): _result(store) for config, store in zip(configs, stores, strict=True)}
+    together = _write_pages(stores)
     if as_json:
         print(json.dumps({str(store.path): row for store, row in zip(stores, rows.values(), strict=True)}))
         return
@@ -105,6 +92,8 @@ def compare(
     say(comparison_table(f"{configs[0].data}, {len(some['classes'])} classes (%)", rows))
     say(LEGEND)
     _say_where(stores)
+    if together is not None:
+        say(f"all in one report: {together}")
 
 
 def _spec(spec: str, common: Common, flags: Any) -> RunConfig:
@@ -158,16 +147,19 @@ def _execute(
 
 
 def _result(store: RunDirectory) -> dict[str, Any]:
-    metrics = store.load_phase(store.completed() - 1).metrics
+    metrics = store.load_metrics(store.completed() - 1)
     return {key: value for key, value in metrics.items() if key != "confusions"}
 
 
-def _say_where(stores: list[RunDirectory]) -> None:
-    """Write each run's page, and one for all, and say where everything is."""
+def _write_pages(stores: list[RunDirectory]) -> Path | None:
+    """Write each run's page and, where there are several, one for all; say where that is."""
     for store in stores:
-        page.write([store.path], store.path / "report.html")
+        page.write(read_settings([store.path]), store.path / "report.html")
+    if len(stores) == 1:
+        return None
+    return page.write(read_settings([store.path for store in stores]), stores[0].path.parent / "report.html")
+
+
+def _say_where(stores: list[RunDirectory]) -> None:
+    for store in stores:
         say(f"run directory: {store.path}, its report: {store.path / 'report.html'}")
-    if len(stores) > 1:
-        together = stores[0].path.parent / "report.html"
-        page.write([store.path for store in stores], together)
-        say(f"all in one report: {together}")

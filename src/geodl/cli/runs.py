@@ -6,10 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
+from rich.text import Text
 
 from geodl.cache import Cache
 from geodl.cli.display import result_table, say
-from geodl.store import RunDirectory, list_runs, remove_run
+from geodl.errors import StoreError
+from geodl.files import readable
+from geodl.store import RunDirectory, list_runs, remove_run, summarise
 
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
 Root = Annotated[Path, Parameter(help="The directory that holds the runs.")]
@@ -42,38 +45,51 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
     for column in ("run", "state", "phases", "result", "size"):
         table.add_column(column, no_wrap=column != "result")
     for run in found:
-        table.add_row(
-            run.name, run.state, f"{run.done}/{run.total or '-'}", run.result or "", f"{run.size / 1e6:.1f} MB"
-        )
+        table.add_row(Text(run.name), run.state, f"{run.done}/{run.total or '-'}", run.result or "", readable(run.size))
     say(table)
 
 
 def show(run: Run, /, *, as_json: Json = False) -> None:
     """Show the result of one run so far."""
-    store = RunDirectory(run)
+    store = _run(run)
     done = store.completed()
-    if not done:
-        print("{}") if as_json else say(f"{run}: no phase is complete yet")
-        return
-    metrics = store.load_phase(done - 1).metrics
+    metrics = store.load_metrics(done - 1) if done else {}
     if as_json:
         print(json.dumps({key: value for key, value in metrics.items() if key != "confusions"}))
         return
-    say(result_table(f"{run}, {done} of {store.phases} phases, {len(metrics['classes'])} classes (%)", metrics))
+    if done:
+        say(result_table(f"{run}, {done} of {store.phases} phases, {len(metrics['classes'])} classes (%)", metrics))
+    else:
+        say(f"{run}: no phase is complete yet")
+    if done < (store.phases or 0):
+        reached = "in its first epoch"
+        for event in store.read_events():
+            if event["kind"] == "epoch" and event["phase"] == done:
+                reached = "{stage}, epoch {epoch} of {epochs} done, loss {loss:.3f}, {rate:.0f} images/s".format(
+                    **event
+                )
+        say(f"phase {done}, {summarise(run).state}: {reached}")
+
+
+def _run(path: Path) -> RunDirectory:
+    store = RunDirectory(path)
+    if store.kind != "run":
+        raise StoreError(f"{path} is the directory of a {store.kind}, not of a run; `geodl info {path}` describes it")
+    return store
 
 
 def rm(run: Run, /) -> None:
     """Remove a run's directory."""
-    remove_run(run)
+    remove_run(_run(run).path)
     say(f"removed {run}")
 
 
 def show_cache() -> None:
     """Show where the cache is and how large."""
     found = Cache()
-    say(f"{found.root}: {found.size() / 1e6:.1f} MB")
+    say(f"{found.root}: {readable(found.size())}")
 
 
 def clear() -> None:
     """Remove all trained base phases from the cache."""
-    say(f"{Cache().clear() / 1e6:.1f} MB freed")
+    say(f"{readable(Cache().clear())} freed")

@@ -157,6 +157,9 @@ def lines(
         tips = {f"line-{i}": _draw(axes, i, curve, x, "%" if percent else "") for i, curve in enumerate(curves)}
         axes.set_xlabel(x)
         axes.set_title(y)
+        low, high = axes.get_ylim()
+        if percent and high - low < 1:  # a flat line stays flat: no scale of hundredths
+            axes.set_ylim((low + high) / 2 - 1, (low + high) / 2 + 1)
         if ticks is not None:
             axes.set_xticks(_thinned(ticks))
         for position, word in (marks or {}).items():

@@ -8,19 +8,19 @@ from geodl import __version__
 from geodl.files import atomic_write
 from geodl.report.details import details
 from geodl.report.markup import escape
-from geodl.report.results import Setting, read_settings
+from geodl.report.results import Setting
 from geodl.report.sections import curves, heading, published, representation, results
 
 # Besides what is in the page nothing is allowed to load: a slip would be blocked, not fetched.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def write(runs: Sequence[Path], out: Path, *, with_images: bool | None = None) -> Path:
-    """Write the page of one or several run directories.
+def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = None) -> Path:
+    """Write the page of one or several settings.
 
     with_images: whether exemplars are shown; None: only those of public datasets, never a person's own.
     """
-    atomic_write(out, render(read_settings(runs), with_images=with_images).encode())
+    atomic_write(out, render(settings, with_images=with_images).encode())
     return out
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from geodl.config import Layer, preset_layer, presets
+from geodl.config import Layer, RunConfig, groups_of_options, preset_layer, presets
 from geodl.errors import ConfigError, StoreError
 from geodl.memory import Memory
 from geodl.methods import METHODS, configure
+from geodl.metrics import Trajectory, dense
 from geodl.predictors import CLASSIFIERS
-from geodl.store import RunDirectory, read_json, read_tensors
+from geodl.store import RunDirectory
 
 METHOD_NAMES = {
     "finetune": "CE",
@@ -72,6 +73,11 @@ class Run:
     epochs: Sequence[Epoch]
 
     @property
+    def is_model(self) -> bool:
+        """Whether it is a model that learned a person's images, not a run."""
+        return self.config.get("kind") == "model"
+
+    @property
     def done(self) -> int:
         """The number of complete phases."""
         return len(self.metrics)
@@ -110,17 +116,15 @@ class Run:
 
     def confusion(self, classifier: str) -> NDArray[np.int64]:
         """Give the (C, C) counts after the last complete phase: true class, prediction, in the learning order."""
-        matrix = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
-        for true, predicted, count in self.metrics[-1]["confusions"][classifier]:
-            matrix[true, predicted] = count
-        return matrix
+        counts: NDArray[np.int64] = dense(self.metrics[-1]["confusions"][classifier], len(self.classes)).numpy()
+        return counts
 
     def memory(self) -> Memory:
         """Read the exemplars kept after the last complete phase."""
         if not self.metrics:
             return Memory.empty()
-        tensors, _ = read_tensors(self.path / "phases" / f"{self.done - 1:02d}" / "memory.safetensors")
-        return Memory.from_tensors(tensors)
+        directory = RunDirectory(self.path)
+        return Memory.from_tensors(directory.load_memory(directory.completed() - 1))
 
     @property
     def label(self) -> str:
@@ -143,7 +147,11 @@ class Run:
     def command(self) -> str | None:
         """Give the command that computes this run again; None where it had its data from memory, or is no run."""
         config = {key: value for key, value in self.config.items() if key != "fingerprint"}
-        if config.get("method") not in METHODS or (config.get("data") == "arrays" and not config.get("data_dir")):
+        if (
+            self.is_model
+            or config.get("method") not in METHODS
+            or (config.get("data") == "arrays" and not config.get("data_dir"))
+        ):
             return None
         found = [words for preset in (None, *presets()) if (words := _words(config, preset)) is not None]
         threads = self.environment.get("threads")
@@ -152,11 +160,35 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory; a phase in work is left out."""
+    """Read the directory of a run or of a model; a phase in work is left out."""
     directory = RunDirectory(path)
-    metrics = [read_json(path / "phases" / f"{t:02d}" / "metrics.json") for t in range(directory.completed())]
+    metrics: list[Mapping[str, Any]] = [directory.load_metrics(t) for t in range(directory.completed())]
     epochs = _epochs(directory.read_events())
-    return Run(path, directory.config, directory.environment, directory.phases, metrics, epochs)
+    config = directory.config
+    if directory.kind == "model" and metrics:
+        data = groups_of_options(RunConfig)["Data"]
+        last = directory.load_extra(len(metrics) - 1)["config"]
+        config = {key: value for key, value in last.items() if key not in data} | dict(config)
+        metrics = _learned(metrics)
+    return Run(path, config, directory.environment, directory.phases, metrics, epochs)
+
+
+def _learned(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Give the steps of a model that brought classes, the last with results as a run has them, on its check images."""
+    steps: list[Mapping[str, Any]] = []
+    for each in metrics:
+        if steps and len(each["classes"]) < len(steps[-1]["classes"]):
+            steps = []  # a class was removed: what was before has other classes
+        if steps and len(each["classes"]) == len(steps[-1]["classes"]):
+            steps.pop()  # more images of known classes, or another name
+        steps.append(each)
+    counts = [0, *(len(step["classes"]) for step in steps)]
+    groups = [range(*pair) for pair in itertools.pairwise(counts)]
+    results = {}
+    for name in steps[-1]["confusions"]:
+        matrices = [dense(step["confusions"][name], len(step["classes"])) for step in steps]
+        results[name] = Trajectory(groups, matrices, steps[-1]["classes"]).to_dict()
+    return [*steps[:-1], {**steps[-1], "results": results}]
 
 
 def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
@@ -258,7 +290,7 @@ class Setting:
 
     def likeness(self, measure: str) -> list[Estimate | None]:
         """Summarise svcca or cka for each phase; empty where a run has none."""
-        return [estimate([item[measure] for item in each]) for each in self._likenesses()]
+        return [estimate([item.get(measure) for item in each]) for each in self._likenesses()]
 
     def angles(self) -> list[tuple[float, float, float]]:
         """Give the least, the median and the greatest principal angle to phase 0 in degrees, of all runs, by phase."""

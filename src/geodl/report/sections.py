@@ -19,7 +19,8 @@ def heading(settings: Sequence[Setting]) -> tuple[str, str, str]:
         return f"{len(settings)} settings on {data}", f"{runs} runs. {_protocol(first)}", ""
     seeds = ", ".join(str(run.config.get("seed", "?")) for run in settings[0].runs)
     words = f"{_protocol(first)} Seed {seeds}. {_state(first)}"
-    return f"{first.label} on {data}", words, _tiles(settings[0])
+    title = f"{first.path.name}: {len(first.classes)} classes" if first.is_model else f"{first.label} on {data}"
+    return title, words, _tiles(settings[0])
 
 
 def _protocol(run: Run) -> str:
@@ -41,7 +42,7 @@ def _protocol(run: Run) -> str:
 
 def _state(run: Run) -> str:
     if run.total is None:
-        return f"{run.done} steps learned."
+        return f"A model after {run.done} {'step' if run.done == 1 else 'steps'}; accuracies are on its check images."
     return "All phases complete." if run.complete else f"{run.done} of {run.total} phases complete."
 
 
@@ -128,7 +129,9 @@ def curves(settings: Sequence[Setting]) -> str:
     if not any(setting.first.done > 1 for setting in settings):
         return ""
     drawn = [*plots.accuracy(settings), *plots.forgetting(settings)]
-    words = "Forgetting: accuracy on the base classes just after learning them, minus now. Dashed: AME, an oracle that looks at old data."
+    words = "Forgetting: accuracy on the base classes just after learning them, minus now."
+    if any("ame" in setting.classifiers for setting in settings):
+        words += " Dashed: AME, an oracle that looks at old data."
     if any(len(setting.runs) > 1 for setting in settings):
         words += " Bands: one standard deviation over runs."
     parts = [figure(plot, plot.name, _title(plot.name)) for plot in drawn]

@@ -121,7 +121,7 @@ def summary(settings: Sequence[Setting]) -> Table:
         f"All in %. {AVERAGE}: mean accuracy after phases 1 to T, as the paper defines it; {INCREMENTAL}: with phase 0, as most "
         "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase; mean forgetting: best before "
         "minus last, over all groups.",
-        ORACLE,
+        *([ORACLE] if any("ame" in setting.classifiers for setting in settings) else []),
     ]
     if any(len(setting.runs) > 1 for setting in settings):
         notes.append("Mean ± sample standard deviation over runs.")

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from geodl.config import RunConfig
+from geodl.config import DISTILLATIONS, RunConfig
 from geodl.memory import quota
 from geodl.methods import build
 from geodl.reproduce.grid import Job
-from geodl.reproduce.steps import DISTILLATIONS, PEAK_STEPS, Shape, Step, take_turns
+from geodl.reproduce.steps import PEAK_STEPS, Shape, Step, take_turns
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def work(config: RunConfig) -> list[Work]:
         seen = base + (size.classes - base) * t // max(config.phases, 1)
         images = size.train * (seen if method.keeps_all_data else seen - before)
         kept = 0 if method.keeps_all_data else before * quota(max(before, 1), config.exemplars, config.budget)
-        # Looked at: for imprinting, herding and the stored means (under both networks), then the test images, the
+        # Looked at: for imprinting, for herding and the stored means, and for their drift; then the test images, the
         # exemplars and their mirrored copies, and for AME all images seen.
-        passes = 2 if t == 0 or method.keeps_all_data else 4
+        passes = 1 if t == 0 or method.keeps_all_data else 3
         exemplars = 2 * seen * quota(seen, config.exemplars, config.budget)
         oracle = seen * min(size.train, config.ame_images or size.train)
         looked_at = passes * images + seen * size.test + exemplars + oracle
@@ -74,7 +74,7 @@ def seconds(config: RunConfig, speed: Speed) -> list[float]:
     """Estimate the time of each phase."""
     found = []
     for t, each in enumerate(work(config)):
-        alone = t == 0 or config.method == "joint"
+        alone = t == 0 or build(config).keeps_all_data
         training = each.trained / speed.training["none" if alone else config.distill]
         factor = MNEMONICS if config.method == "mnemonics" and t else 1.0
         found.append(factor * training + each.looked_at / speed.evaluation)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from geodl.config import Layer, RunConfig, preset_layer
+from geodl.config import DISTILLATIONS, Layer, RunConfig, preset_layer
 from geodl.errors import ConfigError
 from geodl.experiment import run_name
 from geodl.methods import configure
@@ -13,7 +13,6 @@ from geodl.report.published import Published, numbers
 
 Budget = Literal["paper", "cpu", "smoke"]
 DATASETS = ("cifar100", "imagenet-subset", "imagenet")
-LOSSES = ("none", "lwf", "cosine", "geodesic")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Traini
         joint = [Training("joint", "none", base, t) for t in phases]
         found = [*trainings("table1", dataset, phases), *joint]
     elif artefact in ("fig-classifiers", "fig-cca"):
-        found = [Training("finetune", loss, base, t) for t in phases for loss in LOSSES]
+        found = [Training("finetune", loss, base, t) for t in phases for loss in DISTILLATIONS]
     else:
         found = map(training_of, published(artefact, dataset, phases))
     return list(dict.fromkeys(found))

@@ -1,10 +1,11 @@
 """What is written when the runs of a grid are done: tables beside the published numbers, and figures."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from geodl.config import preset_layer
+from geodl.config import DISTILLATIONS, preset_layer
 from geodl.files import atomic_write
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
@@ -12,8 +13,8 @@ from geodl.report.figures import Curve, Plot, lines
 from geodl.report.published import numbers, protocols
 from geodl.report.results import DATA_NAMES, DISTILL_NAMES, Setting, read_run
 from geodl.report.tables import AVERAGE, FORMATS, PAPERS, Cell, Table, compare, comparison_table, summary
-from geodl.reproduce.grid import ARTEFACTS, LOSSES, Budget, Job, Training, preset_of, published, training_of, trainings
-from geodl.reproduce.steps import DISTILLATIONS, Ratio, ratio
+from geodl.reproduce.grid import ARTEFACTS, Budget, Job, Training, preset_of, published, training_of, trainings
+from geodl.reproduce.steps import Ratio, ratio
 
 Settings = Mapping[Training, Setting]
 # Trainings that have other names in the figure of Table 1's methods.
@@ -120,7 +121,7 @@ def figures(artefact: str, needed: Sequence[Training], settings: Settings) -> li
 def _by_phases(classifier: str, needed: Sequence[Training], settings: Settings) -> Plot | None:
     """Draw the average accuracy over the number of phases, a line for each loss."""
     curves = []
-    for loss in LOSSES:
+    for loss in DISTILLATIONS:
         mine = sorted((training for training in needed if training.distill == loss), key=lambda one: one.phases)
         found = [(one.phases, value) for one in mine if (value := settings[one].value(classifier, "average"))]
         if found:
@@ -148,7 +149,11 @@ def time_memory(times: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
     for name in DISTILLATIONS:
         against = [_against("time_ratio", times, name), _against("memory_gb", {k: [v] for k, v in peaks.items()}, name)]
         middle = sorted(times[name])[len(times[name]) // 2]
-        row: list[Cell] = ["CE" if name == "none" else f"CE + {DISTILL_NAMES[name]}", 1e3 * middle, peaks[name] / 2**20]
+        row: list[Cell] = [
+            "CE" if name == "none" else f"CE + {DISTILL_NAMES[name]}",
+            1e3 * middle,
+            None if math.isnan(peaks[name]) else peaks[name] / 2**20,
+        ]
         rows.append([*row, *(cell for cells in against for cell in cells)])
     header = ["loss", "ms an iteration", "peak MB"]
     header += ["GeoDL takes x times as long", "published", "GeoDL takes x times the memory", "published memory ratio"]
@@ -171,7 +176,8 @@ def _against(metric: str, measured: Mapping[str, Sequence[float]], other: str) -
     else:
         gb = {n.distill: n.value for n in found}
         theirs = gb["geodesic"] / gb[other] if other in gb else None
-    return [_show(ratio(measured["geodesic"], measured[other])), theirs]
+    known = not any(map(math.isnan, measured["geodesic"]))
+    return [_show(ratio(measured["geodesic"], measured[other])) if known else None, theirs]
 
 
 def _show(value: Ratio) -> Cell:

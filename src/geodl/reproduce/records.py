@@ -1,6 +1,5 @@
 """Results of runs as small tidy JSON files, one a run, to be kept where run directories are too large."""
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,8 +45,8 @@ class Record:
         return found
 
 
-def record(path: Path, repository: Path | None = None) -> Record:
-    """Read a complete run directory; the commit is the last one in the repository before the run began."""
+def record(path: Path) -> Record:
+    """Read a complete run directory."""
     run = read_run(path)
     if not run.complete:
         raise StoreError(f"{path}: {run.done} of {run.total} phases are complete; only complete runs have a result")
@@ -60,8 +59,8 @@ def record(path: Path, repository: Path | None = None) -> Record:
     return Record(
         {key: value for key, value in run.config.items() if key not in ELSEWHERE},
         int(run.config["seed"]),
-        _commit(events, repository or Path.cwd()),
-        dict(run.environment),
+        run.environment.get("commit"),
+        {key: value for key, value in run.environment.items() if key != "commit"},
         phase_seconds(events, run.done),
         any(event["kind"] == "cached" for event in events),
         results,
@@ -88,17 +87,6 @@ def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[floa
             phase = None
         last = now
     return [round(each, 1) for each in seconds]
-
-
-def _commit(events: Sequence[Mapping[str, Any]], repository: Path) -> str | None:
-    began = events[0]["time"] if events else None
-    if began is None:
-        return None
-    command = ["git", "-C", str(repository), "rev-list", "-1", "--abbrev-commit", f"--before={began}", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() or None
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def add(paths: Sequence[Path], to: Path) -> list[Path]:

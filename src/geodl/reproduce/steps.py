@@ -5,6 +5,7 @@ all alike. Peak memory is measured in a process for each distillation.
 """
 
 import json
+import math
 import resource
 import statistics
 import subprocess
@@ -18,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from geodl.config import DISTILLATIONS
 from geodl.devices import device_kind
+from geodl.errors import TrainingError
 from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
 from geodl.nets import Output, build_network, frozen_copy
 
-DISTILLATIONS = ("none", "lwf", "cosine", "geodesic")
 PEAK_STEPS = 4
 """Steps after which memory no longer grows: the momenta are there after the first."""
 
@@ -160,11 +162,16 @@ def peak_here(distill: str, shape: Shape) -> int:
     return peak - before
 
 
-def peak(distill: str, shape: Shape) -> int:
-    """Give the peak of a process of its own, in bytes."""
+def peak(distill: str, shape: Shape) -> float:
+    """Give the peak of a process of its own, in bytes; nan where the system does not tell (a CPU without Linux's /proc)."""
+    if not torch.cuda.is_available() and not Path("/proc/self/statm").exists():
+        return math.nan
     task = json.dumps({"distill": distill, "threads": torch.get_num_threads(), "shape": asdict(shape)})
     command = [sys.executable, "-m", "geodl.reproduce.steps", task]
-    return int(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise TrainingError(f"the memory of a step with {distill} could not be measured: {done.stderr.strip()[-500:]}")
+    return float(done.stdout)
 
 
 if __name__ == "__main__":

@@ -73,32 +73,50 @@ def difference(one: Sequence[Record], other: Sequence[Record], classifier: str, 
 def verdict(found: Difference, borrowed: float | None, *, lower_is_better: bool = False) -> str:
     """Say whether the first row is better by more than the spread.
 
-    borrowed: the spread to go by where one seed alone was run; None: the sign alone decides.
+    borrowed: the spread to go by where one seed alone was run; None: there is none, and nothing can be said but the sign.
     """
     gain = -found.mean if lower_is_better else found.mean
-    spread = (borrowed or 0.0) if found.spread is None else found.spread
+    spread = borrowed if found.spread is None else found.spread
+    if spread is None:
+        return f"{'better' if gain > 0 else 'worse' if gain < 0 else 'equal'} (one seed, spread unknown)"
     words = "holds" if gain > spread else "does not hold" if gain < -spread or not spread else "within spread"
-    if found.seeds > 1:
-        return words
-    return f"{words} (one seed{', spread unknown' if borrowed is None else ''})"
+    return words if found.seeds > 1 else f"{words} (one seed)"
 
 
 def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> Table:
-    """Judge comparisons by one measure under the classifiers that a learner has."""
-    lower = measure == "forgetting"
+    """Judge by one measure, under the classifiers that a learner has, the comparisons whose rows share a seed."""
+    sides = {name: _judge(rows, pairs, name, measure) for name in JUDGED}
+    run = [pair for pair in pairs if any(pair in side for side in sides.values())]
     table: list[list[Cell]] = []
-    for classifier in JUDGED:
-        found = {pair: difference(rows[pair[0]], rows[pair[1]], classifier, MEASURES[measure]) for pair in pairs}
-        known = [each.spread for each in found.values() if each is not None and each.spread is not None]
-        for pair, each in found.items():
-            row: list[Cell] = [f"{pair[0]} against {pair[1]}", CLASSIFIERS[classifier]]
-            if each is None:
-                table.append([*row, None, None, None, _published(pair, classifier, measure), NOT_RUN])
-                continue
-            words = verdict(each, max(known, default=None), lower_is_better=lower)
-            published = _published(pair, classifier, measure)
-            table.append([*row, Points(each.mean), each.spread, each.seeds, published, words])
-    return Table(["comparison", "classifier", "difference", "spread", "seeds", "in the paper", "verdict"], table)
+    for pair in run:
+        found = [side.get(pair, (None, NOT_RUN)) for side in sides.values()]
+        cells: list[Cell] = [" against ".join(pair), max(each.seeds for each, _ in found if each)]
+        for classifier, (each, words) in zip(JUDGED, found, strict=True):
+            cells += [_shown(each), _published(pair, classifier, measure), words]
+        table.append(cells)
+    header = [part for name in JUDGED for part in (CLASSIFIERS[name], "in the paper", "verdict")]
+    missing = [" against ".join(pair) for pair in pairs if pair not in run]
+    return Table(["comparison", "seeds", *header], table, _not_run(missing))
+
+
+def _judge(
+    rows: Rows, pairs: Sequence[tuple[str, str]], classifier: str, measure: str
+) -> dict[tuple[str, str], tuple[Difference | None, str]]:
+    """Give the difference and the verdict of each pair that was run."""
+    found = {pair: difference(rows[pair[0]], rows[pair[1]], classifier, MEASURES[measure]) for pair in pairs}
+    known = [each.spread for each in found.values() if each is not None and each.spread is not None]
+    lower, borrowed = measure == "forgetting", max(known, default=None)
+    return {pair: (each, verdict(each, borrowed, lower_is_better=lower)) for pair, each in found.items() if each}
+
+
+def _shown(found: Difference | None) -> str | None:
+    if found is None:
+        return None
+    return f"{found.mean:+.2f}" + ("" if found.spread is None else f" ± {found.spread:.2f}")
+
+
+def _not_run(missing: Sequence[str]) -> list[str]:
+    return [f"Not run yet: {'; '.join(missing)}."] if missing else []
 
 
 def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points | None:
@@ -149,15 +167,16 @@ def _departs(record: Record, preset: str) -> list[str]:
 
 def standing(rows: Rows, classifier: str) -> Table:
     """Give what every row reached under one classifier."""
-    table: list[list[Cell]] = []
-    for name, records in rows.items():
-        found = [_estimate(records, classifier, measure) for measure in MEASURES.values()]
-        table.append([name, len(records) or NOT_RUN, *found])
-    return Table(["row", "seeds", *MEASURES], table)
+    table: list[list[Cell]] = [
+        [name, len(records), *(_estimate(records, classifier, measure) for measure in MEASURES.values())]
+        for name, records in rows.items()
+        if records
+    ]
+    return Table(["row", "seeds", *MEASURES], table, _not_run([name for name, records in rows.items() if not records]))
 
 
 def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estimate | None:
-    return estimate([record.value(classifier, measure) for record in records]) if records else None
+    return estimate([record.value(classifier, measure) for record in records])
 
 
 def times(rows: Rows) -> Table:
@@ -166,7 +185,8 @@ def times(rows: Rows) -> Table:
     for name, records in rows.items():
         base = [record.seconds[0] / 60 for record in records if not record.cached]
         later = [sum(record.seconds[1:]) / 60 for record in records if len(record.seconds) > 1]
-        table.append([name, estimate(base), estimate(later)])
+        if records:
+            table.append([name, estimate(base), estimate(later)])
     return Table(["row", "phase 0 (min)", "phases 1 to T (min)"], table)
 
 
@@ -189,9 +209,9 @@ def page(records: Sequence[Record], preset: str) -> str:
             parts.append(_oracle(preset))
     parts += [
         "## Do the paper's comparisons hold?",
-        "The first row minus the second, seed by seed. *holds*: better by more than the standard deviation of the difference over "
-        "seeds; *does not hold*: worse by more than that; *within spread*: neither. Where the two share one seed only, that is "
-        "said, and the largest spread known from the other comparisons under the same classifier stands in. *In the paper*: its own "
+        "The first row minus the second, seed by seed, with the standard deviation over seeds where there are several. *holds*: better by more than that "
+        "deviation; *does not hold*: worse by more than that; *within spread*: neither. Where the two share one seed only, that is "
+        "said, and the largest spread known from the other comparisons under the same classifier stands in; where there is none, the sign is told. *In the paper*: its own "
         "difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else from Table 1 (T = 5), where the rows "
         "it cites count phase 0 and its own do not. Table 2 itself has CE + GeoDL behind CE + Cos under CNN.",
     ]
