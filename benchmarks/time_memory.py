@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from geodl.config import DISTILLATIONS
 from geodl.reproduce import outputs, steps
 
 SHAPES = {"cifar": steps.CIFAR, "imagenet": steps.IMAGENET}
@@ -29,7 +30,7 @@ def main() -> None:
     for name in arguments.shapes or SHAPES:
         shape = replace(SHAPES[name], batch=arguments.batch)
         times = steps.time_steps(shape, arguments.turns)
-        peaks = {distill: float(steps.peak(distill, shape)) for distill in steps.DISTILLATIONS}
+        peaks = {distill: steps.peak(distill, shape) for distill in DISTILLATIONS}
         about = (
             f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}, threads: {arguments.threads}"
         )
