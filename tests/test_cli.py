@@ -107,6 +107,8 @@ def test_every_command_s_help_has_a_sentence_and_an_example():
             ["run", "--subspace-dim", "0"],
             "subspace_dim = '0' (command line): input should be greater than or equal to 1",
         ),
+        (["run", "--lr", "inf"], "lr = 'inf' (command line): input should be a finite number"),
+        (["run", "--threads", "99999999999"], "threads = '99999999999' (command line): input should be less than"),
         (["run", "--network", "alexnet"], "unknown network 'alexnet'; allowed are convnet, resnet18"),
         (["run", "--data", "cifar100", "--data-dir", "nowhere"], "nowhere"),
         (["runs", "show", "nowhere"], "nowhere is not a directory of geodl's"),
@@ -223,6 +225,17 @@ def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
     state = json.loads(geodl("runs", "list", "--json", ".", cwd=tmp_path).stdout)
     assert state[0]["state"] == "interrupted"
     assert "\nphase 1, interrupted: " in geodl("runs", "show", "r", cwd=tmp_path).stdout
+    process = subprocess.Popen(
+        [sys.executable, "-m", "geodl", *command],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert any("going on with epoch" in line for line in process.stdout)
+    process.kill()
+    process.communicate()
 
 
 def test_the_epoch_a_run_goes_on_with_is_said():
@@ -273,4 +286,4 @@ def test_on_a_terminal_a_bar_shows_the_time_left(tmp_path):
     text = seen.decode()
     assert "images/s" in text
     assert re.search(r"\d+%", text)
-    assert re.search(r"\d\d:\d\d|\d:\d\d:\d\d|--:--", text)
+    assert re.search(r"\d:\d\d(\x1b\[[\d;]*m)? left", text)

@@ -6,11 +6,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from tests.test_cli import geodl
 
 from geodl.data import load
+from geodl.losses import global_mean
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "geodl"
@@ -114,6 +118,17 @@ def test_every_python_block_works(document):
     assert code
     for block in code:
         subprocess.run([sys.executable, "-c", block], check=True, timeout=120)
+
+
+def test_the_distillation_that_contributing_adds_is_one():
+    (branch,) = [block for block in blocks("CONTRIBUTING.md", "python") if block.startswith("if config.distill")]
+    function = "def add(config, phase):\n" + "".join(f"    {line}\n" for line in branch.splitlines())
+    names: dict[str, Any] = {"global_mean": global_mean}
+    exec(function, names)
+    config = SimpleNamespace(distill="euclidean", euclidean_weight=0.5)
+    loss = names["add"](config, SimpleNamespace(shard=SimpleNamespace(group=None)))
+    student, teacher = (SimpleNamespace(pooled=torch.full((2, 3), value)) for value in (1.0, 3.0))
+    assert loss(student, teacher) == 0.5 * 12
 
 
 @pytest.mark.parametrize(

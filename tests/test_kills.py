@@ -35,23 +35,36 @@ METHODS = {
 
 
 def run_with_kills(directory: Path, options: list[str], kills: int, seed: int) -> None:
-    """Start the run, kill it after a random time, start it again; the last time it may finish."""
+    """Start the run, kill it at a random instant of its work, start it again; the last time it may finish."""
     directory.mkdir()
     draw = random.Random(seed)
-    began = time.monotonic()
-    subprocess.run([*COMMAND, *options], cwd=directory, check=True, capture_output=True, env=environment())
-    whole = time.monotonic() - began
-    reference = contents(directory / "run")
+    assert start(directory, options).wait() == 0
+    reference, stride = contents(directory / "run"), max(events(directory) // (2 * kills), 1)
     (directory / "run").rename(directory / "whole")
+    met = 0
     for _ in range(kills):
-        process = subprocess.Popen([*COMMAND, *options], cwd=directory, env=environment(), stdout=subprocess.DEVNULL)
-        try:
-            process.wait(draw.uniform(0.3, 1.0) * whole)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    subprocess.run([*COMMAND, *options], cwd=directory, check=True, capture_output=True, env=environment())
+        # By what it has done, not by the clock: imports take longer than a run as small as this one, and machines differ.
+        target = events(directory) + draw.randint(1, stride)
+        process = start(directory, options)
+        while process.poll() is None and events(directory) < target:
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.02))
+        process.kill()
+        process.wait()
+        met += len(contents(directory / "run")) < len(reference)
+    assert met > kills / 2  # the others, if any, came after the end
+    assert start(directory, options).wait() == 0
     assert contents(directory / "run") == reference
+
+
+def events(directory: Path) -> int:
+    """Count what a run has noted down so far."""
+    path = directory / "run" / "events.jsonl"
+    return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+
+def start(directory: Path, options: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*COMMAND, *options], cwd=directory, env=environment(), stdout=subprocess.DEVNULL)
 
 
 def environment() -> dict[str, str]:

@@ -83,7 +83,14 @@ def test_two_processes_compute_what_one_does(tmp_path, alone):
         text=True,
     )
     assert done.stdout.count("run directory") == 1  # one process speaks
-    assert_close(alone, RunDirectory(tmp_path / "run"))
+    together = RunDirectory(tmp_path / "run")
+    assert_close(alone, together)
+    for one, other in zip(losses(alone), losses(together), strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def losses(store: RunDirectory) -> list[dict[str, float]]:
+    return [event["parts"] for event in store.read_events() if event["kind"] == "epoch"]
 
 
 def test_a_process_that_dies_ends_the_run_which_then_goes_on_alone(tmp_path, alone):

@@ -719,8 +719,29 @@ def test_hub_errors(hub, monkeypatch):
     [
         ((4, 8, 8), (5,), "4 images with 5 labels given"),
         ((4, 8, 8), (4, 3), r"labels of shape \(4, 3\) given"),
+        ((4, 8, 8), (), "4 images with 1 labels given"),
     ],
 )
 def test_labels_that_do_not_fit_the_images_are_refused(x, y, message):
     with pytest.raises(DataError, match=message):
         load("arrays", x_train=np.zeros(x, np.uint8), y_train=np.zeros(y, np.int64))
+
+
+@pytest.mark.parametrize("kind", ["u1", "<u2", ">u2", "u4", "u8", ">i4", "f2", ">f4", "f8", "g"])
+def test_arrays_of_any_width_and_order_of_bytes(kind):
+    floating = np.dtype(kind).kind == "f"
+    x = (np.arange(4 * 64).reshape(4, 8, 8) % 256).astype("f8")
+    data = load("arrays", x_train=(x / 255 if floating else x).astype(kind), y_train=[0, 0, 1, 1], test_fraction=0.5)
+    pixels = torch.cat([data.train.pixels, data.test.pixels])
+    assert sorted(pixels[:, 0].flatten().tolist()) == sorted(x.astype("u1").flatten().tolist())
+
+
+@pytest.mark.parametrize("kind", ["bool", "c16", "U3", "M8[s]"])
+def test_arrays_that_are_no_images(kind):
+    with pytest.raises(DataError, match=r"images of type .* given; allowed: integers 0..255, floats 0..1"):
+        load("arrays", x_train=np.zeros((4, 8, 8)).astype(kind), y_train=[0, 0, 1, 1])
+
+
+def test_two_classes_of_one_name_are_refused():
+    with pytest.raises(DataError, match="two classes are called 'a'"):
+        load("arrays", x_train=np.zeros((3, 8, 8), np.uint8), y_train=[0, 1, 2], classes=["a", "a", "b"])

@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests import tiny
 from tests.phases import Learner
 
-from geodl import experiment, files
+from geodl import experiment, files, training
 from geodl.cache import Cache
+from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, GeodlError, MissingExtraError, StoreError, TrainingError
 from geodl.experiment import run
 from geodl.memory import Memory
 from geodl.methods import METHODS, Method, Schedule, build
 from geodl.metrics import dense, sparse
+from geodl.nets import build_network
 from geodl.predictors import class_means, drift
 from geodl.store import RunDirectory
 from geodl.training import Interrupted, Trainer
@@ -138,9 +141,9 @@ def test_the_images_of_a_phase_are_looked_at_no_more_than_needed(data, monkeypat
 
     monkeypatch.setattr(learner.trainer, "features", spy)
     learner.learn()
-    assert looked == [18]  # for herding and the class means
+    assert looked == [8, 18]  # a batch, to see that the network is sound; for herding and the class means
     learner.learn()
-    assert looked[1:] == [9, 9, 9]  # for imprinting; as above; under the old network, for the drift
+    assert looked[2:] == [9, 8, 9, 9]  # for imprinting; as above, twice; under the old network, for the drift
 
 
 def test_stored_means_of_old_classes_drift_along_and_those_of_new_ones_are_taken(data):
@@ -281,6 +284,23 @@ def test_a_fault_at_every_write_leaves_a_run_that_goes_on_to_the_same_bytes(tmp_
         assert contents(directory) == contents(tmp_path / "whole"), f"crash point {point}"
 
 
+def test_other_weights_under_the_same_name_are_another_run(tmp_path, data):
+    config = tiny.config(method="finetune", weights=str(tmp_path / "weights.safetensors"))
+    for seed in (1, 2):
+        convnet = build_network("convnet", 2, head="cosine", seed=seed).backbone
+        save_file({name: t.contiguous() for name, t in convnet.state_dict().items()}, config.weights)
+        if seed == 1:
+            run(config, out=tmp_path / "r", data=data)
+    with pytest.raises(StoreError, match="weights_sha256"):
+        run(config, out=tmp_path / "r", data=data)
+
+
+def test_the_shorter_side_of_arrays_is_the_networks(data):
+    wide = ArrayImages(torch.zeros(2, 3, 10, 30, dtype=torch.uint8), torch.tensor([0, 1]))
+    tall = ArrayImages(torch.zeros(2, 3, 30, 10, dtype=torch.uint8), torch.tensor([0, 1]))
+    assert [experiment.transform_of(tiny.config(), images).size for images in (wide, tall)] == [10, 10]
+
+
 def test_another_configuration_is_refused_by_name(tmp_path, data):
     run(tiny.config(method="finetune", phases=0, base=None), out=tmp_path / "r", data=data)
     with pytest.raises(StoreError, match=r"lr is 0\.05 there and 0\.07 now"):
@@ -326,6 +346,17 @@ def test_features_that_are_not_finite_name_the_place_too(tmp_path, data):
         run(config, out=tmp_path / "r", data=data)
 
 
+def test_a_network_broken_by_the_last_step_is_neither_kept_nor_shared(tmp_path, data):
+    # No loss is computed after the only step of the phase: what the network gives must be looked at.
+    config = tiny.config(method="finetune", epochs=1, batch_size=64, lr=1e38)
+    cache = Cache(tmp_path / "cache")
+    for _ in range(2):
+        with pytest.raises(TrainingError, match=r"not finite in phase 0, stage train, epoch 1, step 1 .*the start of"):
+            run(config, out=tmp_path / "r", data=data, cache=cache)
+    assert not cache.size()
+    assert RunDirectory(tmp_path / "r").load_progress() is None
+
+
 @pytest.mark.parametrize("tests", [0, 1])
 def test_hardly_any_test_images_do_not_end_a_run(tmp_path, tests):
     data = tiny.dataset(test=1)
@@ -333,8 +364,8 @@ def test_hardly_any_test_images_do_not_end_a_run(tmp_path, tests):
     store = run(
         tiny.config(method="finetune", groups=(1, 3), base=None, order="natural"), out=tmp_path / "r", data=data
     )
-    assert store.load_metrics(1)["headline"].startswith("- %" if not tests else "")
-    assert store.load_metrics(0)["headline"] == "- % on 1 classes"
+    assert store.load_metrics(1)["headline"].startswith("-" if not tests else ("0.0 %", "100.0 %"))
+    assert store.load_metrics(0)["headline"] == "- % on 1 classes (k-NME)"
 
 
 def test_a_network_that_cannot_be_built_leaves_no_directory(tmp_path, data):
@@ -376,6 +407,50 @@ def test_a_method_of_ones_own_does_not_get_another_s_base_phase(tmp_path, data):
     phase = known._prepare(0, None, Memory.empty(), experiment.scenario_of(config, data).train(0), 2)
     stage = known.method.main_stage(phase)
     assert trainer._base_key(stage, 2) != known._base_key(stage, 2)
+
+
+def base_key(data, base: str = "data", **options: Any) -> str:
+    config = tiny.config(**{"method": "finetune"} | options)
+    trainer = Trainer(config, build(config), experiment.transform_of(config, data.train), base=base)
+    phase = trainer._prepare(0, None, Memory.empty(), experiment.scenario_of(config, data).train(0), 2)
+    return trainer._base_key(trainer.method.main_stage(phase), 2)
+
+
+def test_the_key_of_a_base_phase_covers_all_that_moves_its_numbers(tmp_path, data, monkeypatch):
+    weights = tmp_path / "weights.safetensors"
+    convnet = build_network("convnet", 2, head="cosine").backbone
+    save_file({name: t.contiguous() for name, t in convnet.state_dict().items()}, weights)
+    changes = [
+        *({"network": "resnet8"}, {"label_smoothing": 0.1}, {"clip_norm": 0.1}, {"precision": "bf16"}),
+        *({"compile": True}, {"momentum": 0.8}, {"weight_decay": 0.1}, {"schedule": "onecycle"}, {"flip": True}),
+        *({"jitter": 0.2}, {"image_size": 6}, {"weights": str(weights)}, {"base": "other data"}),
+    ]
+    keys = [base_key(data), *(base_key(data, **change) for change in changes)]
+    save_file({name: t + 1 for name, t in load_file(weights).items()}, weights)
+    keys.append(base_key(data, weights=str(weights)))
+    for target, name, value in (
+        (training, "BASE_VERSION", 0),
+        (torch, "__version__", "2.0"),
+        (torch, "get_num_threads", lambda: 77),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, value)
+            keys.append(base_key(data))
+    assert len(set(keys)) == len(keys)
+    assert (
+        base_key(data, exemplars=1, geodesic_weight=2.0, distill="geodesic") == keys[0]
+    )  # nothing of these is in phase 0
+
+
+def test_a_base_phase_that_began_elsewhere_is_not_shared(tmp_path, data):
+    cache, steps = Cache(tmp_path / "cache"), []
+    config = tiny.config(method="finetune", checkpoint_steps=1)
+    with pytest.raises(Interrupted):
+        run(config, out=tmp_path / "r", data=data, stop=lambda: bool(steps.append(0)) or len(steps) > 2)
+    _, state = RunDirectory(tmp_path / "r").load_progress()
+    assert state["base"] is None  # as it is where the cache is off, or where another machine's key is not ours
+    run(config, out=tmp_path / "r", data=data, cache=cache)
+    assert not cache.size()
 
 
 def test_methods_share_a_base_phase_and_get_the_same_bytes_as_without(tmp_path, data):

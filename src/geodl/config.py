@@ -32,7 +32,7 @@ def option(default: Any, group: str, description: str, *, identity: bool = True,
 class RunConfig(BaseModel):
     """The options that every method has. Frozen: what is stored with a run is what the run did."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
     method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.")
     distill: Distillation = option("none", "Method", "How the old network's knowledge is carried over.")
@@ -55,7 +55,9 @@ class RunConfig(BaseModel):
     split_seed: int = option(0, "Data", "Data without a test part: seed of the split.")
     image_column: str | None = option(None, "Data", "Hub: the column of images; unset: found.")
     label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: found.")
-    base: int | None = option(None, "Data", "Classes of phase 0; unset: half of them; 0: no base phase.", ge=0)
+    base: int | None = option(
+        None, "Data", "Classes of phase 0; unset: half of them; 0: no more than in the other phases.", ge=0
+    )
     phases: int = option(5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0)
     groups: tuple[int, ...] | tuple[tuple[str, ...], ...] | None = option(
         None, "Data", "Sizes of the groups, or lists of class names, instead of base and phases."
@@ -114,7 +116,9 @@ class RunConfig(BaseModel):
     )
     analysis: bool = option(True, "Evaluation", "Compare features with phase 0 after each phase (SVCCA, CKA, angles).")
 
-    threads: int | None = option(None, "Machine", "CPU threads; unset: the cores there are.", ge=1, identity=False)
+    threads: int | None = option(
+        None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False
+    )
     devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, identity=False)
     nodes: int = option(1, "Machine", "Nodes.", ge=1, identity=False)
     accelerator: Literal["auto", "cpu", "cuda"] = option(

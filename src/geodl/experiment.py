@@ -6,6 +6,7 @@ import platform
 import subprocess
 from collections.abc import Callable
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from geodl.memory import Memory, quota
 from geodl.methods import Method, Phase, build
 from geodl.metrics import Trajectory, confusion, dense, sparse
 from geodl.nets import Network
-from geodl.predictors import class_means, nearest_mean, predict
+from geodl.predictors import CLASSIFIERS, class_means, nearest_mean, predict
 from geodl.store import RunDirectory
 from geodl.training import Listener, Trainer
 
@@ -61,6 +62,8 @@ def run(
     trainer = Trainer(config, method, transform, cache=cache, base=base, listener=listener, stop=stop)
     trainer.build(1)  # a network that cannot be built is no reason to make a directory
     identity = config.identity() | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
+    if config.weights:  # another file under the same name makes another run
+        identity["weights_sha256"] = sha256(config.weights.read_bytes()).hexdigest()
     if trainer.leads:
         store = RunDirectory.create_or_open(
             path,
@@ -109,7 +112,7 @@ def scenario_of(config: RunConfig, data: Dataset) -> ClassIncremental:
 
 def transform_of(config: RunConfig, images: Images) -> Transform:
     """Give the transform of a run; without image_size that of the data, or 224 for image files."""
-    own = images.pixels.shape[-1] if isinstance(images, ArrayImages) else 224
+    own = min(images.pixels.shape[2:]) if isinstance(images, ArrayImages) else 224
     return Transform(
         config.image_size or own, config.mean, config.std, config.padding, config.flip, config.jitter, config.crop
     )
@@ -254,7 +257,8 @@ class _Run:
             past = [dense(earlier[name], self.scenario.seen(s)) for s, earlier in enumerate(before) if name in earlier]
             if len(past) == t:
                 results[name] = Trajectory(self.scenario.groups, [*past, matrix], self.scenario.classes).to_dict()
-        best = results.get("nme", results["cnn"])
+        shown = "nme" if "nme" in results else "cnn"
+        best = results[shown]
         final = "-" if best["accuracy"][-1] is None else f"{best['accuracy'][-1]:.1f}"
         average = f", average {best['average']:.1f}" if best["average"] is not None else ""
         return {
@@ -262,7 +266,7 @@ class _Run:
             "classes": classes,
             "confusions": {name: sparse(matrix) for name, matrix in confusions.items()},
             "results": results,
-            "headline": f"{final} % on {len(classes)} classes{average}",
+            "headline": f"{final} % on {len(classes)} classes{average} ({CLASSIFIERS[shown]})",
         }
 
 

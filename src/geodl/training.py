@@ -245,6 +245,8 @@ class Trainer:
             fused=True,
         )
         epoch, step = _restore(stage.module, optimizer, *checkpoint) if checkpoint is not None else (0, 0)
+        if checkpoint is not None and checkpoint[1].get("base") != key:
+            key = None  # begun with other threads, devices or versions: what comes of it is nobody else's base
         # Compiled for training alone: evaluation comes in other shapes and modes, each of which would be compiled anew.
         compiled: Any = torch.compile(stage.module) if self.config.compile and number == 0 else stage.module
         module, wrapped = self.fabric.setup(compiled, optimizer)
@@ -255,7 +257,7 @@ class Trainer:
 
         def save(epoch: int, step: int) -> None:
             nonlocal saved
-            self._save(phase, stage, optimizer, {"stage": number, "epoch": epoch, "step": step}, progress)
+            self._save(phase, stage, optimizer, {"stage": number, "epoch": epoch, "step": step, "base": key}, progress)
             saved = time.monotonic()
 
         while epoch < schedule.epochs:
@@ -281,6 +283,8 @@ class Trainer:
             epoch, step = epoch + 1, 0
             self.listener("epoch", **where, epoch=epoch, epochs=schedule.epochs, **meter.summary())
             late = not every and time.monotonic() - saved > SAVE_SECONDS
+            if epoch == schedule.epochs:
+                self._check_finite(phase, stage, steps, progress)
             if epoch == schedule.epochs or self._any(late):
                 self._agree(phase.network)
                 save(epoch, step)
@@ -301,6 +305,15 @@ class Trainer:
         optimizer.step()
         optimizer.zero_grad()
         return parts
+
+    def _check_finite(self, phase: Phase, stage: Stage, steps: int, progress: Progress) -> None:
+        """Refuse to keep a network that the very last step has broken: no loss was computed after it."""
+        some = stage.batches.images.select(torch.arange(min(len(stage.batches.images), self.config.batch_size)))
+        if not bool(self.features(phase.network, some).logits.isfinite().all()):
+            where = (stage.schedule.epochs - 1, steps - 1)
+            raise TrainingError(
+                self._not_finite(phase, stage, *where, "what the network gives after that step", progress)
+            )
 
     def _any(self, mine: bool) -> bool:
         """Whether any rank says so: signals and clocks differ between ranks, what they do must not."""

@@ -55,6 +55,7 @@ def progress_bar(where: Console, *, hidden: bool = False) -> Progress:
         TaskProgressColumn(),
         TextColumn("{task.fields[state]}"),
         TimeRemainingColumn(compact=True),
+        TextColumn("left"),
         console=where,
         transient=True,
         disable=hidden,

@@ -40,6 +40,9 @@ class Dataset:
     def __post_init__(self) -> None:
         if not self.classes or not len(self.train):
             raise DataError(f"{self.name}: {len(self.classes)} classes and {len(self.train)} training images found")
+        twice = [name for name, count in Counter(self.classes).items() if count > 1]
+        if twice:
+            raise DataError(f"{self.name}: two classes are called {twice[0]!r}; each needs a name of its own")
         for part in (self.train, self.test):
             if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < len(self.classes):
                 raise DataError(

@@ -191,7 +191,7 @@ def read_folder(root: Path | None, *, test_fraction: float = 0.2, split_seed: in
         ours, theirs = stratified(images.labels, classes, test_fraction, split_seed)
         train, test, split = images.select(ours), images.select(theirs), split_words(test_fraction, split_seed)
     fingerprint = hashlib.sha256((train.digest() + test.digest() + "/".join(classes)).encode()).hexdigest()
-    data = Dataset(root.name, train, test, classes, fingerprint, odd, split)
+    data = Dataset(root.resolve().name, train, test, classes, fingerprint, odd, split)
     small, small_test = pack(train), pack(test)
     return replace(data, train=small, test=small_test) if type(small) is type(small_test) else data
 

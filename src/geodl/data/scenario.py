@@ -62,8 +62,6 @@ class ClassIncremental:
         bounds = [0, *accumulate(sizes)]
         self.data = data
         self.groups: tuple[tuple[int, ...], ...] = tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
-        no_base = groups is None and base == 0
-        self.phases = len(sizes) - (0 if no_base else 1)
         self.classes = tuple(data.classes[i] for i in positions)
         internal = torch.full((len(data.classes),), -1, dtype=torch.int64)
         internal[torch.tensor(positions)] = torch.arange(len(positions))

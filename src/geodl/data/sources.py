@@ -54,9 +54,9 @@ def read_arrays(
         raise DataError(f"{name}: x_train and y_train are needed (or x and y); x_test and y_test come together")
     pixels = [as_pixels(x) for x in (x_train, x_test) if x is not None]
     for x, y in zip(pixels, (y_train, y_test), strict=False):
-        if len(x) != len(y):
-            raise DataError(f"{name}: {len(x)} images with {len(y)} labels given; as many are needed")
-    labels, names = _labels(y_train, y_test, classes)
+        if np.shape(y)[:1] != (len(x),):
+            raise DataError(f"{name}: {len(x)} images with {np.size(y)} labels given; as many are needed")
+    labels, names = _labels(y_train, y_test, None if classes is None else np.atleast_1d(classes))
     train = ArrayImages(pixels[0], labels[: len(pixels[0])])
     if x_test is None:
         return _split(name, train, names, test_fraction, split_seed)
@@ -87,8 +87,7 @@ def as_pixels(x: Any) -> Tensor:
 
     uint8 stays; other integers must lie in 0..255; floats must lie in 0..1 and are scaled.
     """
-    values = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x))
-    values = values.detach().cpu()
+    values = x.detach().cpu() if isinstance(x, torch.Tensor) else _numbers(np.asarray(x))
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[3] in (1, 3):
@@ -103,6 +102,14 @@ def as_pixels(x: Any) -> Tensor:
     if values.is_floating_point():
         values = (values * 255).round()
     return values.to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
+
+
+def _numbers(array: np.ndarray[Any, Any]) -> Tensor:
+    """Give a numpy array of numbers as one of torch's, which knows neither every width nor the other order of bytes."""
+    if array.dtype.kind not in "uif":
+        raise DataError(f"images of type {array.dtype} given; allowed: integers 0..255, floats 0..1")
+    kind = f"f{min(array.itemsize, 8)}" if array.dtype.kind == "f" else "u1" if array.dtype == np.uint8 else "i8"
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=kind))
 
 
 def _labels(train: Any, test: Any, classes: Any) -> tuple[Tensor, tuple[str, ...]]:

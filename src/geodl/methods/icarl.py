@@ -39,7 +39,7 @@ class Icarl(Method):
     @property
     def base_loss(self) -> str:  # type: ignore[override]
         """Cross-entropy, or the original's sigmoids."""
-        return "sigmoid" if self.config.sigmoid else "cross-entropy"
+        return "mean sigmoid" if self.config.sigmoid else "cross-entropy"
 
     @property
     def head(self) -> Literal["cosine", "linear"]:
