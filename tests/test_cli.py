@@ -20,23 +20,7 @@ from geodl.cli import _COMMANDS, main
 from geodl.cli.display import Stopper, Watch, console
 
 ROOT = Path(__file__).parents[1]
-TINY = [
-    *(
-        "--preset",
-        "digits",
-        "--network",
-        "convnet",
-        "--base",
-        "6",
-        "--phases",
-        "2",
-        "--base-epochs",
-        "1",
-        "--epochs",
-        "1",
-    ),
-    "--no-cache",
-]
+TINY = "--preset digits --network convnet --base 6 --phases 2 --base-epochs 1 --epochs 1 --no-cache".split()
 
 
 class Done(NamedTuple):

@@ -20,35 +20,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "geodl"
 
 # From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
-ROOMS = [
-    *(
-        "errors",
-        "config",
-        "devices",
-        "geometry",
-        "losses",
-        "nets",
-        "data",
-        "memory",
-        "predictors",
-        "metrics",
-        "analysis",
-    ),
-    *(
-        "files",
-        "cache",
-        "store",
-        "methods",
-        "training",
-        "experiment",
-        "report",
-        "reproduce",
-        "own",
-        "classifier",
-        "cli",
-        "__main__",
-    ),
-]
+ROOMS = (
+    "errors config devices geometry losses nets data memory predictors metrics analysis files cache store methods training "
+    "experiment report reproduce own classifier cli __main__"
+).split()
 
 
 def imports(path: Path) -> set[str]:

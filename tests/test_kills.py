@@ -10,23 +10,11 @@ from pathlib import Path
 import pytest
 from tests.test_training import contents
 
-COMMAND = [
-    *(sys.executable, "-m", "geodl", "run", "--preset", "digits", "--quiet", "--no-cache", "--out", "run"),
-    *(
-        "--network",
-        "convnet",
-        "--base-epochs",
-        "2",
-        "--epochs",
-        "1",
-        "--base",
-        "6",
-        "--phases",
-        "2",
-        "--checkpoint-steps",
-        "2",
-    ),
-]
+OPTIONS = (
+    "--preset digits --network convnet --base 6 --phases 2 --base-epochs 2 --epochs 1 --checkpoint-steps 2 "
+    "--no-cache --quiet --out run"
+)
+COMMAND = [sys.executable, "-m", "geodl", "run", *OPTIONS.split()]
 METHODS = {
     "lucir": ["--method", "lucir", "--distill", "geodesic"],
     "bic": ["--method", "bic", "--correction-epochs", "20"],

@@ -14,34 +14,10 @@ import torch
 from geodl.store import RunDirectory
 
 ROOT = Path(__file__).parents[1]
-OPTIONS = [
-    *(
-        "--preset",
-        "digits",
-        "--network",
-        "convnet",
-        "--base",
-        "6",
-        "--phases",
-        "2",
-        "--base-epochs",
-        "1",
-        "--epochs",
-        "1",
-    ),
-    *(
-        "--batch-size",
-        "50",
-        "--accelerator",
-        "cpu",
-        "--no-cache",
-        "--quiet",
-        "--method",
-        "lucir",
-        "--distill",
-        "geodesic",
-    ),
-]
+OPTIONS = (
+    "--preset digits --network convnet --base 6 --phases 2 --base-epochs 1 --epochs 1 --batch-size 50 --accelerator cpu "
+    "--no-cache --quiet --method lucir --distill geodesic"
+).split()
 
 
 def command(*more: str) -> list[str]:

@@ -32,18 +32,8 @@ class Choice:
 
 
 ALLOWED = (
-    *(
-        "method",
-        "distill",
-        "lwf_weight",
-        "cosine_weight",
-        "geodesic_weight",
-        "subspace_dim",
-        "through_flow",
-        "temperature",
-        "margin",
-        "hard_classes",
-    ),
+    *("method", "distill", "lwf_weight", "cosine_weight", "geodesic_weight", "subspace_dim", "through_flow"),
+    *("temperature", "margin", "hard_classes"),
     *("margin_weight", "finetune_epochs", "network", "pretrained", "weights", "scale", "image_size", "padding", "flip"),
     *("jitter", "mean", "std", "epochs", "batch_size", "lr", "schedule", "milestones", "lr_decay", "momentum"),
     *("weight_decay", "label_smoothing", "clip_norm", "seed", "exemplars", "budget", "selection", "threads"),
