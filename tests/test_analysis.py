@@ -1,13 +1,15 @@
-"""SVCCA and linear CKA against independent numpy computations and known cases."""
+"""SVCCA, linear CKA and angles against independent numpy computations and known cases."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import qr, sqrtm
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.linalg import qr, sqrtm, subspace_angles
 
-from geodl.analysis import linear_cka, svcca
+from geodl.analysis import leading_angles, linear_cka, svcca
 from geodl.errors import ConfigError, DataError
 
 
@@ -128,3 +130,19 @@ def test_wrong_input_is_refused():
         svcca(x, x, keep=1.5)
     with pytest.raises(DataError, match="NaN"):
         linear_cka(x, x * math.nan)
+
+
+@given(seed=st.integers(0, 2**16), d=st.integers(2, 40))
+def test_leading_angles_agree_with_scipy(seed, d):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(2, 60, d, generator=generator, dtype=torch.float64).unbind()
+    n = min(16, d // 2)
+    bases = [np.linalg.svd(z - z.mean(axis=0))[2][:n].T for z in (x.numpy(), y.numpy())]
+    expected = np.rad2deg(subspace_angles(*bases))[::-1]
+    np.testing.assert_allclose(leading_angles(x, y), expected, atol=1e-6)
+
+
+def test_leading_angles_of_one_space_are_zero_and_constants_have_none():
+    x = torch.randn(50, 12, generator=torch.Generator().manual_seed(1))
+    assert max(leading_angles(x, 3 * x + 1)) < 1e-3
+    assert leading_angles(x, torch.ones(50, 12)) == []

@@ -76,6 +76,15 @@ def test_a_batch_without_spread_has_no_subspace(z):
     assert subspace(z.double(), 3).shape == (z.shape[1], 0)
 
 
+@given(seed=st.integers(0, 2**16), batch=st.integers(2, 600), d=st.integers(1, 40))
+def test_equal_rows_leave_nothing_but_their_mean(seed, batch, d):
+    row = torch.randn(d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    turned = contrast(row.expand(batch, d))
+    torch.testing.assert_close(turned[0], math.sqrt(batch) * row, rtol=1e-12, atol=0)
+    assert not turned[1:].any()
+    assert subspace(row.expand(batch, d), d).shape == (d, 0)
+
+
 @pytest.mark.parametrize("size", [1e-200, 1e-20, 1e18, 1e200])
 def test_subspace_does_not_depend_on_scale(size):
     z = torch.randn(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

@@ -174,7 +174,7 @@ def made(
         (0.1, None, 1, None, "better (one seed, spread unknown)"),
         (-0.1, None, 1, None, "worse (one seed, spread unknown)"),
         (0.0, None, 1, None, "equal (one seed, spread unknown)"),
-        (0.0, 0.0, 2, None, "does not hold"),
+        (0.0, 0.0, 2, None, "within spread"),
     ],
 )
 def test_verdicts(mean, spread, seeds, borrowed, words):
@@ -236,12 +236,14 @@ def test_one_training_fills_both_its_rows_and_departures_stand_apart():
         made("finetune", "geodesic", 1, average=61.0, geodesic_weight=14.0),
         made("joint", "none", 1, average=None, phases=0),
         made("bic", "geodesic", 1, average=60.0),
+        made("icarl", "lwf", 1, average=51.0),
     ]
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
     filled = {name for name, records in rows.items() if records}
     assert filled == {"LwF", "iCaRL", "iCaRL + GeoDL", "CE + GeoDL", "Joint training"}
     assert [record.value("cnn", "average") for record in rows["CE + GeoDL"]] == [60.0]
-    assert [departs for _, departs in others] == [["geodesic_weight 14.0 instead of 6.0"], []]
+    assert [departs for _, departs in others] == [["geodesic_weight 14.0 instead of 6.0"], [], ["the same once more"]]
+    assert len(rows["iCaRL"]) == 1
 
 
 def test_a_record_older_than_an_option_is_no_departure():

@@ -141,9 +141,22 @@ def test_the_images_of_a_phase_are_looked_at_no_more_than_needed(data, monkeypat
 
     monkeypatch.setattr(learner.trainer, "features", spy)
     learner.learn()
-    assert looked == [8, 18]  # a batch, to see that the network is sound; for herding and the class means
+    assert looked == [18, 18]  # to see that the network is sound; for herding and the class means
     learner.learn()
-    assert looked[2:] == [9, 8, 9, 9]  # for imprinting; as above, twice; under the old network, for the drift
+    # For imprinting; for the angles, under the old network and after each epoch; as above; under the old, for the drift.
+    assert looked[2:] == [9, 15, 15, 15, 9, 9]
+
+
+def test_every_epoch_tells_the_angles_between_the_old_and_the_new_network(tmp_path, data):
+    store = run(tiny.config(method="lucir"), out=tmp_path / "r", data=data)
+    epochs = [event for event in store.read_events() if event["kind"] == "epoch"]
+    assert [(event["phase"], "angles" in event) for event in epochs] == [(t, t > 0) for t in (0, 0, 1, 1, 2, 2)]
+    found = [event["angles"] for event in epochs[2:]]
+    assert [len(angles) for angles in found] == [14, 14, 16, 16]  # 15 images, less their mean; then 18
+    assert all(0 < min(angles) <= max(angles) <= 90 for angles in found)
+    plain = run(tiny.config(method="lucir", analysis=False), out=tmp_path / "plain", data=data)
+    assert not any("angles" in event for event in plain.read_events())
+    assert torch.equal(plain.load_phase(2).model["head.weight"], store.load_phase(2).model["head.weight"])
 
 
 def test_stored_means_of_old_classes_drift_along_and_those_of_new_ones_are_taken(data):

@@ -1,9 +1,13 @@
-"""How alike two representations of the same images are: SVCCA and linear CKA."""
+"""How alike two representations of the same images are: SVCCA, linear CKA, angles between their leading directions."""
 
 import torch
 from torch import Tensor
 
 from geodl.errors import ConfigError, DataError
+from geodl.geometry import principal_angles, subspace
+
+ANGLES = 16
+"""How many leading directions are compared by their angles."""
 
 
 def svcca(x: Tensor, y: Tensor, keep: float = 0.99) -> float:
@@ -37,6 +41,17 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     """
     x, y = _centred(x, y)
     return float((y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm()))
+
+
+def leading_angles(x: Tensor, y: Tensor) -> list[float]:
+    """Return the principal angles in degrees, ascending, between the leading directions of x and y: (N, d) each.
+
+    At most `ANGLES` directions, and at most d / 2, which leaves them room to turn; none where a representation is constant.
+    """
+    bases = [subspace(each.double(), min(ANGLES, each.shape[1] // 2)) for each in (x, y)]
+    n = min(basis.shape[1] for basis in bases)
+    angles: list[float] = principal_angles(*(basis[:, :n] for basis in bases)).rad2deg().tolist()
+    return angles
 
 
 def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from geodl import __version__
-from geodl.analysis import linear_cka, svcca
+from geodl.analysis import leading_angles, linear_cka, svcca
 from geodl.cache import Cache
 from geodl.config import RunConfig
 from geodl.data.batches import Transform
@@ -24,7 +24,6 @@ from geodl.data.sources import Dataset, load, source_options
 from geodl.devices import available_cores
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.files import fingerprint
-from geodl.geometry import principal_angles, subspace
 from geodl.memory import Memory, quota
 from geodl.methods import Method, Phase, build
 from geodl.metrics import Trajectory, confusion, dense, sparse
@@ -32,9 +31,6 @@ from geodl.nets import Network
 from geodl.predictors import CLASSIFIERS, class_means, nearest_mean, predict
 from geodl.store import RunDirectory
 from geodl.training import Listener, Trainer
-
-ANGLES = 16
-"""How many principal angles between the features of phase 0 and of now are kept."""
 
 
 def run(
@@ -240,13 +236,9 @@ class _Run:
         assert base is not None
         if len(base) < 2:
             return {}
-        dim = min(ANGLES, base.shape[1] // 2)
-        p, q = subspace(base.double(), dim), subspace(now.double(), dim)
-        n = min(p.shape[1], q.shape[1])
-        angles = principal_angles(p[:, :n], q[:, :n]).rad2deg()
         scores = {"svcca": svcca(base, now), "cka": linear_cka(base, now)}
         known = {name: score for name, score in scores.items() if math.isfinite(score)}  # constant features have none
-        return {**known, "angles": angles.tolist()}
+        return {**known, "angles": leading_angles(base, now)}
 
     def _metrics(self, t: int, confusions: dict[str, Tensor]) -> dict[str, Any]:
         """Give what metrics.json holds: no times, hosts or paths, so that equal runs have equal bytes."""

@@ -58,7 +58,12 @@ class _Contrast(torch.autograd.Function):
         root = math.sqrt(z.shape[-2])
         axis = z.new_full((z.shape[-2], 1), 1 / root)  # the unit column of ones minus the first axis
         axis[0] -= 1.0
-        return torch.addcmul(z, axis, axis.mT @ z, value=-root / (root - 1.0))  # -2 / |axis|^2
+        # Equal rows are turned into the first alone: without what all have in common, nothing of it is left in the others.
+        first = z[..., :1, :]
+        apart = z - first
+        turned = torch.addcmul(apart, axis, axis.mT @ apart, value=-root / (root - 1.0))  # -2 / |axis|^2
+        turned[..., :1, :] += root * first
+        return turned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, distributed, nn
 
+from geodl.analysis import leading_angles
 from geodl.cache import Cache
 from geodl.config import RunConfig, derive
 from geodl.data.batches import Batch, Transform, evaluation
@@ -34,6 +35,8 @@ from geodl.predictors import Features, class_means, drift, exemplar_means, featu
 # Part of the key of cached base phases: to be raised whenever training computes something else than before.
 BASE_VERSION = 1
 SAVE_SECONDS = 10.0
+SAMPLE = 128
+"""Images of a stage that are looked at between epochs."""
 
 Listener = Callable[..., None]
 """Called as ``listener(kind, **fields)`` with what happens: phase, stage, step, epoch, ..."""
@@ -254,6 +257,9 @@ class Trainer:
         where = {"phase": phase.index, "stage": stage.name}
         self.listener("stage", **where, epochs=schedule.epochs, steps=steps, epoch=epoch)
         every, saved = self.config.checkpoint_steps, time.monotonic()
+        sample, old = _spread(stage.batches.images, SAMPLE), None
+        if self.config.analysis and phase.teacher is not None and stage.module is phase.network:
+            old = self.features(phase.teacher, sample)
 
         def save(epoch: int, step: int) -> None:
             nonlocal saved
@@ -262,30 +268,30 @@ class Trainer:
 
         while epoch < schedule.epochs:
             phase.network.train(stage.training)
-            meter = _Meter()
-            for batch in islice(stage.batches.epoch(epoch, step), steps - step):
-                for group in wrapped.param_groups:
-                    group["lr"] = schedule.lr_at(epoch, step, steps)
-                try:
+            meter, last = _Meter(), epoch + 1 == schedule.epochs
+            try:
+                for batch in islice(stage.batches.epoch(epoch, step), steps - step):
+                    for group in wrapped.param_groups:
+                        group["lr"] = schedule.lr_at(epoch, step, steps)
                     parts = self._descend(stage, module, wrapped, _to(batch, self.fabric.device))
-                except (FloatingPointError, GeometryError) as error:  # features that are not finite have no subspace
-                    raise TrainingError(self._not_finite(phase, stage, epoch, step, str(error), progress)) from None
-                step += 1
-                meter.add(parts, batch.size)
-                self.listener("step", **where, epoch=epoch, step=step, loss=meter.loss, rate=meter.rate)
-                stopping = self._any(self.stop())
-                if stopping or (every and (epoch * steps + step) % every == 0):
-                    save(epoch, step)
-                if stopping:
-                    raise Interrupted(
-                        f"stopped in phase {phase.index}, epoch {epoch + 1}, step {step}; progress is saved"
-                    )
+                    step += 1
+                    meter.add(parts, batch.size)
+                    self.listener("step", **where, epoch=epoch, step=step, loss=meter.loss, rate=meter.rate)
+                    stopping = self._any(self.stop())
+                    if stopping or (every and (epoch * steps + step) % every == 0):
+                        save(epoch, step)
+                    if stopping:
+                        raise Interrupted(
+                            f"stopped in phase {phase.index}, epoch {epoch + 1}, step {step}; progress is saved"
+                        )
+                seen = self._look(phase, sample, old) if last or old is not None else {}
+            except (FloatingPointError, GeometryError) as error:  # features that are not finite have no subspace
+                at = min(step + 1, steps)
+                raise TrainingError(self._not_finite(phase, stage, epoch + 1, at, str(error), progress)) from None
             epoch, step = epoch + 1, 0
-            self.listener("epoch", **where, epoch=epoch, epochs=schedule.epochs, **meter.summary())
+            self.listener("epoch", **where, epoch=epoch, epochs=schedule.epochs, **meter.summary(), **seen)
             late = not every and time.monotonic() - saved > SAVE_SECONDS
-            if epoch == schedule.epochs:
-                self._check_finite(phase, stage, steps, progress)
-            if epoch == schedule.epochs or self._any(late):
+            if last or self._any(late):
                 self._agree(phase.network)
                 save(epoch, step)
         stage.finish()
@@ -306,14 +312,12 @@ class Trainer:
         optimizer.zero_grad()
         return parts
 
-    def _check_finite(self, phase: Phase, stage: Stage, steps: int, progress: Progress) -> None:
-        """Refuse to keep a network that the very last step has broken: no loss was computed after it."""
-        some = stage.batches.images.select(torch.arange(min(len(stage.batches.images), self.config.batch_size)))
-        if not bool(self.features(phase.network, some).logits.isfinite().all()):
-            where = (stage.schedule.epochs - 1, steps - 1)
-            raise TrainingError(
-                self._not_finite(phase, stage, *where, "what the network gives after that step", progress)
-            )
+    def _look(self, phase: Phase, sample: Images, old: Features | None) -> dict[str, list[float]]:
+        """See whether the last step left the network sound; give the angles of its features to the old network's."""
+        now = self.features(phase.network, sample)
+        if not bool(now.logits.isfinite().all()):
+            raise FloatingPointError("what the network gives after that step")
+        return {} if old is None else {"angles": leading_angles(old.pooled, now.pooled)}
 
     def _any(self, mine: bool) -> bool:
         """Whether any rank says so: signals and clocks differ between ranks, what they do must not."""
@@ -355,7 +359,7 @@ class Trainer:
             if last is not None:
                 where = f"epoch {last[1]['epoch'] + 1}, step {last[1]['step']}"
         return (
-            f"the loss is not finite in phase {phase.index}, stage {stage.name}, epoch {epoch + 1}, step {step + 1} ({what}); "
+            f"the loss is not finite in phase {phase.index}, stage {stage.name}, epoch {epoch}, step {step} ({what}); "
             f"the last good checkpoint is {where}: try a lower lr or clip_norm"
         )
 
@@ -450,6 +454,11 @@ def _load_network(network: Network, tensors: Mapping[str, Tensor]) -> None:
     if order is not None:
         network.head.freeze(order >= len(tensors["head.weight"]))
     network.load_state_dict(dict(tensors))
+
+
+def _spread(images: Images, count: int) -> Images:
+    """Take at most ``count`` images, evenly spread."""
+    return images.select(torch.arange(0, len(images), max(1, math.ceil(len(images) / count))))
 
 
 def _first_of_each(images: Images | None, count: int) -> Images | None:

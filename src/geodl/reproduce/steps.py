@@ -6,7 +6,6 @@ all alike. Peak memory is measured in a process for each distillation.
 
 import json
 import math
-import resource
 import statistics
 import subprocess
 import sys
@@ -146,25 +145,31 @@ def time_steps(shape: Shape, turns: int) -> dict[str, list[float]]:
 # -------------------------------------------------------------------------------------------------------- memory
 
 
-def _resident() -> int:
-    """Give the bytes of this process that are in memory now (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+STATUS = Path("/proc/self/status")
+
+
+def _memory(field: str) -> int:
+    """Give the bytes of this process that are in memory: now (VmRSS), or at most so far (VmHWM); Linux.
+
+    Not getrusage's ru_maxrss: a process begins with that of the one that started it.
+    """
+    words = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:")).split()
+    return int(words[1]) * 1024
 
 
 def peak_here(distill: str, shape: Shape) -> int:
     """Give the bytes that some steps need at most above what was there before the first; for a fresh process."""
     step = Step(distill, shape)
     cuda = step.device.type == "cuda"
-    before = torch.cuda.memory_allocated() if cuda else _resident()
+    before = torch.cuda.memory_allocated() if cuda else _memory("VmRSS")
     for _ in range(PEAK_STEPS):
         step()
-    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return peak - before
+    return (torch.cuda.max_memory_allocated() if cuda else _memory("VmHWM")) - before
 
 
 def peak(distill: str, shape: Shape) -> float:
     """Give the peak of a process of its own, in bytes; nan where the system does not tell (a CPU without Linux's /proc)."""
-    if not torch.cuda.is_available() and not Path("/proc/self/statm").exists():
+    if not torch.cuda.is_available() and not STATUS.exists():
         return math.nan
     task = json.dumps({"distill": distill, "threads": torch.get_num_threads(), "shape": asdict(shape)})
     command = [sys.executable, "-m", "geodl.reproduce.steps", task]

@@ -3,16 +3,14 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from geodl.config import Layer, preset_layer
-from geodl.methods import configure
+from geodl.config import preset_layer
 from geodl.predictors import CLASSIFIERS
-from geodl.report.published import numbers
+from geodl.report.published import departures, numbers
 from geodl.report.results import Estimate, estimate
 from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Points, Table
 from geodl.reproduce.grid import same
-from geodl.reproduce.records import ELSEWHERE, Record
+from geodl.reproduce.records import Record
 
 # The paper's rows and the training each is read from.
 ROWS = {
@@ -79,7 +77,7 @@ def verdict(found: Difference, borrowed: float | None, *, lower_is_better: bool 
     spread = borrowed if found.spread is None else found.spread
     if spread is None:
         return f"{'better' if gain > 0 else 'worse' if gain < 0 else 'equal'} (one seed, spread unknown)"
-    words = "holds" if gain > spread else "does not hold" if gain < -spread or not spread else "within spread"
+    words = "holds" if gain > spread else "does not hold" if gain < -spread else "within spread"
     return words if found.seeds > 1 else f"{words} (one seed)"
 
 
@@ -141,28 +139,24 @@ def sort_out(records: Sequence[Record], preset: str) -> tuple[dict[str, list[Rec
     """Give the records of each row, and those that depart from the preset with what is different in them."""
     rows: dict[str, list[Record]] = {name: [] for name in ROWS}
     others = []
+    taken: set[tuple[tuple[str, str], int]] = set()
     for record in records:
         departs = _departs(record, preset)
+        if not departs and (record.training, record.seed) in taken:
+            departs = ["the same once more"]  # a seed counts once, however often it was run
         names = [name for name, training in ROWS.items() if training == record.training]
         if departs or not names:
             others.append((record, departs))
-        for name in names if not departs else []:
+            continue
+        taken.add((record.training, record.seed))
+        for name in names:
             rows[name].append(record)
     return rows, others
 
 
 def _departs(record: Record, preset: str) -> list[str]:
-    method = record.config["method"]
-    wanted = configure([preset_layer(preset), Layer("", {"method": method, "distill": record.config["distill"]})])
-    free = (
-        {*ELSEWHERE, "phases"} if method == "joint" else set(ELSEWHERE)
-    )  # joint may have been trained once, at the end
-    expected: dict[str, Any] = {key: value for key, value in wanted.config.identity().items() if key not in free}
-    # A run may be older than an option, and know one that is gone: neither makes it another run.
-    known = {key: value for key, value in record.config.items() if key in expected}
-    gone = {key: value for key, value in record.config.items() if key not in {*expected, *free} and value is not None}
-    departs = [f"{key} {value} instead of {expected[key]}" for key, value in known.items() if value != expected[key]]
-    return [*departs, *(f"{key} {value}" for key, value in gone.items())]
+    # Joint training may have been done once, at the end.
+    return departures(record.config, preset, ("phases",) if record.config["method"] == "joint" else ())
 
 
 def standing(rows: Rows, classifier: str) -> Table:
