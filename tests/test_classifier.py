@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
@@ -231,11 +232,13 @@ def test_arrays_and_datasets_learn_as_folders_do(tmp_path, weeks, digits):
             return len(rows)
 
         def __getitem__(self, i):
-            return digits.train.decode(rows[i]), int(digits.train.labels[rows[i]])
+            return digits.train.decode(rows[i]), np.int64(digits.train.labels[rows[i]])
 
     dataset = IncrementalClassifier(tmp_path / "c")
     dataset.learn(Pairs(), **QUICK)
-    states = [state.load(RunDirectory(each.path)) for each in (folder, arrays, dataset)]
+    several = IncrementalClassifier(tmp_path / "d")
+    several.learn(list(pixels), np.array(labels)[:, None], **QUICK)
+    states = [state.load(RunDirectory(each.path)) for each in (folder, arrays, dataset, several)]
     for other in states[1:]:
         assert other.names == states[0].names
         assert torch.equal(other.network.head.weight, states[0].network.head.weight)
@@ -244,6 +247,26 @@ def test_arrays_and_datasets_learn_as_folders_do(tmp_path, weeks, digits):
     assert [each.label for each in arrays.predict(pixels[:3])] == [
         each.label for each in folder.predict([digits.train.decode(i) for i in rows[:3]])
     ]
+
+
+def test_pictures_in_memory_are_seen_as_files_are(model, weeks, tmp_path):
+    model.learn(weeks[0], **QUICK)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    for name, picture, options in (
+        ("turned.jpg", Image.fromarray(pixels), {"exif": turned}),
+        ("printed.jpg", Image.fromarray(pixels).convert("CMYK"), {}),
+        ("deep.tif", Image.fromarray(np.float32(pixels[..., 0] / 255)), {}),
+    ):
+        picture.save(tmp_path / name, **options)
+        (file,), (memory,) = model.predict(tmp_path / name), model.predict(Image.open(tmp_path / name))
+        assert memory.top == file.top
+    sizes = [pixels, pixels[:10], torch.from_numpy(pixels).permute(2, 0, 1)]
+    assert len(model.predict(sizes)) == 3
+    for one in (pixels, torch.from_numpy(pixels).permute(2, 0, 1)):
+        with pytest.raises(DataError, match="may be one colour picture or"):
+            model.predict(one)
 
 
 @pytest.mark.parametrize(
@@ -467,9 +490,14 @@ def test_rename(model, weeks):
         ("digit 1", "x", "no class 'digit 1'; the model knows digit 0, eins"),
         ("eins", "digit 0", "has a class of that name"),
         ("eins", " ", "not empty"),
+        ("eins", ".dot", "no folder of images could have it"),
+        ("eins", "a/b", "no folder of images could have it"),
+        ("eins", "line\nbreak", "no folder of images could have it"),
     ):
         with pytest.raises(ConfigError, match=message):
             model.rename(old, new)
+    model.rename("eins", "ne\u0301")  # composed as the names of folders are
+    assert model.classes[1] == "n\u00e9"
 
 
 def test_remove(model, weeks):
@@ -492,7 +520,10 @@ def test_remove(model, weeks):
     assert model.info()["accuracy"] == pytest.approx(100 * share)
     assert model.undo() == {"action": "remove", "class": "digit 1"}
     assert len(model.classes) == 4
+    page.write(read_settings([model.path]), model.path / "report.html", with_images=True)
     model.remove("digit 1", for_good=True)
+    assert not any("digit 1/" in path.read_text() for path in model.path.rglob("*.json"))
+    assert not (model.path / "report.html").exists()
     kept = b"".join(path.read_bytes() for path in model.path.rglob("*.safetensors"))
     pixels = before.memory.images.select(before.memory.images.labels == 1).pixels
     assert not any(image.numpy().tobytes() in kept for image in pixels)
@@ -660,6 +691,15 @@ def test_a_good_model_gets_no_advice():
     assert advise(torch.tensor([[9, 1], [0, 10]]), known(200, 200), RunConfig(image_size=64), [0, 1]) == []
 
 
+def test_a_budget_that_leaves_no_class_an_image_is_named():
+    matrix = torch.tensor([[9, 1], [0, 10]])
+    (sentence,) = advise(matrix, known(200, 200), RunConfig(image_size=64, exemplars=1, budget="total"), [0, 1])
+    assert sentence == "No images are kept (exemplars 1, total): earlier classes will be forgotten faster."
+    (sentence,) = advise(torch.tensor([[1, 1], [0, 2]]), known(200, 200), RunConfig(image_size=64), [0, 1])
+    assert sentence.startswith("Weak on the check images: ")
+    assert "(1 of 2 right)" in sentence
+
+
 def test_weak_and_mixed_up_classes_are_named():
     matrix = torch.tensor([[5, 4, 1], [0, 10, 0], [2, 2, 6]])
     sentences = advise(matrix, known(200, 200, 200), RunConfig(image_size=64), [0, 1, 2])
@@ -782,10 +822,12 @@ def test_old_classes_are_remembered_far_better_than_by_fine_tuning(tmp_path, cif
 def test_steps_are_prepared_without_contradictions(weeks, digits):
     intake = intakes.take(weeks[0])
     decoded = intakes.decode(intake, 8, 1)
-    twice = replace(decoded, digests=(decoded.digests[0],) * 2 + decoded.digests[2:-1] + (decoded.digests[0],))
+    first, *_, last = decoded.digests
+    twice = replace(decoded, digests=(first, first, last, *decoded.digests[3:]))
     ready = preparing.prepare(intake, twice, None, 1)
-    assert len(ready.images) == 28
-    assert [reason for _, reason in ready.problems] == [
-        f"the same picture as {intake.names[0]}",
-        f"the same picture as {intake.names[0]} in another class",
-    ]
+    assert len(ready.images) == 27
+    assert ready.problems == (
+        (intake.names[1], f"the same picture as {intake.names[0]}"),
+        (intake.names[2], f"the same picture as {intake.names[-1]} in another class"),
+        (intake.names[-1], f"the same picture as {intake.names[2]} in another class"),
+    )

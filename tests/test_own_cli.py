@@ -17,6 +17,7 @@ import pytest
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, DataError, StoreError
+from geodl.training import Interrupted
 
 DOCS = Path(__file__).parents[1] / "docs" / "own-images.md"
 
@@ -148,7 +149,7 @@ def test_when_no_image_can_be_read_that_is_said(geodl, model, root, tmp_path):
     whole = next((root / "week1").rglob("*.png")).read_bytes()
     for name in ("[red]0", "[red]1"):
         (tmp_path / "test" / name).mkdir(parents=True)
-        (tmp_path / "test" / name / "cut.png").write_bytes(whole[:-30])
+        (tmp_path / "test" / name / "cut.png").write_bytes(whole[: -30 - int(name[-1])])
     with pytest.raises(DataError, match=r"no image could be read, such as \[red\]\d/cut\.png"):
         geodl("evaluate", model, str(tmp_path / "test"))
 
@@ -179,6 +180,23 @@ def test_info_undo_rename_remove(geodl, model):
     assert IncrementalClassifier(model).classes == ("[red]0", "[red]1")
 
 
+def test_a_step_that_was_stopped_is_named_also_when_it_is_given_up(geodl, model, root):
+    heard = []
+    with pytest.raises(Interrupted):
+        IncrementalClassifier(model).learn(
+            root / "week2",
+            epochs=3,
+            threads=1,
+            listener=lambda kind, **_: heard.append(kind),
+            stop=lambda: "step" in heard,
+        )
+    said = "a learn step was stopped; the same learn command goes on with it"
+    assert said in geodl("info", model).out
+    assert "is given up" in geodl("rename", model, "[red]0", "zero").out
+    assert said not in geodl("info", model).out
+    assert "given up" not in geodl("undo", model).out
+
+
 def test_options_reach_the_step(geodl, tmp_path):
     with pytest.raises(ConfigError, match="epochs = 0"):
         geodl("learn", str(tmp_path / "m"), "week1", "--epochs", "0")
@@ -188,6 +206,8 @@ def test_options_reach_the_step(geodl, tmp_path):
     assert re.search(r"--backbone +convnet +as you set it", out)
     assert re.search(r"--image-size +12 x 12 pixels +as you set it", out)
     assert re.search(r"--flip +yes +as you set it", out)
+    later = geodl("learn", str(tmp_path / "m"), "week2", *QUICK).out
+    assert re.search(r"--backbone +convnet +as this model was made", later)
 
 
 def command(*words, **more):

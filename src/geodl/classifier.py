@@ -240,11 +240,12 @@ class IncrementalClassifier:
             store.events("renamed", old=old, new=new)
 
     def remove(self, name: str, *, for_good: bool = False) -> None:
-        """Remove a class with its images; `for_good` removes earlier states too, so that no image of it is left."""
+        """Remove a class with its images; `for_good` removes earlier states and the page too, so that no image of it is left."""
         with self._writing() as store:
             states.save(store, states.without(self._state(), name))
             if for_good:
                 states.forget(store, before=store.completed() - 1)
+                (self.path / "report.html").unlink(missing_ok=True)  # it may show images
             store.events("removed", name=name, for_good=for_good)
 
     def export(self, path: str | Path) -> dict[str, Any]:
@@ -265,6 +266,11 @@ class IncrementalClassifier:
         if store.kind != "model":
             raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
         return store
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
+        return self._open().load_progress() is not None
 
     @contextmanager
     def _writing(self) -> Iterator[RunDirectory]:

@@ -194,11 +194,11 @@ class RunDirectory:
             remove(doomed)
 
     def forget_phase(self, t: int) -> None:
-        """Remove model and memory of an old phase, which is not the last one; its metrics and its record stay."""
+        """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
         self._require_lock()
         if not 0 <= t < self.completed() - 1:
             raise StoreError(f"{self.path}: phase {t} cannot be forgotten; allowed are those before the last one")
-        for name in ("memory.safetensors", "model.safetensors"):
+        for name in ("memory.safetensors", "model.safetensors", "extra.json"):
             unlink(_phase_path(self.path, t) / name)
 
     def remembers(self, t: int) -> bool:

@@ -19,7 +19,8 @@ app = App(
     name="geodl",
     version=__version__,
     help="Teach an image classifier new classes without forgetting the old ones.\n\n"
-    "Start with `geodl compare finetune lucir lucir+geodesic --preset digits`; `geodl COMMAND --help` says more.",
+    "Start with `geodl learn MODEL FOLDER` for images of your own, or `geodl compare finetune lucir lucir+geodesic --preset digits` "
+    "for an experiment; `geodl COMMAND --help` says more.",
     result_action="return_value",
 )
 

@@ -15,10 +15,14 @@ from rich.text import Text
 
 from geodl.predictors import CLASSIFIERS
 
-# In a pipe nothing is folded: whoever reads it there wants a line to be a line.
-_piped = not sys.stdout.isatty()
-console = Console(highlight=False, soft_wrap=_piped, width=200 if _piped else None)
-errors = Console(stderr=True, highlight=False)
+
+def _console(*, stderr: bool = False) -> Console:
+    """Make a console; in a pipe nothing is folded: whoever reads it there wants a line to be a line."""
+    piped = not (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, soft_wrap=piped, width=10_000 if piped else None)
+
+
+console, errors = _console(), _console(stderr=True)
 
 
 class Stopper:

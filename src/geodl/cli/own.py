@@ -1,6 +1,8 @@
 """``geodl learn``, ``predict``, ``evaluate``, ``info``, ``undo``, ``rename``, ``remove`` and ``export``: your own images."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +15,7 @@ from geodl.cli.display import Stopper, console, errors
 from geodl.cli.own_display import (
     SHOWN,
     LearnWatch,
+    count,
     count_steps,
     csv_predictions,
     line,
@@ -161,12 +164,12 @@ def predict(
         print(json.dumps(facts, ensure_ascii=False))
     elif as_csv:
         csv_predictions(found)
-    else:
+    elif found:
         table_predictions(found, top)
     if not as_json:
         say_skipped(found.skipped, to_errors=True)
         if len(found):
-            errors.print(f"{len(found)} images, {found.rate:.0f} images/s", markup=False)
+            errors.print(f"{count(len(found), 'image')}, {found.rate:.0f} images/s", markup=False)
     if not len(found):
         raise DataError("no image could be read" if found.skipped else "no images found")
 
@@ -211,7 +214,9 @@ def info(
     if as_json:
         print(json.dumps(facts, ensure_ascii=False))
         return
-    line(f"{model}: {len(facts['classes'])} classes, learned in {count_steps(facts)}", "bold")
+    line(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count_steps(facts)}", "bold")
+    if facts["unfinished"]:
+        line("a learn step was stopped; the same learn command goes on with it", "yellow")
     table = plain_table("class", "step", "learned", ">images seen", ">kept", ">to check with", ">recognised")
     for each in facts["classes"][:SHOWN]:
         table.add_row(
@@ -227,9 +232,20 @@ def info(
     say_kept(facts, listed=images)
 
 
+@contextmanager
+def _giving_up(model: Path) -> Iterator[IncrementalClassifier]:
+    """Give the model to change, and say so where the change gives up a learn step that was stopped."""
+    classifier = IncrementalClassifier(model)
+    unfinished = classifier.unfinished
+    yield classifier
+    if unfinished:
+        line("a learn step had been stopped; it began from another state and is given up", "yellow")
+
+
 def undo(model: Model, /) -> None:
     """Take the last step back: the model is as it was before the last learn (or rename, or remove)."""
-    record = IncrementalClassifier(model).undo()
+    with _giving_up(model) as classifier:
+        record = classifier.undo()
     what = {
         "learn": lambda: f"learning {', '.join([*record['new'], *record['returning']][:SHOWN])}",
         "rename": lambda: f"renaming {record['old']} to {record['new']}",
@@ -245,7 +261,8 @@ def rename(
     /,
 ) -> None:
     """Give a class another name."""
-    IncrementalClassifier(model).rename(old, new)
+    with _giving_up(model) as classifier:
+        classifier.rename(old, new)
     line(f"{old} is now called {new}")
 
 
@@ -259,7 +276,8 @@ def remove(
     ] = False,
 ) -> None:
     """Remove a class: the model no longer knows it, and its images are dropped."""
-    IncrementalClassifier(model).remove(name, for_good=for_good)
+    with _giving_up(model) as classifier:
+        classifier.remove(name, for_good=for_good)
     rest = (
         "no image of it is left, and there is no undo"
         if for_good

@@ -47,7 +47,8 @@ class LearnWatch:
     def _on_read(self, intake: Any, skipped: Problems, images: int, side: int) -> None:
         say_skipped(skipped)
         line(
-            f"{intake.title}: {images} images of {len(intake.classes)} classes, typically {side} pixels a side", "bold"
+            f"{intake.title}: {count(images, 'image')} of {count(len(intake.classes), 'class')}, typically {side} pixels a side",
+            "bold",
         )
 
     def _on_chosen(self, choices: list[Any]) -> None:
@@ -136,7 +137,7 @@ def say_learned(model: Path, done: Any) -> None:
         parts = [
             f"{word}: {some(names)}" for word, names in (("new", done.new), ("known before", done.returning)) if names
         ]
-        line(f"step {done.step} learned from {done.images} images; {'; '.join(parts)}")
+        line(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
         checked = sum(value is not None for value in done.per_class.values())
         parts = [
@@ -145,12 +146,12 @@ def say_learned(model: Path, done: Any) -> None:
             if value is not None and done.before is not None and done.after is not None
         ]
         line(
-            f"recognises {done.accuracy:.1f} % of the check images of {checked} classes"
+            f"recognises {done.accuracy:.1f} % of the check images of {count(checked, 'class')}"
             + (f": {', '.join(parts)}" if parts else "")
-            + (f"; {rest} classes cannot be checked" if (rest := len(done.per_class) - checked) else ""),
+            + (f"; {count(rest, 'class')} cannot be checked" if (rest := len(done.per_class) - checked) else ""),
             "bold",
         )
-    earlier = "" if done.stored_images or done.step == 1 else "; states kept for undo may hold images still"
+    earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""
     line(
         f"stored in {model}: {done.stored_images} images, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
     )
@@ -211,10 +212,15 @@ def say_confusion(found: Evaluation) -> None:
         line(f"  {found.classes[i]} taken for {found.classes[j]}: {count} of {int(found.confusion[i].sum())}")
 
 
+def count(number: int, what: str) -> str:
+    """Count things in words: 1 class, 2 classes."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
+
+
 def count_steps(facts: dict[str, Any]) -> str:
     """Count the learn steps in words."""
-    count = sum(record["action"] == "learn" for record in facts["steps"])
-    return f"{count} step" + ("s" if count != 1 else "")
+    return count(sum(record["action"] == "learn" for record in facts["steps"]), "step")
 
 
 def when(time: str | None) -> str:
@@ -254,5 +260,5 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
         line("  --images lists them")
     line(
         f"network: {facts['network']}, {facts['parameters']} parameters, sees {facts['image_size']} x {facts['image_size']} "
-        f"pixels; directory: {readable(facts['directory_bytes'])}; {facts['undo']} earlier states for undo"
+        f"pixels; directory: {readable(facts['directory_bytes'])}; steps that can be taken back: {facts['undo']}"
     )

@@ -20,6 +20,7 @@ from geodl.data.images import FileImages, check_header, open_image, pack, read_b
 from geodl.errors import DataError
 
 TEST_NAMES = ("test", "val", "validation")
+TWICE = "a link to a folder that is read already"
 
 Odd = list[tuple[str, str]]
 
@@ -70,7 +71,11 @@ def _class_files(root: Path, odd: Odd) -> list[tuple[str, list[Path]]]:
     if not root.is_dir():
         raise DataError(f"{shown(root)}: not a folder; a folder of class folders is needed")
     files: dict[str, list[Path]] = {}
-    for entry in _entries(root):
+    entries = _entries(root)
+    # No folder is read twice, nor entered from within itself; class folders are read as such before any link leads to them.
+    visited = {identity(folder) for folder in (root, *root.resolve().parents)}
+    visited |= {identity(entry) for entry in entries if entry.is_dir() and not entry.is_symlink()}
+    for entry in entries:
         # A name typed on another system may be composed differently (é as one sign or two): it is the same class.
         name = unicodedata.normalize("NFC", entry.name)
         if name.startswith("."):
@@ -78,11 +83,13 @@ def _class_files(root: Path, odd: Odd) -> list[tuple[str, list[Path]]]:
                 odd.append((shown(Path(entry.name)), "hidden folder (its name starts with a dot), ignored"))
         elif not entry.is_dir():
             odd.append((shown(Path(entry.name)), "not inside a class folder"))
-        elif any("\ud800" <= sign <= "\udfff" for sign in name):
+        elif not is_text(name):
             odd.append((shown(Path(entry.name)), "the name of the folder is not valid text"))
+        elif entry.is_symlink() and identity(entry) in visited:
+            odd.append((shown(Path(entry.name)), TWICE))
         else:
-            visited = {_identity(root), _identity(entry)}
-            files.setdefault(name, []).extend(_walk(root, entry, visited, odd))
+            visited.add(identity(entry))
+            files.setdefault(name, []).extend(walk(root, entry, visited, odd))
     _name_case_clashes(list(files), odd)
     return list(files.items())
 
@@ -102,13 +109,19 @@ def _name_case_clashes(names: list[str], odd: Odd) -> None:
             odd.append((name, f"differs from class {other!r} only in upper and lower case; both are kept"))
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def is_text(name: str) -> bool:
+    """Whether a name can be printed on one line: no control characters, no bytes that are not valid text."""
+    return not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in name)
+
+
+def identity(path: Path) -> tuple[int, int]:
+    """Tell a folder by what it is, not by the way to it."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
-def _walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> Iterator[Path]:
-    """Give all files under a folder; links are followed, but no folder is entered twice."""
+def walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> Iterator[Path]:
+    """Give all files under a folder in natural order, without hidden ones; links are followed, but no folder is entered twice."""
     try:
         entries = _entries(folder)
     except DataError:
@@ -119,11 +132,11 @@ def _walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> 
             continue
         try:
             if entry.is_dir():
-                if _identity(entry) in visited:
-                    odd.append((_relative(root, entry), "a link to a folder that was read already"))
+                if identity(entry) in visited:
+                    odd.append((_relative(root, entry), TWICE))
                     continue
-                visited.add(_identity(entry))
-                yield from _walk(root, entry, visited, odd)
+                visited.add(identity(entry))
+                yield from walk(root, entry, visited, odd)
             elif entry.is_file():
                 yield entry
             else:
@@ -153,7 +166,7 @@ def _usable(root: Path, paths: list[Path], verify: bool, odd: Odd) -> set[Path]:
 
 
 def _without_duplicates(root: Path, found: list[tuple[str, list[Path]]], odd: Odd) -> list[tuple[str, list[Path]]]:
-    """Leave out an image that an earlier class has, too: its label would contradict itself."""
+    """Leave out images that stand in several classes: one of their labels is wrong, and nobody knows which."""
     by_size: dict[int, list[tuple[str, Path]]] = defaultdict(list)
     for name, paths in found:
         for path in paths:
@@ -162,12 +175,15 @@ def _without_duplicates(root: Path, found: list[tuple[str, list[Path]]], odd: Od
     for candidates in by_size.values():
         if len({name for name, _ in candidates}) < 2:  # equal files have equal sizes: few need to be read
             continue
-        first: dict[str, tuple[str, Path]] = {}
+        equal: dict[str, list[tuple[str, Path]]] = defaultdict(list)
         for name, path in candidates:
-            other, twin = first.setdefault(hashlib.sha256(read_bytes(path)).hexdigest(), (name, path))
-            if other != name:
-                doubles.add(path)
-                odd.append((_relative(root, path), f"the same image as {_relative(root, twin)} in another class"))
+            equal[hashlib.sha256(read_bytes(path)).hexdigest()].append((name, path))
+        for same in equal.values():
+            for name, path in same:
+                twin = next((other for label, other in same if label != name), None)
+                if twin is not None:
+                    doubles.add(path)
+                    odd.append((_relative(root, path), f"the same image as {_relative(root, twin)} in another class"))
     return [(name, [path for path in paths if path not in doubles]) for name, paths in found]
 
 

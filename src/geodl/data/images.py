@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -45,7 +46,8 @@ def shown(item: Item) -> str:
     """Name an item in a message: its path, printable even where the file name is not valid text."""
     if isinstance(item, bytes):
         return f"an embedded image of {len(item)} bytes"
-    return os.fsencode(item).decode("utf-8", "backslashreplace")
+    text = os.fsencode(item).decode("utf-8", "backslashreplace")
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
 def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
@@ -54,7 +56,7 @@ def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
     `at_least` lets the JPEG decoder skip detail: it may return a picture reduced by 2, 4 or 8 as long as both sides
     keep that many pixels. Anything that cannot be decoded completely is a DataError that names the file.
     """
-    return _guarded(item, lambda image: _upright_rgb(image, at_least))
+    return _guarded(item, lambda image: upright_rgb(image, at_least))
 
 
 def check_header(item: Item) -> tuple[int, int]:
@@ -94,13 +96,27 @@ def _reason(error: Exception, item: Item = b"-") -> str:
     if isinstance(error, PermissionError):
         return "no permission to read the file"
     if isinstance(error, UnidentifiedImageError):
-        empty = len(item) == 0 if isinstance(item, bytes) else item.stat().st_size == 0
-        return "the file is empty" if empty else "not an image"
+        return _unidentified(item[:12] if isinstance(item, bytes) else _head(item))
     detail = " ".join(str(error).split()) or type(error).__name__
     return "the file is truncated" if "truncated" in detail.lower() else f"the file is damaged ({detail})"
 
 
-def _upright_rgb(image: Image.Image, at_least: int | None) -> Image.Image:
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(12)
+
+
+def _unidentified(head: bytes) -> str:
+    """Say what a file is that Pillow does not know, by its first bytes."""
+    if not head:
+        return "the file is empty"
+    if head[4:8] == b"ftyp":  # HEIC, as telephones write it, and films
+        return f"a format that cannot be read ({head[8:12].decode('latin-1').strip()}); save it as JPEG or PNG"
+    return "not an image"
+
+
+def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
+    """Give a picture of any mode as RGB, turned as its EXIF orientation says; `at_least` as for `open_image`."""
     if at_least is not None:
         image.draft(None, (at_least, at_least))  # None keeps the mode
     image.load()

@@ -45,7 +45,9 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "stored_images": state.stored_images,
         "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
-        "undo": sum(store.remembers(t) for t in range(store.completed() - 1)),
+        # Back to each earlier state that is kept; and from the first to nothing.
+        "undo": sum(store.remembers(t) for t in range(store.completed() - 1)) + store.remembers(0),
+        "unfinished": store.load_progress() is not None,
         "directory_bytes": directory_size(store.path),
     }
 

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from geodl.config import RunConfig
+from geodl.memory import quota
 from geodl.own.state import KnownClass
 
 TINY = 10  # images: below, a class is called tiny
 FEW = 100  # images a class: below, training from scratch is called hard
 WEAK = 60.0  # % of its check images recognised: below, a class is called weak
+CHECKED = 2  # check images: with fewer, a class is not judged
 LIST = 8  # as many classes are named in one sentence
 
 
@@ -23,9 +25,10 @@ def advise(matrix: Tensor, classes: Sequence[KnownClass], config: RunConfig, pre
     if max(known.step for known in classes) == 1:  # later it is too late for another network
         sentences += _few(classes, config)
     sentences += _weak(matrix, classes) + _mixed(matrix, classes)
-    if not config.exemplars:
+    if not quota(len(classes), config.exemplars, config.budget):
         sentences.append(
-            "No images are kept (exemplars 0): earlier classes cannot be checked any more, and will be forgotten faster."
+            f"No images are kept (exemplars {config.exemplars}, {config.budget}): earlier classes will be forgotten faster"
+            + ("." if config.exemplars else ", and cannot be checked any more.")
         )
     return sentences
 
@@ -56,7 +59,7 @@ def _weak(matrix: Tensor, classes: Sequence[KnownClass]) -> list[str]:
     weak = [
         f"{known.name} ({right[i]} of {counts[i]} right)"
         for i, known in enumerate(classes)
-        if counts[i] >= 3 and 100 * right[i] < WEAK * counts[i]
+        if counts[i] >= CHECKED and 100 * right[i] < WEAK * counts[i]
     ]
     return [f"Weak on the check images: {_listed(weak)}. More, and more varied, images of them help."] if weak else []
 
@@ -68,7 +71,7 @@ def _mixed(matrix: Tensor, classes: Sequence[KnownClass]) -> list[str]:
         row = matrix[i].clone()
         row[i] = 0
         other = int(row.argmax())
-        if total >= 3 and int(row[other]) >= 2 and 10 * int(row[other]) >= 3 * total:
+        if total >= CHECKED and int(row[other]) >= 2 and 10 * int(row[other]) >= 3 * total:
             found.append(f"{known.name} is taken for {classes[other].name} ({int(row[other])} of {total})")
     return [f"Mixed up: {_listed(found)}."] if found else []
 

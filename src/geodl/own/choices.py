@@ -139,12 +139,14 @@ def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key} = {wanted[key]}: this model was made with {there}; another needs a new model")
 
 
-def explain(found: Effective, decoded: Decoded, images: int, classes: int) -> list[Choice]:
-    """Put the choices into words."""
+def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, first: bool) -> list[Choice]:
+    """Put the choices into words; `first`: this step makes the model."""
     config = found.config
 
     def why(option: str, reason: str) -> str:
-        return "as you set it" if found.origins[option] == "your option" else reason
+        if found.origins[option] == "your option":
+            return "as you set it"
+        return reason if first or option not in FIXED else "as this model was made"
 
     pixels = 3 * (config.image_size or 0) ** 2
     held = VALIDATION if config.exemplars else 0
@@ -160,7 +162,7 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int) -> li
         ),
         Choice("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
         Choice("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
-        Choice("--epochs", str(config.epochs), why("epochs", f"times through the {images} images")),
+        Choice("--epochs", str(config.epochs), why("epochs", f"times through {images} images")),
         Choice("--batch-size", str(config.batch_size), why("batch_size", "images a training step")),
         Choice("--lr", f"{config.lr:g}", why("lr", "learning rate, at its highest")),
         Choice(

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from geodl.data.batches import fit
-from geodl.data.folder import TEST_NAMES, natural_key, scan_folder
-from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown
+from geodl.data.folder import TEST_NAMES, identity, natural_key, scan_folder, walk
+from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown, upright_rgb
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
 
@@ -79,18 +78,18 @@ def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, 
             raise DataError(f"labels were given with the folder {source}: the folders of a folder are its classes")
         return _folder(Path(source), strict)
     if labels is not None:
-        pixels = as_pixels(source)
-        found = torch.as_tensor(labels).tolist() if isinstance(labels, Tensor) else np.asarray(labels).tolist()
-        if len(found) != len(pixels):
-            raise DataError(f"{len(pixels)} images have {len(found)} labels: one each is needed")
-        return _labelled("arrays", ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64)), found, classes)
+        pictures, _, _ = as_images(source)
+        named = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
+        if named.shape not in ((len(pictures),), (len(pictures), 1)):
+            raise DataError(f"{len(pictures)} images have {named.size} labels: one each is needed")
+        return _labelled("arrays", pictures, named.reshape(-1).tolist(), classes)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         pairs = [source[i] for i in range(len(source))]
         if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
             raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
         items = tuple(_png(pair[0]) for pair in pairs)
         images = FileImages(items, torch.zeros(len(items), dtype=torch.int64))
-        found = [int(label) if isinstance(label, Tensor) else label for _, label, *_ in pairs]
+        found = [label.item() if isinstance(label, Tensor | np.generic) else label for _, label, *_ in pairs]
         return _labelled("dataset", images, found, classes or getattr(source, "classes", None))
     raise DataError(f"{type(source).__name__} given: allowed are a folder, arrays with labels, or a torch Dataset")
 
@@ -108,6 +107,9 @@ def _folder(root: Path, strict: bool) -> Intake:
         raise DataError(
             f"{shown(root)}: its folders are the parts of a dataset, not classes; give the part to learn: {shown(root / 'train')}"
         )
+    if all(len(path.parts) > 2 for path in paths):
+        inside = shown(root / paths[0].parts[0])
+        problems += ((shown(root), f"its folders hold folders only; if those are the classes, give {inside} instead"),)
     names = tuple(shown(path) for path in paths)
     return Intake(shown(root), images, classes, names, problems)
 
@@ -132,6 +134,11 @@ def _labelled(title: str, images: Images, labels: list[Any], classes: Sequence[s
 def as_images(source: Any) -> tuple[Images, list[str], Problems]:
     """Take images without labels: files, folders (with all that is in them), arrays, PIL images; with names for people."""
     if isinstance(source, np.ndarray | Tensor):
+        if source.ndim == 3 and 3 in (source.shape[0], source.shape[2]):
+            raise DataError(
+                f"an array of shape {tuple(source.shape)} may be one colour picture or {source.shape[0]} grey ones; "
+                "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
+            )
         pixels = as_pixels(source)
         return _unlabelled(ArrayImages, pixels), [f"image {i}" for i in range(len(pixels))], ()
     if not isinstance(source, str | Path | Image.Image | Iterable):
@@ -139,9 +146,10 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
     parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
     items: list[Path | bytes] = []
     names: list[str] = []
+    odd: list[tuple[str, str]] = []
     for i, part in enumerate(parts):
         if isinstance(part, str | Path):
-            paths = list(_files(Path(part)))
+            paths = _files(Path(part), odd)
             items += paths
             names += [shown(path) for path in paths]
         else:
@@ -149,11 +157,9 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
             names.append(f"image {i}")
     # A pipe or a device would be waited for: only files are opened.
     bad = {i: item for i, item in enumerate(items) if isinstance(item, Path) and not item.is_file()}
-    problems = tuple(
-        (names[i], "not a regular file" if item.exists() else "no such file or folder") for i, item in bad.items()
-    )
+    odd += [(names[i], "not a regular file" if item.exists() else "no such file or folder") for i, item in bad.items()]
     there = [i for i in range(len(items)) if i not in bad]
-    return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], problems
+    return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], tuple(odd)
 
 
 def _unlabelled(kind: Any, content: Any) -> Images:
@@ -161,21 +167,21 @@ def _unlabelled(kind: Any, content: Any) -> Images:
     return images
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """Give a file, or all files below a folder in natural order, without hidden ones; links to folders are not followed."""
+def _files(path: Path, odd: list[tuple[str, str]]) -> list[Path]:
+    """Give a file, or all files below a folder; what cannot be read there is added to `odd`."""
     if not path.is_dir():
-        yield path
-        return
-    for folder, folders, files in os.walk(path):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural_key)
-        for name in sorted(files, key=natural_key):
-            if not name.startswith("."):
-                yield Path(folder, name)
+        return [path]
+    found: list[tuple[str, str]] = []
+    files = list(walk(path, path, {identity(path)}, found))
+    odd += [(shown(path / name), reason) for name, reason in found]
+    return files
 
 
 def _png(image: Any) -> bytes:
     """Encode an image in memory without loss: a PIL image, or an array of one image."""
-    if not isinstance(image, Image.Image):
+    if isinstance(image, Image.Image):
+        image = upright_rgb(image)
+    else:
         values = image if isinstance(image, Tensor) else np.asarray(image)
         image = Image.fromarray(as_pixels(values[None])[0].permute(1, 2, 0).contiguous().numpy())
     buffer = io.BytesIO()

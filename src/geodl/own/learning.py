@@ -33,6 +33,7 @@ class Learned:
     """What a learn step did; accuracies in %, on the check images; None where there are none.
 
     before, after: the accuracy on the classes that were known before the step, and on those that it added.
+    earlier_images: whether the state before the step, which `undo` would bring back, holds images.
     """
 
     already: bool
@@ -47,6 +48,7 @@ class Learned:
     per_class: dict[str, float | None]
     stored_images: int
     stored_bytes: int
+    earlier_images: bool
     warnings: tuple[str, ...]
     skipped: Problems
 
@@ -92,11 +94,14 @@ def learn_step(
         last.config if last else None,
         trained=last is not None and last.trained,
     )
-    listener("chosen", choices=explain(chosen, decoded, len(train), len(ready.classes)))
+    listener("chosen", choices=explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None))
     run = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop)
     state = run.learn(train, held)
     save(store, state)
-    result = summarise(state, ready.known, ready.present, problems=ready.problems, images=len(train))
+    earlier = last is not None and last.stored_images > 0
+    result = summarise(
+        state, ready.known, ready.present, problems=ready.problems, images=len(train), earlier_images=earlier
+    )
     store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
     return result
 
@@ -265,6 +270,7 @@ def summarise(
     already: bool = False,
     problems: Problems = (),
     images: int = 0,
+    earlier_images: bool = False,
 ) -> Learned:
     """Put a state into words; `known` classes were there before the step, which brought images of those `present`."""
     names = state.names
@@ -283,6 +289,7 @@ def summarise(
         per_class={name: _percent(right[i], counts[i]) for i, name in enumerate(names)},
         stored_images=state.stored_images,
         stored_bytes=state.stored_bytes,
+        earlier_images=earlier_images,
         warnings=tuple(advise(matrix, state.classes, state.config, present)),
         skipped=problems,
     )

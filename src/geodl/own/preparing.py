@@ -96,18 +96,22 @@ def _without_repeats(
     """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for checking."""
     checks = _labels_of(last.validation) if last else {}
     stored = _labels_of(last.memory.images) | checks if last else {}
-    seen: dict[str, int] = {}
+    equal: dict[str, list[int]] = {}
+    for i, digest in enumerate(digests):
+        equal.setdefault(digest, []).append(i)
     rows, problems = [], []
     for i, (label, digest) in enumerate(zip(labels, digests, strict=True)):
+        twins = equal[digest]
+        elsewhere = [j for j in twins if labels[j] != label]
         if digest in stored and stored[digest] != label:
             assert last is not None
             problems.append((names[i], f"the same picture is stored as class {last.names[stored[digest]]!r} already"))
-        elif digest in seen:
-            where = "" if labels[seen[digest]] == label else " in another class"
-            problems.append((names[i], f"the same picture as {names[seen[digest]]}{where}"))
+        elif elsewhere:  # one of the labels is wrong, and nobody knows which
+            problems.append((names[i], f"the same picture as {names[elsewhere[0]]} in another class"))
+        elif twins[0] != i:
+            problems.append((names[i], f"the same picture as {names[twins[0]]}"))
         elif digest not in checks:
             rows.append(i)
-        seen.setdefault(digest, i)
     return rows, problems
 
 

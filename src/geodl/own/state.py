@@ -1,5 +1,6 @@
 """What a model directory holds after a step: network, memory, check images, class means, names and history."""
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from geodl.config import Layer, RunConfig
 from geodl.data.batches import Transform
+from geodl.data.folder import is_text
 from geodl.data.images import ArrayImages, Images, from_tensors, to_tensors
 from geodl.errors import ConfigError, StoreError
 from geodl.memory import Memory
@@ -171,8 +173,13 @@ def _load(store: RunDirectory, phase: int) -> State:
 def renamed(state: State, old: str, new: str) -> State:
     """Give a class another name."""
     position = state.position(old)
+    new = unicodedata.normalize("NFC", new)  # as the names of folders are read
     if not new.strip() or new != new.strip():
         raise ConfigError(f"new name {new!r}: a name that is not empty and has no space at its ends is needed")
+    if new.startswith(".") or "/" in new or not is_text(new):
+        raise ConfigError(
+            f"new name {new!r}: no folder of images could have it (a dot first, a slash, a control character)"
+        )
     if new in state.names:
         raise ConfigError(f"new name {new!r}: the model has a class of that name already")
     classes = list(state.classes)
