@@ -4,8 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from geodl.data import Dataset, load
+
+settings.register_profile("geodl", deadline=None)  # no test asserts a time: machines may be busy
+settings.load_profile("geodl")
 
 
 def _shared(name: str) -> Path:

@@ -107,6 +107,24 @@ def test_subspace_refuses_what_it_cannot_use():
         subspace(torch.tensor([[1.0, math.nan], [0.0, 1.0]]), 1)
     with pytest.raises(GeodlError, match=r"\(batch, d\), not \(3,\)"):
         subspace(torch.ones(3), 1)
+    with pytest.raises(GeodlError, match="cannot be -1"):
+        subspace(torch.rand(4, 5), -1)
+
+
+@pytest.mark.parametrize("act", [principal_angles, geodesic_distance, GeodesicFlow.between])
+def test_bases_that_are_not_finite_are_refused(act):
+    p = torch.eye(4)[:, :2]
+    with pytest.raises(GeodlError, match="bases contain NaN or infinite"):
+        act(p, p * math.nan)
+
+
+@pytest.mark.parametrize("decay", [1e-3, 1e-4, 1e-5, 3e-6, 1e-6])
+def test_bases_of_steep_spectra_are_orthonormal(decay):
+    rng = np.random.default_rng(3)
+    rows = np.diag([1.0, decay, decay, decay]) @ random_orthogonal(rng, 6)[:4]
+    basis = subspace(torch.tensor(rows, dtype=torch.float32), 4, centre=False)
+    assert basis.shape == (6, 4)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(4), atol=1e-6, rtol=0)
 
 
 def test_contrast_is_an_isometry_that_separates_the_mean():
@@ -340,6 +358,12 @@ def test_gradients_are_finite_where_there_is_none():
     basis = subspace(tie, 1)  # which direction is kept is arbitrary
     (basis @ basis.mT)[0, 1].backward()
     assert tie.grad.isfinite().all()
+    turn = torch.tensor(random_orthogonal(np.random.default_rng(4), 7))[:4]
+    for dtype in (torch.float64, torch.float32):  # a tie that rounding has broken is one all the same
+        rotated = torch.cat([turn, -turn]).to(dtype).requires_grad_()
+        basis = subspace(rotated, 2)
+        (basis @ basis.mT)[0, 1].backward()
+        assert rotated.grad.abs().max() < 10
     p = torch.eye(4, dtype=torch.float64)[:, :2].clone().requires_grad_()
     q = torch.eye(4, dtype=torch.float64)[:, 2:].clone().requires_grad_()
     GeodesicFlow.between(p, q).inner(torch.ones(1, 4), torch.arange(4.0)[None]).sum().backward()

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from benchmarks.literal import literal_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -351,17 +352,27 @@ def test_the_teacher_gets_no_gradient_by_default():
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_compiled_code_computes_the_same():
+@pytest.mark.parametrize(("dim", "through_flow"), [(127, False), (127, True), (4, False), (4, True)])
+def test_compiled_code_computes_the_same(dim, through_flow):
     layer = torch.nn.Linear(10, 14)
     x, teacher = torch.randn(9, 10, generator=torch.Generator().manual_seed(11)), pair(9, 14, dtype=torch.float32)[1]
-    loss = GeodesicDistillation()
+    loss = GeodesicDistillation(dim, through_flow)
 
     def step(x):
         return loss(layer(x).relu(), teacher) * 2
 
     expected = torch.autograd.grad(step(x), layer.weight)[0]
-    actual = torch.autograd.grad(torch.compile(step, backend="eager")(x), layer.weight)[0]
+    actual = torch.autograd.grad(torch.compile(step, backend="aot_eager")(x), layer.weight)[0]
     torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(("batch", "d", "dim"), [(20, 30, 127), (20, 30, 7), (40, 12, 9)])
+def test_it_is_the_loss_of_algorithm_2(batch, d, dim):
+    student, teacher = pair(batch, d)
+    value, slope = gradient(GeodesicDistillation(dim), student, teacher)
+    expected, its_slope = gradient(lambda s, t: literal_loss(s, t, dim), student, teacher)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(slope, its_slope, rtol=1e-7, atol=1e-10)
 
 
 # ---- the other losses
@@ -446,6 +457,10 @@ def _rank(rank, rendezvous, results):
         values = (torch.arange(3.0) if rank == 0 else torch.arange(0.0)).requires_grad_()
         outcome["mean"] = gradient(lambda x, group: global_mean(x.square(), group), values, group)
         outcome["nothing"] = gradient(global_mean, torch.zeros(0, 2), group)
+        broken = torch.full((2, 3), math.nan if rank else 1.0)
+        for make in CASES.values():  # neither waits for the other
+            with pytest.raises(GeodlError, match="the student's output" if rank else "the output on another rank"):
+                make(group=group)(broken, torch.ones(2, 3))
         torch.save(outcome, f"{results}.{rank}")
     finally:
         dist.destroy_process_group()

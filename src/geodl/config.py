@@ -43,6 +43,7 @@ class RunConfig(BaseModel):
     geodesic_weight: float = option(6.0, "Method", "Weight of the geodesic distillation, before sqrt(old/new).", ge=0)
     subspace_dim: int = option(127, "Method", "Dimension n of the subspaces of the geodesic distillation.", ge=1)
     through_flow: bool = option(False, "Method", "Differentiate through the geodesic flow too.")
+    centre: bool = option(True, "Method", "Subspaces of the geodesic distillation: about the mean of the batch.")
     temperature: float = option(2.0, "Method", "Temperature of the lwf distillation.", gt=0)
 
     data: str = option(

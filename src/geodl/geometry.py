@@ -99,27 +99,37 @@ class Spectrum:
     values: Tensor  # (..., k)
     right: Tensor  # (..., d, k)
     rank: int  # of the poorest batch
+    eps: float  # relative precision of the data
 
     @classmethod
     def of(cls, rows: Tensor, floor: Tensor, eps: float) -> Spectrum:
         """Decompose float64 rows: (..., m, d) of data with relative precision eps; floor: (...,) is the noise centring leaves."""
         rows = rows.detach()
         m, d = rows.shape[-2:]
-        if eps == _FLOAT64_EPS:
-            left, values, right_t = torch.linalg.svd(rows, full_matrices=False)
-            right = right_t.mT
-        else:  # a float64 Gram matrix resolves whatever float32 data hold above the rank rule, several times faster
-            wide = m <= d
-            squares, vectors = torch.linalg.eigh(rows @ rows.mT if wide else rows.mT @ rows)
-            values, vectors = squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
-            others = (rows.mT if wide else rows) @ vectors
-            others = others / values.clamp(min=torch.finfo(values.dtype).tiny).unsqueeze(-2)
-            left, right = (vectors, others) if wide else (others, vectors)
+        # A float64 Gram matrix resolves float32 data several times faster, but squares what is small.
+        left, values, right = _by_gram(rows) if eps > _FLOAT64_EPS else _by_svd(rows)
         if not values.numel():
-            return cls(left, values, right, 0)
-        kept = (values > rank_tolerance(m, d, eps) * values[..., :1]) & (values > floor.unsqueeze(-1))
+            return cls(left, values, right, 0, eps)
+        least = rank_tolerance(m, d, eps) * values[..., :1]
+        if eps > _FLOAT64_EPS and bool(((values > least) & (values < 1e-4 * values[..., :1])).any()):
+            left, values, right = _by_svd(rows)
+        kept = (values > least) & (values > floor.unsqueeze(-1))
         rank = int(kept.sum(-1).min())
-        return cls(left, values, right * kept.unsqueeze(-2), rank)
+        return cls(left, values, right * kept.unsqueeze(-2), rank, eps)
+
+
+def _by_svd(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    left, values, right_t = torch.linalg.svd(rows, full_matrices=False)
+    return left, values, right_t.mT
+
+
+def _by_gram(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    wide = rows.shape[-2] <= rows.shape[-1]
+    squares, vectors = torch.linalg.eigh(rows @ rows.mT if wide else rows.mT @ rows)
+    values, vectors = squares.flip(-1).clamp(min=0).sqrt(), vectors.flip(-1)
+    others = (rows.mT if wide else rows) @ vectors
+    others = others / values.clamp(min=torch.finfo(values.dtype).tiny).unsqueeze(-2)
+    return (vectors, values, others) if wide else (others, values, vectors)
 
 
 class _LeadingSubspace(torch.autograd.Function):
@@ -142,7 +152,9 @@ class _LeadingSubspace(torch.autograd.Function):
         values, left, right = spectrum.values, spectrum.left, spectrum.right
         keep, drop = values[..., None, :n], values[..., n:, None]
         gap = keep**2 - drop**2  # (dropped, kept); a tie across the cut has no derivative: nothing flows there
-        gap = torch.where(gap > _FLOAT64_EPS * values[..., :1, None] ** 2, gap, torch.inf)
+        largest = values[..., :1, None]
+        noise = 16 * largest * (spectrum.eps * keep + _FLOAT64_EPS * largest)  # of the data, and of our own arithmetic
+        gap = torch.where(gap > noise, gap, torch.inf)
         mixed = (right[..., n:].mT @ grad) / gap
         outside = (grad - right @ (right.mT @ grad)) / keep
         rows_grad = left[..., :n] @ (right[..., n:] @ (mixed * keep) + outside).mT
@@ -164,6 +176,8 @@ def subspace(z: Tensor, dim: int, *, centre: bool = True) -> Tensor:
     """
     if z.dim() < 2:
         raise GeometryError(f"a batch of features must have the shape (batch, d), not {tuple(z.shape)}")
+    if dim < 0:
+        raise GeometryError(f"the dimension of a subspace cannot be {dim}")
     if not bool(z.isfinite().all()):
         raise GeometryError("the features contain NaN or infinite values")
     dtype = working_dtype(z)
@@ -210,6 +224,8 @@ def _check_bases(p: Tensor, q: Tensor) -> None:
         raise GeometryError(
             f"bases must have the shapes (d, n1) and (d, n2), not {tuple(p.shape)} and {tuple(q.shape)}"
         )
+    if not bool(p.isfinite().all() and q.isfinite().all()):
+        raise GeometryError("the bases contain NaN or infinite values")
 
 
 # --------------------------------------------------------------------------------------------------- the kernel

@@ -81,7 +81,7 @@ class LogitDistillation(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the loss of student and teacher logits: (batch, classes) each."""
-        _check(student, teacher)
+        _check(student, teacher, self.group)
         with torch.autocast(student.device.type, enabled=False):
             dtype = working_dtype(student, teacher)
             new = F.log_softmax(student.to(dtype) / self.temperature, dim=1)
@@ -99,7 +99,7 @@ class CosineDistillation(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the loss of student and teacher features: (batch, d) each."""
-        _check(student, teacher)
+        _check(student, teacher, self.group)
         with torch.autocast(student.device.type, enabled=False):
             rows = one_minus_cosine(student, teacher)
             return global_mean(rows, self.group).to(working_dtype(student, teacher))
@@ -124,7 +124,7 @@ class GeodesicDistillation(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the loss of student and teacher features: (batch, d) each, the same images in the same order."""
-        _check(student, teacher)
+        _check(student, teacher, self.group)
         with torch.autocast(student.device.type, enabled=False):
             if self.group is None:
                 return global_mean(self._rows(student, teacher)).to(working_dtype(student, teacher))
@@ -289,13 +289,19 @@ def _through(x: Tensor) -> Tensor:
     return x
 
 
-def _check(student: Tensor, teacher: Tensor) -> None:
+def _check(student: Tensor, teacher: Tensor, group: Group) -> None:
     if student.dim() != 2 or student.shape != teacher.shape:
         raise GeometryError(
             f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
         )
     # A sum carries any NaN or infinity along, ten times faster than a look at every element; it may also overflow.
-    if not math.isfinite(student.detach().sum().item() + teacher.detach().sum().item()):
-        for name, z in (("student", student), ("teacher", teacher)):
-            if not bool(z.isfinite().all()):
-                raise GeometryError(f"the {name}'s output contains NaN or infinite values")
+    finite = math.isfinite(student.detach().sum().item() + teacher.detach().sum().item())
+    finite = finite or bool(student.isfinite().all() and teacher.isfinite().all())
+    if group is not None:  # all ranks raise or none does: one alone would leave the others waiting for it
+        flag = torch.tensor(float(finite), device=student.device)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group)
+        if finite and not flag.item():
+            raise GeometryError("the output on another rank contains NaN or infinite values")
+    if not finite:
+        name = "teacher" if bool(student.isfinite().all()) else "student"
+        raise GeometryError(f"the {name}'s output contains NaN or infinite values")

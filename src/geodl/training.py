@@ -284,7 +284,8 @@ class Trainer:
                         raise Interrupted(
                             f"stopped in phase {phase.index}, epoch {epoch + 1}, step {step}; progress is saved"
                         )
-                seen = self._look(phase, sample, old) if last or old is not None else {}
+                looks = old is not None or (last and stage.module is phase.network)
+                seen = self._look(phase, sample, old) if looks else {}
             except (FloatingPointError, GeometryError) as error:  # features that are not finite have no subspace
                 at = min(step + 1, steps)
                 raise TrainingError(self._not_finite(phase, stage, epoch + 1, at, str(error), progress)) from None

@@ -225,7 +225,7 @@ class Method:
             cosine, weight = CosineDistillation(group=group), config.cosine_weight * phase.adaptive
             return lambda s, t: weight * cosine(s.pooled, t.pooled)
         # The paper's beta (Sec. 5.1)
-        geodesic = GeodesicDistillation(config.subspace_dim, through_flow=config.through_flow, group=group)
+        geodesic = GeodesicDistillation(config.subspace_dim, config.through_flow, group, centre=config.centre)
         weight = config.geodesic_weight * phase.adaptive
         return lambda s, t: weight * geodesic(s.grid, t.grid)
 
