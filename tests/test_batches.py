@@ -166,7 +166,7 @@ def test_the_number_of_threads_changes_no_pixel(crop):
 @given(
     count=st.integers(8, 60), batch_size=st.sampled_from([16, 20, 32]), world=st.integers(1, 2), epoch=st.integers(0, 3)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_shares_make_up_the_batch_of_one_process(count, batch_size, world, epoch):
     images = small(count)
     whole = collect(Batches(images, PLAIN, batch_size, 0), epoch)

@@ -104,7 +104,7 @@ def tensors(draw):
     return torch.tensor(values, dtype=torch.float64).reshape(shape).to(dtype)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.dictionaries(st.text(min_size=1, max_size=5), tensors(), max_size=4), st.dictionaries(st.text(), st.text()))
 def test_tensors_come_back_bit_for_bit_and_the_order_does_not_matter(tmp_path_factory, given_tensors, metadata):
     path = tmp_path_factory.mktemp("tensors") / "file.safetensors"

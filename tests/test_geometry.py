@@ -217,7 +217,7 @@ def test_flow_joins_the_subspaces_at_constant_speed(angles):
 dimensions = st.tuples(st.integers(1, 6), st.integers(0, 5)).map(lambda x: (x[0], 2 * x[0] + x[1]))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(dimensions, st.integers(0, 10**6), st.data())
 def test_invariants_of_the_flow(shape, seed, data):
     n, d = shape

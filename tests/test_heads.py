@@ -140,7 +140,7 @@ def test_an_optimiser_from_before_the_freezing_moves_nothing():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(mask=st.lists(st.booleans(), min_size=1, max_size=8))
 def test_freezing_and_thawing_change_no_logit_and_no_bit(kind, mask):
     head = kind(4, len(mask), seed=2)

@@ -207,7 +207,7 @@ def test_damaged_exif_does_not_lose_the_picture(monkeypatch):
     assert rgb(encode(Image.new("RGB", (3, 2), "red"))).shape == (2, 3, 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(position=st.integers(0, len(SOUND) - 1), value=st.integers(0, 255), cut=st.integers(0, len(SOUND)))
 @pytest.mark.filterwarnings("ignore")
 def test_damage_anywhere_gives_a_picture_or_a_data_error(position, value, cut):

@@ -43,7 +43,7 @@ def pictures(labels: list[int], seed: int = 0) -> ArrayImages:
 # ----------------------------------------------------------------------------------------------------------- herding
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 40),
     st.integers(1, 12),
