@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from geodl.config import derive
 from geodl.data.images import Images, concat, from_tensors, to_tensors
 from geodl.errors import ConfigError, DataError, TrainingError
 
@@ -227,6 +228,22 @@ class Memory:
             return replace(self, images=None)
         # Stable, so that the ranks inside a class stay.
         return replace(self, images=images.select(images.labels.argsort(stable=True)))
+
+    def hold_out(self, images: Images, fresh: Sequence[int], count: int, seed: int) -> tuple[Images, "Memory"]:
+        """Set aside, for good, `count` images of each `fresh` class; give the rest, to train on, and the memory.
+
+        At least one image of a class is left. Classes held out before keep their first `count`: a total budget shrinks.
+        """
+        held = self.held
+        if held is not None:
+            kept = [rows[:count] for rows in _members(held.labels, sorted(set(held.labels.tolist()))).values()]
+            held = held.select(torch.cat(kept).sort().values)
+        chosen = torch.zeros(len(images), dtype=torch.bool)
+        for c, rows in _members(images.labels, fresh if count else ()).items():
+            order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(derive(seed, "held out", c)))
+            chosen[rows[order[: min(count, len(rows) - 1)]]] = True
+        parts = [part for part in (held, images.select(chosen)) if part is not None and len(part)]
+        return images.select(~chosen), replace(self, held=concat(parts) if parts else None)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all that is kept as named tensors, ready for a safetensors file."""

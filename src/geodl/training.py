@@ -22,7 +22,7 @@ from geodl.analysis import leading_angles
 from geodl.cache import Cache
 from geodl.config import RunConfig, derive
 from geodl.data.batches import Batch, Transform, evaluation
-from geodl.data.images import Images, concat
+from geodl.data.images import Images
 from geodl.devices import device_kind
 from geodl.errors import GeodlError, TrainingError
 from geodl.files import fingerprint
@@ -174,7 +174,8 @@ class Trainer:
         elif classes > old:
             network.head.grow(classes - old, derive(self.config.seed, "rows", index))
         network.to(self.fabric.device)
-        images, memory = self._hold_out(images, memory, old, classes)
+        held = self.method.held_out(quota(classes, self.config.exemplars, self.config.budget))
+        images, memory = memory.hold_out(images, range(old, classes), held, self.config.seed)
         if old and network.head.can_imprint and classes > old:
             fresh = images.select(images.labels >= old)
             found = self.features(network, fresh)
@@ -198,22 +199,6 @@ class Trainer:
             self.fabric.device,
             self.shard,
         )
-
-    def _hold_out(self, images: Images, memory: Memory, old: int, classes: int) -> tuple[Images, Memory]:
-        """Set aside, for good, some images of each class that is seen for the first time, where the method asks for it."""
-        count = self.method.held_out(quota(classes, self.config.exemplars, self.config.budget))
-        memory = replace(memory, held=_first_of_each(memory.held, count))  # a total budget leaves each class less
-        if not count:
-            return images, memory
-        chosen = torch.zeros(len(images), dtype=torch.bool)
-        for label in range(old, classes):
-            rows = (images.labels == label).nonzero().squeeze(1)
-            generator = torch.Generator().manual_seed(derive(self.config.seed, "held out", label))
-            shuffled = rows[torch.randperm(len(rows), generator=generator)]
-            chosen[shuffled[: min(count, len(rows) - 1)]] = True
-        fresh = images.select(chosen)
-        held = fresh if memory.held is None else concat([memory.held, fresh])
-        return images.select(~chosen), replace(memory, held=held)
 
     def _means(self, phase: Phase, now: Features, classes: int) -> Tensor:
         """Give the stored class means (C, d) of honest AME: those of classes at hand are taken, the others drift along."""
@@ -460,16 +445,3 @@ def _load_network(network: Network, tensors: Mapping[str, Tensor]) -> None:
 def _spread(images: Images, count: int) -> Images:
     """Take at most ``count`` images, evenly spread."""
     return images.select(torch.arange(0, len(images), max(1, math.ceil(len(images) / count))))
-
-
-def _first_of_each(images: Images | None, count: int) -> Images | None:
-    """Cut images to the first ``count`` of each class."""
-    if images is None or not count:
-        return None
-    seen: dict[int, int] = {}
-    keep = []
-    for i, label in enumerate(images.labels.tolist()):
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] <= count:
-            keep.append(i)
-    return images.select(torch.tensor(keep))
