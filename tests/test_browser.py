@@ -59,6 +59,7 @@ const button = matrix.querySelector("button");
 if (button) {
   button.click();
   seen.enlarged = matrix.querySelector("svg").getBoundingClientRect().width;
+  seen.heading = matrix.querySelector("[id$='-axis-x'] text").getBoundingClientRect().height;
   seen.overflowEnlarged = document.documentElement.scrollWidth - innerWidth;
 }
 const second = document.querySelector(".tabs > label:nth-of-type(2)");
@@ -101,7 +102,8 @@ def test_the_page_of_a_run(runs, tmp_path, width, dark):  # noqa: F811
     assert seen["width"] == width
     assert seen["overflow"] <= 0
     names = {plot["name"] for plot in seen["plots"] if plot["shown"]}
-    assert names == {"accuracy", "forgetting", "likeness", "angles", "groups-nme", "confusion-nme", "training"}
+    angles = {"angles", "angles-training"}
+    assert names == {"accuracy", "forgetting", "likeness", *angles, "groups-nme", "confusion-nme", "training"}
     assert all(plot["width"] > 200 and plot["height"] > 80 for plot in seen["plots"] if plot["shown"])
     assert len(seen["images"]) == 6
     # Text stands out from the page, in both schemes.
@@ -117,6 +119,7 @@ def test_a_large_matrix_can_be_enlarged(runs, tmp_path):  # noqa: F811
     assert (seen["errors"], seen["blocked"], seen["asked"]) == ([], [], [])
     assert seen["overflow"] <= 0
     assert seen["enlarged"] > 1500
+    assert seen["heading"] < 24  # as small as the names
     assert seen["overflowEnlarged"] <= 0
 
 

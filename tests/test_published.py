@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from geodl.report.published import matching, numbers, protocols
+from geodl.config import Layer, preset_layer
+from geodl.methods import configure
+from geodl.report.published import departures, matching, not_as_published, numbers, same
 
 PAPER = Path(__file__).parents[2] / "shared" / "paper" / "geodl-cvpr2021.tex"
 
@@ -155,12 +157,55 @@ def test_ablations_are_matched_by_memory_and_dimension():
     assert len(found(method="finetune", distill="cosine", phases=10, subspace_dim=16)) == 4
 
 
+def test_a_training_with_two_names_has_the_rows_of_both():
+    assert same("lwf", "lwf") == same("icarl", "lwf")
+    expected = {
+        ("Table 1", "average", "LwF", 5, 20, "cnn"): 49.59,
+        ("Table 1", "average", "iCaRL", 5, 20, "nme"): 57.12,
+        ("Table 1", "forgetting", "LwF", 5, 20, "cnn"): 43.36,
+        ("Table 1", "forgetting", "iCaRL", 5, 20, "nme"): 31.88,
+    }
+    assert found(method="lwf", distill="lwf") == found(method="icarl", distill="lwf") == expected
+    both = found(method="finetune", phases=10)
+    assert both == found(method="icarl", phases=10)
+    assert {(table, row) for table, _, row, *_ in both} == {
+        ("Table 1", "iCaRL + GeoDL"),
+        ("Table 2", "CE + GeoDL"),
+        ("Table 3", "CE + GeoDL"),
+        ("10-class start", "CE + GeoDL"),
+    }
+    assert set(found(method="finetune", phases=5).values()) == {62.54, 12.20}
+    # CE + LwF has a cosine head: it is another training than LwF.
+    assert not any(row == "LwF" for _, _, row, *_ in found(method="finetune", distill="lwf", phases=10))
+
+
+def trained(preset, **options):
+    return configure([preset_layer(preset), Layer("", options)]).config.identity()
+
+
+@pytest.mark.parametrize("preset", ["cifar100", "imagenet-subset", "imagenet"])
+@pytest.mark.parametrize("method", ["lwf", "icarl", "bic", "lucir", "mnemonics", "finetune"])
+def test_the_papers_presets_are_trained_as_in_the_paper(preset, method):
+    assert not_as_published(trained(preset, method=method)) == []
+    other = {"phases": 25, "base": 10, "exemplars": 60, "distill": "geodesic", "subspace_dim": 16, "seed": 3}
+    assert not_as_published(trained(preset, method=method, analysis=False, **other) | {"fingerprint": "x"}) == []
+
+
 def test_departures_from_the_papers_training_are_named():
-    paper = protocols()["cifar100"]
-    same = {"network": "resnet32", "epochs": 160, "base_epochs": None, "batch_size": 128}
-    assert paper.differences(same) == []
-    assert paper.differences(same | {"base_epochs": 160}) == []
-    assert paper.differences(same | {"epochs": 6, "base_epochs": 16}) == [
+    assert not_as_published(trained("cifar100-cpu", method="lucir")) == [
+        "scale 10.0 instead of 1.0",
         "epochs 6 instead of 160",
         "base_epochs 16 instead of 160",
+        "lr 0.05 instead of 0.1",
+        "base_lr 0.2 instead of 0.1",
+        "schedule onecycle instead of step",
+        "ame_images 150",
     ]
+    bic = not_as_published(trained("cifar100-cpu", method="bic"))
+    assert "epochs 6 instead of 250" in bic
+    assert not any(words.startswith("milestones") for words in bic)  # one cycle has none
+    assert not_as_published(trained("cifar100", method="lucir", base_epochs=160, base_lr=0.1)) == []
+    assert not_as_published(trained("cifar100", method="lucir", epochs=6)) == ["epochs 6 instead of 160"]
+    assert not_as_published(trained("cifar100", method="icarl", sigmoid=True)) == ["sigmoid True instead of False"]
+    short = trained("cifar100-cpu", method="lucir") | {"base_epochs": None}
+    assert departures(short, "cifar100-cpu") == ["base_epochs 6 instead of 16"]

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import statistics
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from geodl.data.images import ArrayImages
 from geodl.errors import StoreError
 from geodl.experiment import run
 from geodl.methods import configure
-from geodl.report import page, plots
+from geodl.report import page, plots, sections
 from geodl.report.figures import CSS, Curve, _blues, heat, lines
 from geodl.report.published import numbers
 from geodl.report.results import Estimate, estimate, read_run, read_settings
@@ -98,6 +99,7 @@ def test_a_run_is_read_as_it_was_stored(runs):
         assert counts.sum(axis=1).tolist() == [4] * 6
         assert 100 * np.trace(counts) / counts.sum() == pytest.approx(result["accuracy"][-1])
     assert [(e.phase, e.epoch) for e in found.epochs] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert [bool(e.angles) for e in found.epochs] == [False, True, True, True]
     assert len(found.likeness) == 4
     assert found.memory().per_class() == dict.fromkeys(range(6), 3)
 
@@ -158,6 +160,15 @@ def test_the_loss_on_the_base_classes_ends_at_the_forgetting(runs):
         assert setting.accuracy(classifier)[-1].mean == pytest.approx(setting.value(classifier, "final").mean)
 
 
+def test_angles_along_training_are_of_all_runs(runs):
+    setting = read_settings([runs / "geo-1", runs / "geo-2"])[0]
+    assert [epoch.phase for epoch in setting.turned] == [1, 2, 3]
+    both = [run.epochs[2].angles for run in setting.runs]
+    together = sorted([*both[0], *both[1]])
+    assert setting.drift()[1] == (together[0], statistics.median(together), together[-1])
+    assert read_settings([runs / "none"])[0].drift() == []
+
+
 def test_estimates_need_every_run():
     assert estimate([1.0, None]) is None
     assert estimate([]) is None
@@ -212,7 +223,7 @@ def test_csv_has_full_precision_and_its_own_columns_for_spread_and_runs():
 def test_latex():
     assert TABLE.latex() == (
         "\\begin{tabular}{lrrr}\n\\toprule\nname & ours & n & difference \\\\\n\\midrule\n"
-        "a|b\\_c & 61.23 $\\pm$ 0.50 & 20 & -1.50 \\\\\n50 \\% & 7.00 &  & +2.00 \\\\\n"
+        "a|b\\_c & 61.23 $\\pm$ 0.50 & 20 & $-$1.50 \\\\\n50 \\% & 7.00 &  & +2.00 \\\\\n"
         "\\bottomrule\n\\end{tabular}\n% A note.\n"
     )
 
@@ -253,6 +264,14 @@ def test_cited_numbers_are_compared_with_the_average_that_counts_phase_0(runs):
     assert any("does not say under which classifier" in words for words in comparison_table(found).notes)
 
 
+def test_two_settings_beside_one_number_are_told_apart(runs, tmp_path):
+    one = read_settings([runs / "cifar"])[0]
+    two = comparison_table(comparisons([one, replace(one, label="another")]))
+    assert two.header[2:4] == ["method", "setting"]
+    assert {row[3] for row in two.rows} == {"LUCIR", "another"}
+    assert "setting" not in comparison_table(comparisons([one])).header
+
+
 def test_a_number_without_a_run_stands_alone():
     number = numbers()[0]
     (row,) = comparison_table(compare(number, None)).rows
@@ -288,6 +307,67 @@ def test_colours_of_a_figure_in_the_page_are_variables():
     ids = re.findall(r'\bid="([^"]*)"', svg)
     assert all(name.startswith("f-") for name in ids)
     assert set(re.findall(r'(?:url\(|href=")#([^")]*)', svg)) <= set(ids)
+
+
+def drawn(count, label="{}"):
+    curves = [Curve(label.format(i), [1, 2, 3], [float(i), 2.0, 3.0]) for i in range(count)]
+    plot = lines("p", curves, x="x", y="y")
+    plot.inline("f")  # lays it out; warnings are errors
+    return plot.figure
+
+
+@pytest.mark.parametrize(
+    ("count", "label"),
+    [
+        (2, "{}"),
+        (18, "LUCIR + GeoDL, phases {}"),
+        (50, "LUCIR + GeoDL, phases 25, exemplars {}"),
+        (3, 15 * "word " + "{}"),
+    ],
+)
+def test_a_legend_takes_nothing_from_the_axes_and_stays_inside(count, label):
+    figure = drawn(count, label)
+    axes, legend = figure.axes[0].get_window_extent(), figure.legends[0].get_window_extent()
+    assert axes.height > 1.2 * figure.dpi
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.width
+    assert legend.y1 < axes.y0
+
+
+def test_no_two_curves_look_alike():
+    looks = [(c.get_color(), str(c._unscaled_dash_pattern), c.get_marker()) for c in drawn(50).axes[0].get_lines()]
+    assert len(set(looks)) == 50
+    assert len({look[:2] for look in looks[:18]}) == 18  # also without their markers
+    oracle = lines("p", [Curve("o", [1, 2], [1.0, 2.0], dashed=True)], x="x", y="y").figure.axes[0].get_lines()[0]
+    assert str(oracle._unscaled_dash_pattern) not in {look[1] for look in looks}
+
+
+def test_epochs_are_whole():
+    axes = lines("p", [Curve("loss", [1, 2, 3], [3.0, 2.0, 1.0])], x="epoch", y="y").figure.axes[0]
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
+def test_a_dense_matrix_names_its_columns_on_top():
+    names = [f"class {i}" for i in range(30)]
+    figure = heat("h", np.eye(30) * 100, rows=names, columns=names, x="predicted", y="true", tips={}).figure
+    axes = figure.axes[0]
+    assert axes.xaxis.get_label_position() == "top"
+    assert axes.get_title() == ""
+    tops = [text for text in axes.texts if text.get_rotation() == 90]
+    assert len(tops) == 30
+    assert all(text.xy[1] == 1 for text in tops)
+
+
+def test_bands_are_for_one_setting_alone(runs):
+    one, two = read_settings([runs / "geo-1", runs / "cos"])
+    for draw in (plots.angles, plots.drift):
+        assert len(draw([one])[0].figure.axes[0].collections) == 1
+        both = draw([one, two])[0].figure.axes[0]
+        assert len(both.collections) == 0
+        assert [line.get_label() for line in both.get_lines()][:2] == ["LUCIR + GeoDL", "LUCIR"]
+    assert plots.drift(read_settings([runs / "none"])) == []
+    marked = [text.get_text() for text in plots.drift([one])[0].figure.axes[0].texts]
+    assert marked == ["1", "2", "3"]
 
 
 def test_each_point_has_its_tip():
@@ -395,7 +475,16 @@ def test_the_page_of_a_run_has_all_its_parts(runs):
     text = render(runs, "geo-1")
     ids = Checker(text).ids
     assert {"results", "curves", "representation", "classes", "exemplars", "training", "origin"} <= set(ids)
-    for plot in ("accuracy", "forgetting", "likeness", "angles", "training", "groups-nme", "confusion-honest_ame"):
+    for plot in (
+        "accuracy",
+        "forgetting",
+        "likeness",
+        "angles",
+        "angles-training",
+        "training",
+        "groups-nme",
+        "confusion-honest_ame",
+    ):
         assert f'data-prefix="{plot}"' in text
     assert text.count('src="data:image/webp') == 6
     assert "geodl run --method lucir --distill geodesic" in text
@@ -447,8 +536,74 @@ def test_the_page_stands_beside_the_paper_and_says_where_it_departs(runs):
     text = "".join(Checker(render(runs, "cifar")).words)
     assert "Beside the paper" in text
     assert "63.17" in text
-    assert "network convnet instead of resnet32; epochs 1 instead of 160" in text
+    assert "network convnet instead of resnet32, scale 10.0 instead of 1.0, epochs 1 instead of 160" in text
     assert "Beside the paper" not in render(runs, "geo-1")
+
+
+def test_one_box_says_how_all_settings_depart(runs):
+    one = read_settings([runs / "cifar"])[0]
+    other = changed(one, "other", epochs=2)
+    unmatched = changed(one, "unmatched", exemplars=7)
+    box = re.search(
+        r'class="warning">(.*?)</(p|div)>', sections.published([one, replace(one, label="twin"), unmatched])
+    )
+    assert box[1].startswith("Not trained as in the paper, so the numbers need not agree: network convnet")
+    text = sections.published([one, replace(one, label="twin"), other, unmatched])
+    assert text.count('class="warning"') == 1
+    assert "<b>LUCIR; twin</b>: network convnet" in text
+    assert "<b>other</b>: network convnet" in text
+    assert "unmatched" not in text
+
+
+def changed(setting, label, results=None, **options):
+    """Give a setting with other options, and with other results under k-NME."""
+    run = setting.first
+    last = {**run.metrics[-1], "results": {**run.results, "nme": {**run.results["nme"], **(results or {})}}}
+    run = replace(run, config={**run.config, **options}, metrics=[*run.metrics[:-1], last])
+    return replace(setting, label=label, runs=(run,))
+
+
+def bold(settings):
+    """Give the labels of the rows whose average is bold under k-NME."""
+    part = sections.results(settings).split("<h3>k-NME</h3>")[1].split("</table>")[0]
+    column = re.findall(r"<th[^>]*>(.*?)</th>", part).index("average 1..T")
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in part.split("<tr>")[2:]]
+    return [row[0] for row in rows if row[column].startswith("<b>")]
+
+
+def test_the_best_is_bold_among_complete_settings_of_one_protocol(runs):
+    partial = read_settings([runs / "partial"])[0]
+    six = read_settings([runs / "geo-1"])[0]
+    low, high, tie = (
+        changed(six, name, {"average": value}) for name, value in (("low", 1.0), ("high", 2.0), ("tie", 2.001))
+    )
+    best = changed(partial, "partial", {"average": 99.0})
+    assert bold([low, high, best]) == ["high"]
+    assert bold([low, high, tie]) == ["high", "tie"]
+    other = changed(read_settings([runs / "cifar"])[0], "cifar", {"average": 50.0})
+    assert bold([low, high, other]) == ["high"]
+    assert bold([low, other]) == []
+    assert "Bold" not in sections.results([low, other])
+    assert bold([low, high, other, replace(other, label="twin")]) == ["high", "cifar", "twin"]
+
+
+def test_the_heading_says_what_all_settings_share_and_what_a_run_will_be(runs):
+    def words(*names):
+        return sections.heading(read_settings([runs / name for name in names]))[1]
+
+    assert words("partial").startswith("3 classes, then 3 phases of 1; 3 exemplars a class; network convnet.")
+    assert words("nothing").startswith("3 classes, then 3 phases; 3 exemplars a class; network convnet.")
+    assert words("geo-1", "cos") == "2 runs. 3 classes, then 3 phases of 1; 3 exemplars a class; network convnet."
+    assert words("geo-1", "none") == "2 runs. 3 classes, then 3 phases of 1; network convnet."
+    assert words("geo-1", "cifar") == "2 runs. Network convnet."
+    five, ten = (changed(read_settings([runs / "geo-1"])[0], "x") for _ in range(2))
+    ten = replace(ten, runs=(replace(ten.first, total=11),))
+    assert sections.heading([five, ten])[1].startswith("2 runs. 3 classes at first; 3 exemplars")
+
+
+def test_what_many_settings_leave_out_is_said(runs):
+    assert "without exemplars" in render(runs, *PAGES["many"])
+    assert "without exemplars" not in render(runs, *PAGES["several"])
 
 
 def test_the_command_writes_page_figures_and_tables(runs, tmp_path, capsys):

@@ -13,7 +13,7 @@ from geodl.config import DISTILLATIONS, Layer, preset_layer
 from geodl.errors import ConfigError, TrainingError
 from geodl.experiment import run
 from geodl.methods import configure
-from geodl.report.published import numbers
+from geodl.report.published import SAME, numbers
 from geodl.report.tables import AVERAGE, INCREMENTAL
 from geodl.reproduce import estimate, grid, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
@@ -124,7 +124,7 @@ def test_short_schedule_is_of_cifar_alone():
         jobs_of("table3", runs=0)
 
 
-@pytest.mark.parametrize("pair", grid.SAME.items())
+@pytest.mark.parametrize("pair", SAME.items())
 def test_trainings_with_two_names_are_one(tmp_path, pair):
     data, found = tiny.dataset(), []
     for method, distill in pair:
@@ -137,7 +137,7 @@ def test_trainings_with_two_names_are_one(tmp_path, pair):
 @pytest.mark.parametrize("dataset", ALL)
 def test_presets_keep_such_trainings_one(dataset):
     # A table of options for one of the two methods in a preset would part them.
-    for pair in grid.SAME.items():
+    for pair in SAME.items():
         configs = [
             configure([preset_layer(dataset), Layer("", {"method": m, "distill": d})]).config.identity()
             for m, d in pair

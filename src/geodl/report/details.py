@@ -41,7 +41,8 @@ def details(settings: Sequence[Setting], with_images: bool | None) -> str:
         f"{_setting(setting, f's{number}-', len(settings) <= FEW, with_images)}</details>"
         for number, setting in enumerate(settings)
     ]
-    return section("details", "Each setting by itself", *parts)
+    words = f"Of more than {FEW} settings each is shown under one classifier, without exemplars. A report of one shows all of it."
+    return section("details", "Each setting by itself", note(words if len(settings) > FEW else ""), *parts)
 
 
 def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | None) -> str:
@@ -51,9 +52,11 @@ def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | Non
     # The main classifier first: it is the panel that is open.
     ordered = sorted(shown, key=lambda name: name != setting.main)
     panels = {CLASSIFIERS[name]: _classifier(setting, name, prefix) for name in ordered}
-    seed = f"Of the run with seed {run.config['seed']}." if len(setting.runs) > 1 and "seed" in run.config else ""
+    words = f"Of the run with seed {run.config['seed']}. " if len(setting.runs) > 1 and "seed" in run.config else ""
+    if len(shown) < len(setting.classifiers):
+        words += f"Under {CLASSIFIERS[shown[0]]} alone."
     return (
-        section(f"{prefix}classes", "Class by class", note(seed), tabs(f"{prefix}classifier", panels))
+        section(f"{prefix}classes", "Class by class", note(words.strip()), tabs(f"{prefix}classifier", panels))
         + (section(f"{prefix}exemplars", "Exemplars kept", _exemplars(run, with_images)) if whole else "")
         + section(f"{prefix}training", "Training", _training(run, prefix))
         + section(f"{prefix}origin", "Where this comes from", _origin(setting))
@@ -67,7 +70,10 @@ def _classifier(setting: Setting, classifier: str, prefix: str) -> str:
     over_time = figure(drawn, f"{prefix}{drawn.name}", "Each phase's classes over time", caption) if drawn else ""
     count = len(setting.first.classes)
     matrix = plots.confusion(setting, classifier)
-    caption = "In % of the true class's test images; classes in the order of learning, lines between phases. Colour by square root."
+    caption = (
+        "Rows: the true class; columns: what it is taken for, in % of its test images. Classes in the order of learning, lines "
+        "between phases. Colour by square root."
+    )
     zoom = min(18 * count + 160, 4000) if count > 20 else 0
     taken = figure(matrix, f"{prefix}{matrix.name}", "What is taken for what", caption, zoom=zoom)
     beside = over_time + _confusions(setting.first, classifier)

@@ -5,7 +5,9 @@ its text stays text in the page's font, and ``tips`` name the points under the p
 """
 
 import io
+import math
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from geodl.files import atomic_write
@@ -26,6 +29,9 @@ from geodl.files import atomic_write
 # Okabe and Ito's palette without its yellow and black; each has a marker too, for print and for eyes.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+# The colours come round again with another style; dashes are for oracles.
+STYLES = ("-", (0, (1, 1.2)), (0, (3, 1.2, 1, 1.2)), (0, (9, 1.5)))
+ORACLE = (0, (4, 2))
 INK, MUTED, RULE = "#1c2127", "#66707c", "#d8dde3"
 HEAT = "#2f7fd0"
 CSS = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
@@ -33,6 +39,8 @@ CSS = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
 }
 POINTS = 60
 """Lines of more points have no markers."""
+SHORT, LONG = 20, 46
+"""Letters of the labels that fit two columns of a legend, and of a line of one column."""
 SIDE = 446
 """Points that a dense matrix is wide and high."""
 WRITTEN = 12
@@ -149,12 +157,17 @@ def lines(
     marks: Mapping[float, str] | None = None,
 ) -> Plot:
     """Draw curves; y is written over the axis; ``marks`` are vertical lines with a word each."""
+    labels = [textwrap.fill(curve.label, LONG) for curve in curves]
+    columns = 2 if max(map(len, labels), default=0) <= SHORT else 1
+    rows = math.ceil(sum(label.count("\n") + 1 for label in labels) / columns)
     with _style():
-        figure = Figure(figsize=(4.0, 2.8))
+        # A long legend makes the figure higher, not the axes lower.
+        figure = Figure(figsize=(4.0, 2.8 + 0.18 * max(0, rows - 2)))
         axes = figure.add_subplot()
         axes.grid(axis="y")
         axes.set_axisbelow(True)
         tips = {f"line-{i}": _draw(axes, i, curve, x, "%" if percent else "") for i, curve in enumerate(curves)}
+        handles = axes.get_lines()
         axes.set_xlabel(x)
         axes.set_title(y)
         low, high = axes.get_ylim()
@@ -162,6 +175,8 @@ def lines(
             axes.set_ylim((low + high) / 2 - 1, (low + high) / 2 + 1)
         if ticks is not None:
             axes.set_xticks(_thinned(ticks))
+        else:  # classes and epochs are whole
+            axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
         for position, word in (marks or {}).items():
             axes.axvline(position, color=RULE, linewidth=0.8, zorder=0)
             axes.annotate(
@@ -169,7 +184,7 @@ def lines(
                 va="top", fontsize=7, color=MUTED,
             )  # fmt: skip
         if len(curves) > 1:
-            figure.legend(loc="outside lower center", ncols=2 if max(len(c.label) for c in curves) < 34 else 1)
+            figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     return Plot(name, f"{y}, by {x}: {', '.join(curve.label for curve in curves)}", figure, tips)
 
 
@@ -182,7 +197,7 @@ def _draw(axes: Axes, number: int, curve: Curve, x: str, unit: str) -> list[str]
     if curve.low is not None and curve.high is not None:
         low, high = ([bound[i] for i in known] for bound in (curve.low, curve.high))
         axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
-    style = (0, (4, 2)) if curve.dashed else "-"
+    style = ORACLE if curve.dashed else STYLES[number // len(PALETTE) % len(STYLES)]
     axes.plot(xs, ys, color=colour, linestyle=style, marker=marker, label=curve.label, gid=f"line-{number}")  # type: ignore[arg-type]
     tips = []
     for i in known if marker else []:
@@ -221,8 +236,8 @@ def heat(
             figure = Figure(figsize=(SIDE / 72, SIDE / 72))
             figure.set_layout_engine("none")
             names = _room(rows, columns) + 4
-            left, bottom = (names + 4) / SIDE, (names + 16) / SIDE
-            axes = figure.add_axes((left, bottom, 0.99 - left, 0.955 - bottom))
+            edge = (names + 18) / SIDE
+            axes = figure.add_axes((edge, 0.01, 0.99 - edge, 0.99 - edge))
         else:
             figure = Figure(figsize=(4.0, max(1.6, min(4.2, 1.0 + 0.32 * len(matrix)))))
             axes = figure.add_subplot()
@@ -234,9 +249,16 @@ def heat(
             for (i, j), value in np.ndenumerate(matrix):
                 if not np.isnan(value) and (value or not root):
                     axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=8)
-        (_small_names if dense else _names)(axes, rows, columns)
-        axes.set_xlabel(x, labelpad=names if dense else None)
-        axes.set_title(y)
+        if dense:
+            _small_names(axes, rows, columns)
+            # Columns are named on top, where reading begins. The page makes these two smaller where all else is enlarged.
+            axes.xaxis.set_label_position("top")
+            axes.set_xlabel(x, labelpad=names, gid="axis-x", loc="left")
+            axes.set_ylabel(y, labelpad=names, gid="axis-y", loc="top")
+        else:
+            _names(axes, rows, columns)
+            axes.set_xlabel(x)
+            axes.set_title(y)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
     return Plot(name, f"{y}, by {x}", figure, {"heat": {"shape": list(matrix.shape), **tips}})
@@ -267,8 +289,8 @@ def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> Non
         axes.annotate(_short(name), (0, i), (-2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
                       ha="right", va="center", fontsize=size, color=MUTED, annotation_clip=False)  # fmt: skip
     for i, name in enumerate(columns):
-        axes.annotate(_short(name), (i, 0), (0, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
-                      ha="center", va="top", fontsize=size, color=MUTED, rotation=90, annotation_clip=False)  # fmt: skip
+        axes.annotate(_short(name), (i, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
+                      ha="center", va="bottom", fontsize=size, color=MUTED, rotation=90, annotation_clip=False)  # fmt: skip
 
 
 def _size(names: Sequence[str]) -> float:

@@ -1,7 +1,7 @@
 """Small pieces of HTML: everything that comes from a run is escaped here."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -23,17 +23,17 @@ def note(words: str) -> str:
     return f'<p class="note">{escape(words)}</p>' if words else ""
 
 
-def table(content: Table, *, best: Mapping[str, bool] | None = None) -> str:
+def table(content: Table, *, best: Mapping[str, bool] | None = None, alike: Sequence[Hashable] = ()) -> str:
     """Give a table without its empty columns.
 
-    best: of the numbers under these headings the best mean is bold: the greatest where True, the least where False.
+    best:  of the numbers under these headings the best mean is bold: the greatest where True, the least where False.
+    alike: of each row, what it must share with others to be compared; None: it is compared with none.
     """
     filled = [i for i in range(len(content.header)) if any(cell is not None for cell in content.column(i))]
     content = content.keeping(filled)
     numeric = content.numeric
-    marked = {
-        i: _best(content.column(i), (best or {})[name]) for i, name in enumerate(content.header) if name in (best or {})
-    }
+    best = best or {}
+    marked = {i: _best(content.column(i), best[name], alike) for i, name in enumerate(content.header) if name in best}
     head = "".join(
         f'<th{_right(n)} scope="col">{escape(name)}</th>' for name, n in zip(content.header, numeric, strict=True)
     )
@@ -42,7 +42,7 @@ def table(content: Table, *, best: Mapping[str, bool] | None = None) -> str:
         cells = []
         for i, cell in enumerate(row):
             shown = escape(text(cell))
-            cells.append(f"<td{_right(numeric[i])}>{f'<b>{shown}</b>' if marked.get(i) == number else shown}</td>")
+            cells.append(f"<td{_right(numeric[i])}>{f'<b>{shown}</b>' if number in marked.get(i, ()) else shown}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     body = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f'<div class="scroll">{body}</div>{"".join(note(words) for words in content.notes)}'
@@ -52,11 +52,17 @@ def _right(numeric: bool) -> str:
     return ' class="number"' if numeric else ""
 
 
-def _best(cells: Sequence[Cell], greatest: bool) -> int | None:
-    known = {i: cell.mean for i, cell in enumerate(cells) if isinstance(cell, Estimate)}
-    if len(known) < 2:
-        return None
-    return (max if greatest else min)(known, key=lambda i: known[i])
+def _best(cells: Sequence[Cell], greatest: bool, alike: Sequence[Hashable]) -> set[int]:
+    """Find the best of each group of rows, all of them where several are shown alike; one row alone is not the best."""
+    found: set[int] = set()
+    for group in set(alike) - {None}:
+        known = {
+            i: round(cell.mean, 2) for i, cell in enumerate(cells) if isinstance(cell, Estimate) and alike[i] == group
+        }
+        if len(known) > 1:
+            best = (max if greatest else min)(known.values())
+            found |= {i for i, value in known.items() if value == best}
+    return found
 
 
 def figure(plot: Plot, prefix: str, title: str, caption: str = "", *, zoom: int = 0) -> str:

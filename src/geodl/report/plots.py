@@ -8,7 +8,7 @@ import numpy as np
 
 from geodl.predictors import CLASSIFIERS
 from geodl.report.figures import Curve, Plot, heat, lines
-from geodl.report.results import Estimate, Run, Setting
+from geodl.report.results import Epoch, Estimate, Run, Setting
 
 LEARNED = "classes learned"
 NAMED = 150
@@ -49,12 +49,28 @@ def angles(settings: Sequence[Setting]) -> list[Plot]:
     compared = [setting for setting in settings if len(setting.angles()) > 1]
     if not compared:
         return []
-    curves = []
-    for setting in compared:
-        low, median, high = (list(each) for each in zip(*setting.angles(), strict=True))
-        label = setting.label if len(compared) > 1 else "median, and least to greatest"
-        curves.append(Curve(label, setting.first.seen, median, low, high))
+    curves = [_angles(setting, setting.first.seen, setting.angles(), len(compared) == 1) for setting in compared]
     return [_over_phases("angles", compared, curves, "principal angles to phase 0 (degrees)")]
+
+
+def drift(settings: Sequence[Setting]) -> list[Plot]:
+    """Draw the principal angles between the old network and the new one, epoch after epoch through the phases."""
+    compared = [setting for setting in settings if len(setting.turned) > 1]
+    if not compared:
+        return []
+    curves = [
+        _angles(setting, range(1, len(setting.turned) + 1), setting.drift(), len(compared) == 1) for setting in compared
+    ]
+    marks = [_marks(setting.turned) for setting in compared]
+    shared = marks[0] if all(each == marks[0] for each in marks) else {}
+    y = "principal angles to the old network (degrees)"
+    return [lines("angles-training", curves, x="epoch after phase 0", y=y, percent=False, marks=shared)]
+
+
+def _angles(setting: Setting, x: Sequence[float], found: Sequence[tuple[float, float, float]], alone: bool) -> Curve:
+    """Make a curve of medians; a band from the least to the greatest only where it is alone, since bands would cover all else."""
+    low, median, high = (list(each) for each in zip(*found, strict=True))
+    return Curve("median", x, median, low, high) if alone else Curve(setting.label, x, median)
 
 
 def training(run: Run) -> list[Plot]:
@@ -66,13 +82,16 @@ def training(run: Run) -> list[Plot]:
     curves = [Curve(name, count, [epoch.parts.get(name) for epoch in run.epochs]) for name in names]
     if len(names) > 1:
         curves.insert(0, Curve("loss", count, [epoch.loss for epoch in run.epochs]))
+    y = "mean loss of each epoch, phases marked"
+    return [lines("training", curves, x="epoch", y=y, percent=False, marks=_marks(run.epochs))]
+
+
+def _marks(epochs: Sequence[Epoch]) -> dict[float, str]:
+    """Give where each phase begins, with its number; nothing where there are too many to be read."""
     starts: dict[int, float] = {}
-    for number, epoch in enumerate(run.epochs):
+    for number, epoch in enumerate(epochs):
         starts.setdefault(epoch.phase, number + 0.5)
-    marks = {start: str(phase) for phase, start in starts.items()} if len(starts) <= 12 else {}
-    return [
-        lines("training", curves, x="epoch", y="mean loss of each epoch, phases marked", percent=False, marks=marks)
-    ]
+    return {start: str(phase) for phase, start in starts.items()} if len(starts) <= 12 else {}
 
 
 def groups(setting: Setting, classifier: str) -> Plot | None:
@@ -115,7 +134,7 @@ def confusion(setting: Setting, classifier: str) -> Plot:
 
 def overview(settings: Sequence[Setting]) -> Iterator[Plot]:
     """Draw what shows all settings together."""
-    for draw in (accuracy, forgetting, likeness, angles):
+    for draw in (accuracy, forgetting, likeness, angles, drift):
         yield from draw(settings)
 
 
@@ -158,9 +177,7 @@ def _by_classifier(
     plots = []
     for classifier, shown in CLASSIFIERS.items():
         having = [setting for setting in settings if classifier in setting.classifiers]
-        curves = [
-            _curve(setting.label, setting, values(setting, classifier), classifier == "ame") for setting in having
-        ]
+        curves = [_curve(setting.label, setting, values(setting, classifier)) for setting in having]
         if curves:
             plots.append(_over_phases(f"{name}-{classifier}", having, curves, f"{shown}: {y}"))
     return plots

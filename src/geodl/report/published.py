@@ -1,11 +1,22 @@
 """The numbers that the paper prints, each with the table it stands in and the run that corresponds to it."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
+
+from geodl.config import Layer, preset_layer
+from geodl.methods import configure
+
+# Trainings with two names: LwF and iCaRL differ in the classifier they are read under, and iCaRL + GeoDL is CE + GeoDL
+# under k-NME.
+SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "geodesic")}
+# Options that say which files and which repetition, not what is done.
+ELSEWHERE = ("seed", "data_dir", "fingerprint")
+# Options that the paper's rows vary, and options that change no number.
+VARIED = ("base", "phases", "exemplars", "distill", "subspace_dim", "analysis", "embed")
 
 Metric = Literal["average", "forgetting", "time_ratio", "memory_gb"]
 
@@ -37,50 +48,62 @@ class Published:
     against: str | None = None
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How the paper trains on a dataset: what a run must share before its numbers can be expected to agree."""
-
-    classes: int
-    network: str
-    epochs: int
-    batch_size: int
-
-    def differences(self, config: Mapping[str, Any]) -> list[str]:
-        """Say in words where a run's configuration departs from the paper's training."""
-        wanted = {"network": self.network, "epochs": self.epochs, "batch_size": self.batch_size}
-        found = {key: config.get(key) for key in wanted}
-        if config.get("base_epochs") not in (None, self.epochs):
-            wanted["base_epochs"], found["base_epochs"] = self.epochs, config["base_epochs"]
-        return [
-            f"{key} {found[key]} instead of {value}" for key, value in wanted.items() if found[key] not in (None, value)
-        ]
-
-
 @cache
 def numbers() -> tuple[Published, ...]:
     """Give every published number, in the paper's order."""
     return tuple(number for block in _file()["block"] for number in _expand(block))
 
 
-@cache
-def protocols() -> dict[str, Protocol]:
-    """Give the paper's training by dataset."""
-    return {dataset: Protocol(**values) for dataset, values in _file()["protocol"].items()}
+def same(method: str, distill: str) -> tuple[str, str]:
+    """Give the one name of a training that has two."""
+    return SAME.get((method, distill), (method, distill))
 
 
 def matching(config: Mapping[str, Any], base: int) -> list[Published]:
-    """Give the accuracies and forgetting rates published for the protocol of a run.
+    """Give the accuracies and forgetting rates published for the protocol of a run, under any name of its training.
 
     config: the options of the run; base: the number of its base classes, which the options may leave open.
     """
     if config.get("budget") != "per_class" or config.get("order") != "lucir-1993":
         return []
-    ours = {key: config.get(key) for key in ("method", "distill", "phases")}
-    ours |= {"dataset": config.get("data"), "base": base, "memory": config.get("exemplars")}
+    training = same(str(config.get("method")), str(config.get("distill")))
+    ours = {"dataset": config.get("data"), "base": base, "memory": config.get("exemplars")}
+    ours["phases"] = config.get("phases")
     if config.get("distill") == "geodesic":
         ours["subspace_dim"] = config.get("subspace_dim")
-    return [number for number in numbers() if all(getattr(number, key) == value for key, value in ours.items())]
+    return [
+        number
+        for number in numbers()
+        if same(number.method, number.distill) == training
+        and all(getattr(number, key) == value for key, value in ours.items())
+    ]
+
+
+def not_as_published(config: Mapping[str, Any]) -> list[str]:
+    """Say in words where a run on one of the paper's datasets was not trained as the paper does."""
+    return departures(config, str(config["data"]), VARIED)  # the preset that has the dataset's name is the paper's
+
+
+def departures(config: Mapping[str, Any], preset: str, free: Collection[str] = ()) -> list[str]:
+    """Say in words where a run departs from a preset, as that is for the run's method; options in ``free`` may differ."""
+    method = {key: config[key] for key in ("method", "distill")}
+    expected = configure([preset_layer(preset), Layer("", method)]).config.identity()
+    unused = ("milestones", "lr_decay") if config.get("schedule") == "onecycle" else ()
+    left_out = {*ELSEWHERE, *free, *unused}
+    found, wanted = _with_base(config), _with_base(expected)
+    # A run may be older than an option, and know one that is gone: neither makes it another run.
+    known = [key for key in expected if key in config and key not in left_out and config[key] != expected[key]]
+    gone = [key for key, value in config.items() if key not in {*expected, *left_out} and value is not None]
+    return [
+        f"{key} {found[key]}" + ("" if wanted.get(key) is None else f" instead of {wanted[key]}")
+        for key in (*known, *gone)
+        if found[key] != wanted.get(key)
+    ]
+
+
+def _with_base(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what phase 0 takes from the other phases."""
+    return {**config, **{f"base_{key}": config.get(f"base_{key}") or config.get(key) for key in ("epochs", "lr")}}
 
 
 @cache

@@ -46,7 +46,10 @@ MANY = 4
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch as events.jsonl tells it: mean loss, its parts, images per second."""
+    """One epoch as events.jsonl tells it: mean loss, its parts, images per second.
+
+    angles: principal angles in degrees between the features of the old network and of the new one; empty where not taken.
+    """
 
     phase: int
     stage: str
@@ -54,6 +57,7 @@ class Epoch:
     loss: float
     parts: Mapping[str, float]
     rate: float
+    angles: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,7 @@ def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
         if event.get("kind") == "epoch" and isinstance(event["loss"], float):
             key = (event["phase"], event["stage"], event["epoch"])
             found.pop(key, None)
-            found[key] = Epoch(*key, event["loss"], event["parts"], event["rate"])
+            found[key] = Epoch(*key, event["loss"], event["parts"], event["rate"], tuple(event.get("angles", ())))
     return list(found.values())
 
 
@@ -295,11 +299,27 @@ class Setting:
     def angles(self) -> list[tuple[float, float, float]]:
         """Give the least, the median and the greatest principal angle to phase 0 in degrees, of all runs, by phase."""
         found = [[angle for item in each for angle in item["angles"]] for each in self._likenesses()]
-        return [(min(each), statistics.median(each), max(each)) for each in found if each]
+        return [_range(each) for each in found if each]
+
+    @property
+    def turned(self) -> list[Epoch]:
+        """The epochs after which angles between the old network and the new one were taken."""
+        return [epoch for epoch in self.first.epochs if epoch.angles]
+
+    def drift(self) -> list[tuple[float, float, float]]:
+        """Give the least, the median and the greatest of those angles, of all runs, for each epoch in ``turned``."""
+        found: dict[tuple[int, str, int], list[float]] = {}
+        for epoch in (epoch for run in self.runs for epoch in run.epochs):
+            found.setdefault((epoch.phase, epoch.stage, epoch.epoch), []).extend(epoch.angles)
+        return [_range(found[epoch.phase, epoch.stage, epoch.epoch]) for epoch in self.turned]
 
     def _likenesses(self) -> list[tuple[dict[str, Any], ...]]:
         found = [run.likeness for run in self.runs]
         return list(zip(*found, strict=True)) if all(found) else []
+
+
+def _range(values: Sequence[float]) -> tuple[float, float, float]:
+    return min(values), statistics.median(values), max(values)
 
 
 def _minus(before: float | None, now: float | None) -> float | None:

@@ -1,13 +1,14 @@
 """The parts of the page that show all settings together: each gives HTML, or nothing where there is nothing to show."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
+from geodl.analysis import ANGLES
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
 from geodl.report.markup import escape, figure, grid, note, section, table
-from geodl.report.published import protocols
+from geodl.report.published import not_as_published
 from geodl.report.results import Run, Setting
-from geodl.report.tables import HIGHER_IS_BETTER, Table, comparison_table, comparisons, summary
+from geodl.report.tables import HIGHER_IS_BETTER, Comparison, Table, comparison_table, comparisons, summary
 
 
 def heading(settings: Sequence[Setting]) -> tuple[str, str, str]:
@@ -16,33 +17,50 @@ def heading(settings: Sequence[Setting]) -> tuple[str, str, str]:
     data = ", ".join(dict.fromkeys(setting.first.data for setting in settings))
     if len(settings) > 1:
         runs = sum(len(setting.runs) for setting in settings)
-        return f"{len(settings)} settings on {data}", f"{runs} runs. {_protocol(first)}", ""
+        return f"{len(settings)} settings on {data}", f"{runs} runs. {_protocol(settings)}", ""
     seeds = ", ".join(str(run.config.get("seed", "?")) for run in settings[0].runs)
-    words = f"{_protocol(first)} Seed {seeds}. {_state(first)}"
+    words = f"{_protocol(settings)} {'' if first.is_model else f'Seed {seeds}. '}{_state(first)}"
     title = f"{first.path.name}: {len(first.classes)} classes" if first.is_model else f"{first.label} on {data}"
     return title, words, _tiles(settings[0])
 
 
-def _protocol(run: Run) -> str:
-    """Say in a sentence what was learned, by which network, with what memory."""
-    sizes = [len(group) for group in run.groups]
-    if not sizes:
-        return "No phase is complete yet."
-    later = sizes[1:]
-    words = f"{sizes[0]} classes"
-    if later:
-        each = str(later[0]) if len(set(later)) == 1 else f"{min(later)} to {max(later)}"
-        words += f", then {len(later)} {'phase' if len(later) == 1 else 'phases'} of {each}"
-    config = run.config
+def _protocol(settings: Sequence[Setting]) -> str:
+    """Say in a sentence what all settings have in common: which classes come when, memory, network."""
+    first, *others = [_facts(setting.first) for setting in settings]
+    common = {key: words for key, words in first.items() if all(other.get(key) == words for other in others)}
+    if "phases" in common:
+        del common["base"]  # the phases say it too
+    words = "; ".join(common.values())
+    return f"{words[0].upper()}{words[1:]}." if words else ""
+
+
+def _facts(run: Run) -> dict[str, str]:
+    """Say what a run learns when it is complete, by which network, with what memory."""
+    config, facts = run.config, {}
+    given = config.get("groups") or run.groups
+    sizes = [each if isinstance(each, int) else len(each) for each in given] or [config.get("base") or 0]
+    if sizes[0]:
+        facts["base"] = f"{sizes[0]} classes at first"
+        count, later = (run.total or len(sizes)) - 1, sizes[1:]
+        facts["phases"] = f"{sizes[0]} classes"
+        if count:
+            facts["phases"] += f", then {count} {'phase' if count == 1 else 'phases'}"
+        if later:
+            facts["phases"] += f" of {later[0] if len(set(later)) == 1 else f'{min(later)} to {max(later)}'}"
     if "exemplars" in config:
-        kind = "a class" if config.get("budget") == "per_class" else "in total"
-        words += f"; {config['exemplars']} exemplars {kind}"
-    return words + (f"; network {config['network']}." if "network" in config else ".")
+        facts["memory"] = (
+            f"{config['exemplars']} exemplars {'a class' if config.get('budget') == 'per_class' else 'in total'}"
+        )
+    if "network" in config:
+        facts["network"] = f"network {config['network']}"
+    return facts
 
 
 def _state(run: Run) -> str:
     if run.total is None:
         return f"A model after {run.done} {'step' if run.done == 1 else 'steps'}; accuracies are on its check images."
+    if not run.done:
+        return "No phase is complete yet."
     return "All phases complete." if run.complete else f"{run.done} of {run.total} phases complete."
 
 
@@ -56,6 +74,10 @@ def _tiles(setting: Setting) -> str:
         "average_incremental": "average accuracy with phase 0",
         "forgetting": "forgetting of the base classes",
     }
+    under = f"Under {CLASSIFIERS[setting.main]}; other classifiers below."
+    if setting.first.is_model:  # for someone who trained it, not for a researcher
+        names = {"final": names["final"], "forgetting": "lost on the classes of the first step"}
+        under = "On the check images, by the nearest class mean (k-NME), as geodl predict does it."
     found = [(setting.value(setting.main, name), words) for name, words in names.items()]
     tiles = [
         f"<div><strong>{value.mean:.1f}<small> %{f' ± {value.spread:.1f}' if value.spread is not None else ''}</small></strong>"
@@ -63,9 +85,7 @@ def _tiles(setting: Setting) -> str:
         for value, words in found
         if value
     ]
-    return f'<div class="tiles">{"".join(tiles)}</div>' + note(
-        f"Under {CLASSIFIERS[setting.main]}; other classifiers below."
-    )
+    return f'<div class="tiles">{"".join(tiles)}</div>' + note(under)
 
 
 def results(settings: Sequence[Setting]) -> str:
@@ -76,14 +96,21 @@ def results(settings: Sequence[Setting]) -> str:
     if len(settings) == 1:  # the method is in the title
         return section("results", "Results", table(content.keeping(range(1, len(content.header)))))
     parts = []
-    for name in CLASSIFIERS.values():
+    for classifier, name in CLASSIFIERS.items():
         rows = [row for row in content.rows if row[1] == name]
+        alike = [_task(setting.first) for setting in settings if classifier in setting.classifiers]
         if rows:
             part = Table(content.header, rows).keeping([0, *range(2, len(content.header))])
-            parts.append(f"<h3>{escape(name)}</h3>{table(part, best=HIGHER_IS_BETTER)}")
-    return section(
-        "results", "Results", *parts, *(note(words) for words in content.notes), note("Bold: the best mean.")
-    )
+            parts.append(f"<h3>{escape(name)}</h3>{table(part, best=HIGHER_IS_BETTER, alike=alike)}")
+    notes = list(content.notes)
+    if any("<b>" in part for part in parts):
+        notes.append("Bold: the best mean of the complete settings with the same data, base classes and phases.")
+    return section("results", "Results", *parts, *map(note, notes))
+
+
+def _task(run: Run) -> Hashable:
+    """Give what runs must share to be better or worse than each other; None for one that is not complete."""
+    return (run.config.get("data"), run.config.get("fingerprint"), *run.seen) if run.complete else None
 
 
 def published(settings: Sequence[Setting]) -> str:
@@ -98,14 +125,24 @@ def published(settings: Sequence[Setting]) -> str:
             same, content = _without_constants(comparison_table(rows))
             parts.append(f"<h3>{title} <small>{escape(same)}</small></h3>" + table(content))
     notes = [note(words) for words in comparison_table(found).notes]
-    warnings = []
+    return section("published", "Beside the paper", _caution(settings, found), *parts, *notes)
+
+
+def _caution(settings: Sequence[Setting], found: Sequence[Comparison]) -> str:
+    """Say which of the settings that are compared were trained otherwise, and how; those that share it together."""
+    grouped: dict[str, list[str]] = {}
+    compared = {each.setting for each in found}
     for setting in settings:
-        paper = protocols().get(str(setting.first.config.get("data")))
-        differences = paper.differences(setting.first.config) if paper else []
-        if differences:
-            words = f"{setting.label} was not trained as in the paper ({'; '.join(differences)}): its numbers need not agree."
-            warnings.append(f'<p class="warning">{escape(words)}</p>')
-    return section("published", "Beside the paper", *warnings, *parts, *notes)
+        if setting.label in compared:
+            grouped.setdefault(", ".join(not_as_published(setting.first.config)), []).append(setting.label)
+    groups = [(labels, how) for how, labels in grouped.items() if how]
+    if not groups:
+        return ""
+    head = "Not trained as in the paper, so the numbers need not agree"
+    if len(grouped) == 1:
+        return f'<p class="warning">{head}: {escape(groups[0][1])}.</p>'
+    items = "".join(f"<li><b>{escape('; '.join(labels))}</b>: {escape(how)}</li>" for labels, how in groups)
+    return f'<div class="warning">{head}.<ul>{items}</ul></div>'
 
 
 def _without_constants(content: Table) -> tuple[str, Table]:
@@ -130,7 +167,7 @@ def curves(settings: Sequence[Setting]) -> str:
         return ""
     drawn = [*plots.accuracy(settings), *plots.forgetting(settings)]
     words = "Forgetting: accuracy on the base classes just after learning them, minus now."
-    if any("ame" in setting.classifiers for setting in settings):
+    if len(settings) == 1 and "ame" in settings[0].classifiers:
         words += " Dashed: AME, an oracle that looks at old data."
     if any(len(setting.runs) > 1 for setting in settings):
         words += " Bands: one standard deviation over runs."
@@ -149,6 +186,13 @@ def representation(settings: Sequence[Setting]) -> str:
     parts += [figure(plot, plot.name, "Principal angles") for plot in plots.angles(settings)]
     words = (
         "Features of the base classes' test images after each phase, compared with those after phase 0. Angles: between the leading "
-        "directions of both; the median, and from the least to the greatest."
+        f"directions of both, at most {ANGLES}; the median, and of a single setting a band from the least to the greatest."
     )
+    moved = [figure(plot, plot.name, "Angles along training") for plot in plots.drift(settings)]
+    if moved:
+        words += (
+            " Along training: the same between the old network and the new one, after each epoch, phases marked; in each phase the "
+            "old network is that of the phase before."
+        )
+    parts += moved
     return section("representation", "How the representation moves", grid(parts), note(words) if parts else "")

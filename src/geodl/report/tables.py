@@ -2,13 +2,14 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from geodl.files import atomic_write
 from geodl.predictors import CLASSIFIERS
-from geodl.report.published import Published, matching
+from geodl.report.published import SAME, Published, matching
 from geodl.report.results import DATA_NAMES, Estimate, Setting
 
 
@@ -82,7 +83,7 @@ class Table:
     def latex(self) -> str:
         """Write it for a paper, with the rules of booktabs."""
         columns = "".join("r" if number else "l" for number in self.numeric)
-        body = [[_latex(text(cell)) for cell in row] for row in self.rows]
+        body = [[_latex_cell(cell) for cell in row] for row in self.rows]
         lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _line(map(_latex, self.header)), "\\midrule"]
         lines += [*(_line(row) for row in body), "\\bottomrule", "\\end{tabular}"]
         return "\n".join([*lines, *(f"% {note}" for note in self.notes)]) + "\n"
@@ -119,8 +120,9 @@ def summary(settings: Sequence[Setting]) -> Table:
             rows.append([setting.label, CLASSIFIERS[classifier], len(setting.runs), *found])
     notes = [
         f"All in %. {AVERAGE}: mean accuracy after phases 1 to T, as the paper defines it; {INCREMENTAL}: with phase 0, as most "
-        "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase; mean forgetting: best before "
-        "minus last, over all groups.",
+        "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase. Mean forgetting: best "
+        "accuracy before the last phase minus after it; backward transfer: after the last phase minus just after learning; both are "
+        "means over the groups of classes learned before the last phase.",
         *([ORACLE] if any("ame" in setting.classifiers for setting in settings) else []),
     ]
     if any(len(setting.runs) > 1 for setting in settings):
@@ -134,6 +136,7 @@ class Comparison:
 
     published: Published
     classifier: str | None
+    setting: str | None = None
     average: Estimate | None = None
     incremental: Estimate | None = None
     forgetting: Estimate | None = None
@@ -160,11 +163,12 @@ def compare(number: Published, setting: Setting | None) -> list[Comparison]:
     """Put a published number beside a setting, under each classifier it may be of; without a setting, beside nothing."""
     if setting is None:
         return [Comparison(number, number.classifier)]
+    measures = {"forgetting": "forgetting"}
+    if number.metric == "average":
+        measures = {"average": "average", "incremental": "average_incremental"}
     classifiers = [number.classifier] if number.classifier else [name for name in setting.classifiers if name in PAPERS]
-    if number.metric == "forgetting":
-        return [Comparison(number, name, forgetting=setting.value(name, "forgetting")) for name in classifiers]
     return [
-        Comparison(number, name, setting.value(name, "average"), setting.value(name, "average_incremental"))
+        Comparison(number, name, setting.label, **{key: setting.value(name, of) for key, of in measures.items()})
         for name in classifiers
     ]
 
@@ -210,11 +214,20 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
         "Each published number is compared with ours of the same kind; the other one is shown beside it.",
         ORACLE,
     ]
+    if any((each.published.method, each.published.distill) in SAME for each in found):
+        notes.append(
+            "LwF and iCaRL are one training, which the paper reads under CNN and under k-NME; so are CE + GeoDL and "
+            "iCaRL + GeoDL."
+        )
     unstated = dict.fromkeys(each.published.row for each in found if each.published.classifier is None)
     if unstated:
         notes.append(
             f"The paper does not say under which classifier it reads {', '.join(unstated)}: all of ours are shown."
         )
+    if max(Counter((each.published, each.classifier) for each in found).values(), default=0) > 1:
+        # Several of ours beside one of the paper's: which is which must be said.
+        header.insert(3, "setting")
+        rows = [[*row[:3], each.setting, *row[3:]] for row, each in zip(rows, found, strict=True)]
     return Table(header, rows, notes)
 
 
@@ -230,6 +243,11 @@ def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
             paths.append(directory / f"{name}.{suffix}")
             atomic_write(paths[-1], form(content).encode())
     return paths
+
+
+def _latex_cell(cell: Cell) -> str:
+    words = _latex(text(cell))
+    return words if isinstance(cell, str) else words.replace("-", "$-$")  # a hyphen is no minus sign
 
 
 def _latex(words: str) -> str:

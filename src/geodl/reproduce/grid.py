@@ -9,7 +9,7 @@ from geodl.config import DISTILLATIONS, Layer, RunConfig, preset_layer
 from geodl.errors import ConfigError
 from geodl.experiment import run_name
 from geodl.methods import configure
-from geodl.report.published import Published, numbers
+from geodl.report.published import Published, numbers, same
 
 Budget = Literal["paper", "cpu", "smoke"]
 DATASETS = ("cifar100", "imagenet-subset", "imagenet")
@@ -49,16 +49,6 @@ class Training:
     phases: int
     memory: int = 20
     subspace_dim: int = 127
-
-
-# Trainings with two names: LwF and iCaRL differ in the classifier they are read under, and iCaRL + GeoDL is CE + GeoDL
-# under k-NME.
-SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "geodesic")}
-
-
-def same(method: str, distill: str) -> tuple[str, str]:
-    """Give the one name of a training that has two."""
-    return SAME.get((method, distill), (method, distill))
 
 
 def training_of(number: Published) -> Training:

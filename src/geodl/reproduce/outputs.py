@@ -7,10 +7,11 @@ from pathlib import Path
 
 from geodl.config import DISTILLATIONS, preset_layer
 from geodl.files import atomic_write
+from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
 from geodl.report.figures import Curve, Plot, lines
-from geodl.report.published import numbers, protocols
+from geodl.report.published import not_as_published, numbers
 from geodl.report.results import DATA_NAMES, DISTILL_NAMES, Setting, read_run
 from geodl.report.tables import AVERAGE, FORMATS, PAPERS, Cell, Table, compare, comparison_table, summary
 from geodl.reproduce.grid import ARTEFACTS, Budget, Job, Training, preset_of, published, training_of, trainings
@@ -88,7 +89,7 @@ def caution(dataset: str, budget: Budget) -> list[str]:
             "Smoke test: ours are of the ten digits, with fewer phases, exemplars and epochs than the row says; the published "
             f"numbers are of {DATA_NAMES[dataset]}. The two cannot be compared."
         ]
-    departs = protocols()[dataset].differences(preset_layer(preset_of(dataset, budget)).values)
+    departs = not_as_published(configure([preset_layer(preset_of(dataset, budget))]).config.identity())
     return [f"Ours are of budget {budget}: {', '.join(departs)}."] if departs else []
 
 

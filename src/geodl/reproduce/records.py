@@ -8,13 +8,11 @@ from typing import Any
 
 from geodl.errors import StoreError
 from geodl.files import fingerprint, read_json, write_json
+from geodl.report.published import ELSEWHERE, same
 from geodl.report.results import read_run
-from geodl.reproduce.grid import same
 from geodl.store import RunDirectory
 
 FORMAT = 1
-# Options that say which files and which repetition, not what is done.
-ELSEWHERE = ("seed", "data_dir", "fingerprint")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from geodl.predictors import CLASSIFIERS
 from geodl.report.published import departures, numbers
 from geodl.report.results import Estimate, estimate
 from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Points, Table
-from geodl.reproduce.grid import same
 from geodl.reproduce.records import Record
 
 # The paper's rows and the training each is read from.
@@ -256,7 +255,7 @@ def _others(others: Sequence[tuple[Record, list[str]]]) -> Table:
     table: list[list[Cell]] = []
     for record, departs in others:
         found = [_estimate([record], name, measure) for name in JUDGED for measure in ("average", "forgetting")]
-        name = " + ".join(same(*record.training))
+        name = " + ".join(record.training)
         table.append([name, record.seed, ", ".join(departs) or "no row of the paper", *found])
     heads = [f"{CLASSIFIERS[name]} {measure}" for name in JUDGED for measure in (AVERAGE, "forgetting")]
     return Table(["training", "seed", "different from the preset", *heads], table)
