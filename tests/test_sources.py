@@ -221,6 +221,7 @@ def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
         tmp_path,
         {
             "cat/1.png": 1,
+            "cat/7.png": 7,
             "cat/notes.txt": b"hello",
             "cat/zero.png": b"",
             "cat/short.png": short,
@@ -243,7 +244,7 @@ def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
     os.mkfifo(tmp_path / "dog" / "pipe.png")
     images, classes, odd = scan_folder(tmp_path, verify=True)
     assert set(classes) == {"Cat", "cat", "dog"}
-    assert sorted(item.name for item in images.items) == ["1.png", "2.png", "3.png", "wrong.jpg"]
+    assert sorted(item.name for item in images.items) == ["2.png", "3.png", "7.png", "wrong.jpg"]
     reasons = dict(odd)
     assert len(reasons) == len(odd)
     expected = {
@@ -251,6 +252,7 @@ def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
         "cat/zero.png": "empty",
         "cat/short.png": "truncated",
         "cat": "case",
+        "cat/1.png": "the same image as dog/copy of cat.png",
         "dog/copy of cat.png": "the same image as cat/1.png",
         "dog/loop": "read already",
         "dog/up": "read already",
