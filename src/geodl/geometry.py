@@ -56,13 +56,12 @@ class _Contrast(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:
         root = math.sqrt(z.shape[-2])
-        axis = z.new_full((z.shape[-2], 1), 1 / root)  # the unit column of ones minus the first axis
-        axis[0] -= 1.0
         # Equal rows are turned into the first alone: without what all have in common, nothing of it is left in the others.
         first = z[..., :1, :]
-        apart = z - first
-        turned = torch.addcmul(apart, axis, axis.mT @ apart, value=-root / (root - 1.0))  # -2 / |axis|^2
-        turned[..., :1, :] += root * first
+        turned = z - first
+        total = turned.sum(-2, keepdim=True)
+        turned -= total / (root * (root - 1.0))
+        turned[..., :1, :] = first * root + total / root
         return turned
 
     @staticmethod
@@ -281,21 +280,22 @@ class Pairing:
     """The SVD of an overlap P'Q: (..., n, n), which pairs the columns of the bases at the principal angles."""
 
     u: Tensor  # (..., n, n)
-    cosines: Tensor  # (..., n), in [0, 1]
+    cosines: Tensor  # (..., n), in [0, 1], float64
     v: Tensor  # (..., n, n)
     right_angle: float  # cosines up to this one count as 90 degrees
 
     @classmethod
     def of(cls, overlap: Tensor, eps: float) -> Pairing:
-        """Decompose the float64 overlap of bases whose data have relative precision eps."""
+        """Decompose the overlap of bases whose data have relative precision eps."""
         overlap = overlap.detach()
-        if eps > _FLOAT64_EPS:  # for float32 data eigh does, twice as fast, unless an angle is beyond 89.9 degrees
-            squares, v = torch.linalg.eigh(overlap.mT @ overlap)
-            cosines, v = squares.flip(-1).clamp(0.0, 1.0).sqrt(), v.flip(-1)
-            if bool((cosines > 1e-3).all()):
-                return cls(overlap @ v / cosines.unsqueeze(-2), cosines, v, 64 * eps)
+        if eps > _FLOAT64_EPS:  # for float32 data eigh does, twice as fast, unless an angle is near 90 degrees
+            v = torch.linalg.eigh(overlap.mT @ overlap).eigenvectors.flip(-1)
+            turned = overlap @ v
+            cosines = torch.linalg.vector_norm(turned, dim=-2)
+            if bool((cosines > (1e-3 if overlap.dtype == torch.float64 else 0.1)).all()):
+                return cls(turned / cosines.unsqueeze(-2), cosines.double().clamp(max=1.0), v, 64 * eps)
         u, cosines, v_t = torch.linalg.svd(overlap)
-        return cls(u, cosines.clamp(max=1.0), v_t.mT, 64 * eps)
+        return cls(u, cosines.double().clamp(max=1.0), v_t.mT, 64 * eps)
 
     @cached_property
     def roots(self) -> tuple[Tensor, Tensor]:
@@ -335,7 +335,7 @@ class _KernelCoordinates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, on_p: Tensor, on_q: Tensor, overlap: Tensor, pairing: Pairing) -> Tensor:
         a, b = on_p @ pairing.u, on_q @ pairing.v
-        plus, minus = (root.unsqueeze(-2) * math.sqrt(0.5) for root in pairing.roots)
+        plus, minus = (root.unsqueeze(-2).to(a.dtype) * math.sqrt(0.5) for root in pairing.roots)
         ctx.pairing, ctx.scales = pairing, (plus, minus)
         ctx.save_for_backward(*((a, b) if ctx.needs_input_grad[2] else ()))
         return torch.cat([(a + b) * plus, (a - b) * minus], -1)

@@ -12,7 +12,6 @@ data-parallel training takes) is its gradient: a rank's gradient is world size x
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -139,70 +138,51 @@ class GeodesicDistillation(nn.Module):
 
     def _rows(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the loss of every row: (batch,), in float64 whatever the features' precision."""
-        eps = torch.finfo(working_dtype(student, teacher)).eps
+        dtype = working_dtype(student, teacher)
+        eps = torch.finfo(dtype).eps
         # The loss does not see the length of a projected row, so the norm carries gradient only into the flow.
         new = unit_rows(student, constant_norm=not self.through_flow)
         old = unit_rows(teacher if self.through_flow else teacher.detach())
-        projections = _project_by_gram(new, old, self.dim, eps, self.centre, self.through_flow)
-        if projections is None:
-            projections = _project_on_bases(new, old, self.dim, eps, self.centre, self.through_flow)
+        if self.through_flow:
+            bases = _bases(old, new, self.dim, eps, self.centre, torch.float64)
+        else:  # once they are orthonormal, bases are good enough in the precision of the data
+            bases = _bases(old, new.detach(), self.dim, eps, self.centre, dtype)
+        overlap = bases[0] @ bases[1].mT
+        pairing = Pairing.of(overlap, eps)
+
+        def project(rows: Tensor) -> Tensor:
+            on_old, on_new = (rows.to(bases.dtype) @ bases.flatten(0, 1).mT).chunk(2, 1)
+            return kernel_coordinates(on_old, on_new, overlap, pairing).double()
+
+        old_projected = project(old)
+        new_projected = old_projected + project(new - old)  # keeps the digits of small differences
         # A row without a projection has no direction: it counts 0, as do all when there is no subspace (n = 0).
-        return one_minus_cosine(*projections, least=16 * eps)
+        return one_minus_cosine(new_projected, old_projected, least=16 * eps)
 
 
-def _project_by_gram(
-    new: Tensor, old: Tensor, dim: int, eps: float, centre: bool, through_flow: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Return the kernel coordinates (batch, 2n) of both unit batches: (batch, d), or None where this way is not safe.
+def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: torch.dtype) -> Tensor:
+    """Return orthonormal rows (2, n, d) that span the principal subspaces of two float64 unit batches: (batch, d).
 
-    The fast way, for when nothing is dropped: each subspace is then the whole row space, and everything follows from the
-    three Gram matrices by Cholesky. float64 Gram matrices are exact enough for float32 data of full rank, not for float64.
+    n = min(dim, ranks); eps is the relative precision of the data, dtype that of the result.
     """
-    first = int(centre)  # row 0 of a contrasted batch is its mean, which is not part of the span
-    if not first < len(new) <= min(dim, new.shape[1]) + first or eps == torch.finfo(torch.float64).eps:
-        return None
-    hold = _through if through_flow else Tensor.detach
-    turn = contrast if centre else _through
-    span_new, span_old = turn(hold(new)), turn(old)
-    # Rows on the left, spans on the right: turned once more, the rows' products become the spans' Gram matrices.
-    new_new, new_old, old_old = new @ span_new.mT, new @ span_old.mT, old @ span_old.mT
-    cross = turn(hold(new_old)).mT
-    old_new = turn(cross)
-    lower, info = torch.linalg.cholesky_ex(torch.stack([turn(old_old), turn(hold(new_new))])[:, first:, first:])
-    inverse = torch.linalg.solve_triangular(
-        lower, torch.eye(len(new) - first, dtype=lower.dtype, device=lower.device), upper=False
-    )
-    # 1 / |L^-1| and |L| bound the smallest and the largest singular value: full rank by the rule of `Spectrum.of`.
-    smallest, largest = (1 / torch.linalg.matrix_norm(inverse), torch.linalg.matrix_norm(lower))
-    floor = (rank_tolerance(len(new), new.shape[1], eps) * largest).clamp(min=eps * len(new) ** 0.5)
-    if not bool(((info == 0) & (smallest > floor)).all()):
-        return None
-    overlap = inverse[0] @ cross[first:, first:] @ inverse[1].mT
-    pairing = Pairing.of(overlap, eps)
-    sides = [[new_old[:, first:], new_new[:, first:]], [old_old[:, first:], old_new[:, first:]]]
-    if through_flow:
-        sides = [[on_old @ inverse[0].mT, on_new @ inverse[1].mT] for on_old, on_new in sides]
-    else:  # the bases are constant: turn them once instead of projecting twice
-        pairing = replace(pairing, u=inverse[0].mT @ pairing.u, v=inverse[1].mT @ pairing.v)
-    new, old = (kernel_coordinates(on_old, on_new, overlap, pairing) for on_old, on_new in sides)
-    return new, old
-
-
-def _project_on_bases(
-    new: Tensor, old: Tensor, dim: int, eps: float, centre: bool, through_flow: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the kernel coordinates (batch, 2n) of both unit batches: (batch, d), by explicit bases: always safe."""
-    floor = torch.full((), eps * len(new) ** 0.5, dtype=new.dtype, device=new.device)
-    frames = []
-    for rows in (old, new if through_flow else new.detach()):
-        frame = contrast(rows)[1:] if centre else rows
-        frames.append((frame, Spectrum.of(frame, floor, eps)))
-    n = min(dim, *(spectrum.rank for _, spectrum in frames))
-    p, q = (leading_subspace(frame, spectrum, n) for frame, spectrum in frames)
-    overlap = p.mT @ q
-    pairing = Pairing.of(overlap, eps)
-    new, old = (kernel_coordinates(rows @ p, rows @ q, overlap, pairing) for rows in (new, old))
-    return new, old
+    frames = [contrast(rows)[1:] if centre else rows for rows in (old, new)]
+    m, d = frames[0].shape
+    floor = torch.full((), eps * len(old) ** 0.5, dtype=old.dtype, device=old.device)  # the noise that centring leaves
+    # Where nothing is to be dropped, a subspace is the whole row space, and Cholesky gives a basis several times faster.
+    # float64 Gram matrices are exact enough for float32 data of full rank, not for float64.
+    if 0 < m <= min(dim, d) and eps > torch.finfo(torch.float64).eps:
+        lower, info = torch.linalg.cholesky_ex(torch.stack([frame @ frame.mT for frame in frames]))
+        eye = torch.eye(m, dtype=lower.dtype, device=lower.device)
+        inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
+        # 1 / |L^-1| and |L| bound the smallest and the largest singular value: full rank by the rule of `Spectrum.of`.
+        smallest, largest = 1 / torch.linalg.matrix_norm(inverse), torch.linalg.matrix_norm(lower)
+        least = torch.maximum(rank_tolerance(m, d, eps) * largest, floor)
+        if bool(((info == 0) & (smallest > least)).all()):
+            return torch.stack([(part @ frame).to(dtype) for part, frame in zip(inverse, frames, strict=True)])
+    spectra = [Spectrum.of(frame, floor, eps) for frame in frames]
+    n = min(dim, *(spectrum.rank for spectrum in spectra))
+    bases = [leading_subspace(frame, spectrum, n).mT for frame, spectrum in zip(frames, spectra, strict=True)]
+    return torch.stack(bases).to(dtype)
 
 
 # ------------------------------------------------------------------------------------------------- margin ranking
