@@ -166,7 +166,7 @@ def test_herding_and_nearest_differ():
 
 
 @pytest.mark.parametrize("stack", [1, 2000, module.STACK])
-@pytest.mark.parametrize("block", [1, 7, module.BLOCK])
+@pytest.mark.parametrize("block", [1, 300, module.BLOCK])
 def test_classes_herded_together_are_as_herded_alone(monkeypatch, stack, block):
     monkeypatch.setattr(module, "STACK", stack)
     monkeypatch.setattr(module, "BLOCK", block)
@@ -179,6 +179,15 @@ def test_classes_herded_together_are_as_herded_alone(monkeypatch, stack, block):
     for c in asked:
         members = np.flatnonzero(labels.numpy() == c)
         assert herded[c].tolist() == members[literal(features.numpy()[members], 12)].tolist()
+
+
+@pytest.mark.parametrize("offset", [0.3, 30.0, 3e4])
+def test_half_precision_narrows_the_choice_but_does_not_make_it(offset):
+    labels = torch.arange(20).repeat(200)
+    features = random_features(4000, 64, 15, offset)
+    for c, picks in herd_classes(features, labels, 20, range(20)).items():
+        members = np.flatnonzero(labels.numpy() == c)
+        assert picks.tolist() == members[literal(features.numpy()[members], 20)].tolist()
 
 
 def test_a_class_without_images_is_named():

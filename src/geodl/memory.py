@@ -21,9 +21,9 @@ Selection = Literal["herding", "nearest"]
 TIE = 1e-13
 
 # Classes are herded together in stacks of at most this many numbers: small classes share the cost of a call, while
-# the stack still fits the processor's cache as the picks go over it again and again.
-STACK = 1 << 22
-BLOCK = 64
+# the stack still fits the processor's cache as the picks go over it again and again. It is filled block by block.
+STACK = 1 << 23
+BLOCK = 1 << 18
 
 
 def unit(features: Tensor) -> Tensor:
@@ -54,73 +54,9 @@ def herding(features: Tensor, k: int) -> Tensor:
     features: (N, d), normalised here. Returns (min(k, N),) row numbers: each pick brings the mean of the picks so far
     nearest to the mean of all; nothing is picked twice; the lowest row wins a tie.
     """
-    whole = torch.ones(1, len(features), dtype=torch.bool, device=features.device)
-    return _herd(features.unsqueeze(0), whole, min(k, len(features)))[0]
-
-
-def _herd(rows: Tensor, valid: Tensor, picks: int) -> Tensor:
-    """Herd a stack of classes: rows (c, N, d) of features, valid (c, N) -> (c, picks) row numbers.
-
-    |mean - (chosen + x) / k| is least where <x, k mean - chosen> - |x|^2 / 2 is largest. So each pick is one product
-    with the rows as they are; neither differences nor normalised rows nor float64 copies of a whole stack are formed,
-    which would cost more than the arithmetic.
-    """
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    lengths, mean = _lengths_and_mean(rows, valid)
-    if not mean.isfinite().all():
-        raise TrainingError("exemplars cannot be chosen: the features hold NaN or infinite values")
-    penalty = torch.where(valid, (lengths > 0).double() / 2, math.inf)
-    lengths[lengths == 0] = 1
-    stack = torch.arange(len(rows), device=rows.device)
-    lag = torch.zeros_like(mean)  # how far the sum of the picks is behind their number of means
-    chosen = torch.empty(len(rows), picks, dtype=torch.int64, device=rows.device)
-    for rank in range(picks):
-        wanted = (lag + mean).to(rows.dtype)
-        products = torch.bmm(wanted.unsqueeze(1), rows.transpose(1, 2)).squeeze(1)
-        # A dot product of d terms whose factors were rounded is off by at most (d + 2) eps / 2 times both lengths; the
-        # difference of two by twice that. As much again to be safe, and room for ties.
-        margin = 2 * (rows.shape[2] + 2) * torch.finfo(rows.dtype).eps * wanted.double().norm(dim=1)
-        margin += 2 * TIE * (1 + lag.norm(dim=1))
-        scores = products / lengths - penalty
-        two = scores.topk(min(2, scores.shape[1]), dim=1)
-        best = two.indices[:, 0]
-        if not bool((two.values[:, 0] - two.values[:, -1] > margin).all()):
-            best = _best(scores, margin, rows, mean, lag)
-        chosen[:, rank] = best
-        penalty[stack, best] = math.inf
-        lag += mean - unit(rows[stack, best])
-    return chosen
-
-
-def _best(scores: Tensor, margin: Tensor, rows: Tensor, mean: Tensor, lag: Tensor) -> Tensor:
-    """Return the best row (c,) of each class, the lowest of those tied.
-
-    scores (c, N) may be off by margin (c,) in comparison; float64 decides among the rows that may be the best.
-    In terms of y = x - mean the score is <y, lag> - |y|^2 / 2, which keeps its digits when all features are alike.
-    """
-    c, row = torch.nonzero(scores >= (scores.amax(dim=1) - margin).unsqueeze(1), as_tuple=True)
-    y = unit(rows[c, row]) - mean[c]
-    score = torch.where(scores[c, row] > -math.inf, (y * lag[c] - y.square() / 2).sum(dim=1), -math.inf)
-    best = torch.full_like(margin, -math.inf).scatter_reduce(0, c, score, "amax")
-    tied = score + TIE * (lag[c].norm(dim=1) + y.norm(dim=1)) >= best[c]
-    return row.new_full(margin.shape, scores.shape[1]).scatter_reduce(0, c[tied], row[tied], "amin")
-
-
-def _lengths_and_mean(rows: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lengths (c, N) of rows (c, N, d) and the mean (c, d) of those that are valid, normalised; in float64.
-
-    Block by block: a float64 copy of a whole stack would leave the cache and cost as much as all the picks.
-    """
-    lengths = torch.empty(rows.shape[:2], dtype=torch.float64, device=rows.device)
-    mean = torch.zeros(len(rows), rows.shape[2], dtype=torch.float64, device=rows.device)
-    shares = valid / valid.sum(dim=1, keepdim=True, dtype=torch.float64).clamp(min=1)
-    for start in range(0, rows.shape[1], BLOCK):
-        part = slice(start, start + BLOCK)
-        block = rows[:, part].double()
-        lengths[:, part] = torch.linalg.vector_norm(block, dim=2)
-        weights = shares[:, part] / lengths[:, part].clamp(min=1e-300)
-        mean += torch.bmm(weights.unsqueeze(1), block).squeeze(1)
-    return lengths, mean
+    if not len(features):
+        return torch.empty(0, dtype=torch.int64, device=features.device)
+    return herd_classes(features, torch.zeros(len(features), dtype=torch.int64, device=features.device), k, [0])[0]
 
 
 def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int]) -> dict[int, Tensor]:
@@ -134,11 +70,78 @@ def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int
         for row, c in enumerate(stack):
             index[row, : len(members[c])] = members[c]
             valid[row, : len(members[c])] = True
-        rows = features.index_select(0, index.flatten()).view(*index.shape, -1)
-        ranked = _herd(rows, valid, min(k, longest))
+        ranked = _herd(features, index, valid, min(k, longest))
         for row, c in enumerate(stack):
             herded[c] = members[c][ranked[row, : len(members[c])]]
     return {c: herded[c] for c in classes}
+
+
+def _herd(features: Tensor, index: Tensor, valid: Tensor, picks: int) -> Tensor:
+    """Herd a stack of classes, whose rows in features (N, d) are index (c, n) where valid (c, n): (c, picks) places in it.
+
+    |mean - (chosen + x) / k| is least where <x, k mean - chosen> - |x|^2 / 2 is largest. Products in half precision, which
+    take half the time of float32 ones, say which rows may be that one; float64 decides among those few.
+    """
+    rough, lengths, mean = _stack(features, index, valid)
+    if not mean.isfinite().all():
+        raise TrainingError("exemplars cannot be chosen: the features hold NaN or infinite values")
+    stack = torch.arange(len(index), device=index.device)
+    lowest = torch.full_like(mean[:, 0], -math.inf)
+    penalty = torch.where(valid, (lengths < math.inf).float() / -2, -math.inf)
+    slope, floor = _doubt(features.shape[1])
+    lag = torch.zeros_like(mean)  # how far the sum of the picks is behind their number of means
+    picked = []
+    for _ in range(picks):
+        wanted = lag + mean
+        scores = torch.bmm(wanted.to(rough.dtype).unsqueeze(1), rough.transpose(1, 2)).squeeze(1) + penalty
+        margin = wanted.norm(dim=1, keepdim=True) * slope + floor
+        c, place = torch.nonzero(scores >= scores.amax(1, keepdim=True) - margin, as_tuple=True)
+        x = features[index[c, place]].double() / lengths[c, place].unsqueeze(1)
+        # In terms of y = x - mean the score is <y, lag> - |y|^2 / 2, which keeps its digits when all features are alike.
+        y = x - mean[c]
+        score = (y * (lag[c] - y / 2)).sum(1)
+        best = lowest.scatter_reduce(0, c, score, "amax")
+        tied = torch.nonzero(score + TIE * (lag.norm(dim=1)[c] + y.norm(dim=1)) >= best[c]).squeeze(1)
+        first = tied[torch.searchsorted(c[tied], stack)]  # of each class
+        picked.append(place[first])
+        penalty[stack, picked[-1]] = -math.inf
+        lag += mean - x[first]
+    return torch.stack(picked, 1) if picked else index[:, :0]
+
+
+def _doubt(d: int) -> tuple[float, float]:
+    """Bound the error of a difference of two rough scores, products of unit rows with w (d,): by slope |w| + floor.
+
+    Both factors and their product are rounded, by half an eps each, and numbers below `tiny` to multiples of tiny eps; the
+    sum of d terms is rounded in float32.
+    """
+    half, single = torch.finfo(torch.float16), torch.finfo(torch.float32)
+    floor = half.tiny * half.eps * d
+    return 3.1 * half.eps + 2 * d * single.eps + floor, floor
+
+
+def _stack(features: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return unit rows (c, n, d) in half precision, and in float64 their lengths (c, n), inf for zeros, and mean (c, d).
+
+    Block by block: a float64 copy of a whole stack would leave the cache and cost as much as all the picks.
+    """
+    (c, n), d = index.shape, features.shape[1]
+    lengths = torch.empty(c, n, dtype=torch.float64, device=index.device)
+    total = torch.zeros(c, d, dtype=torch.float64, device=index.device)
+    # Reduced precision is slower and less sure than float32 on other devices.
+    rough = torch.empty(
+        c, n, d, dtype=torch.float16 if index.device.type == "cpu" else torch.float32, device=index.device
+    )
+    step = max(1, BLOCK // (c * d))
+    for start in range(0, n, step):
+        part = slice(start, start + step)
+        rows = features.index_select(0, index[:, part].flatten()).view(c, -1, d)
+        exact = rows.double()
+        length = torch.linalg.vector_norm(exact, dim=2)
+        lengths[:, part] = torch.where(length > 0, length, math.inf)
+        total += torch.bmm((valid[:, part] / lengths[:, part]).unsqueeze(1), exact).squeeze(1)
+        rough[:, part] = rows / lengths[:, part].to(rows.dtype).unsqueeze(2)
+    return rough, lengths, total / valid.sum(1, keepdim=True).clamp(min=1)
 
 
 def _members(labels: Tensor, classes: Sequence[int]) -> dict[int, Tensor]:
