@@ -181,13 +181,14 @@ def test_classes_herded_together_are_as_herded_alone(monkeypatch, stack, block):
         assert herded[c].tolist() == members[literal(features.numpy()[members], 12)].tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offset", [0.3, 30.0, 3e4])
-def test_half_precision_narrows_the_choice_but_does_not_make_it(offset):
+def test_half_precision_narrows_the_choice_but_does_not_make_it(offset, dtype):
     labels = torch.arange(20).repeat(200)
-    features = random_features(4000, 64, 15, offset)
+    features = random_features(4000, 64, 15, offset).to(dtype)
     for c, picks in herd_classes(features, labels, 20, range(20)).items():
         members = np.flatnonzero(labels.numpy() == c)
-        assert picks.tolist() == members[literal(features.numpy()[members], 20)].tolist()
+        assert picks.tolist() == members[literal(features.double().numpy()[members], 20)].tolist()
 
 
 def test_a_class_without_images_is_named():

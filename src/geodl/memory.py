@@ -135,12 +135,12 @@ def _stack(features: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tens
     step = max(1, BLOCK // (c * d))
     for start in range(0, n, step):
         part = slice(start, start + step)
-        rows = features.index_select(0, index[:, part].flatten()).view(c, -1, d)
-        exact = rows.double()
-        length = torch.linalg.vector_norm(exact, dim=2)
+        rows = features.index_select(0, index[:, part].flatten()).view(c, -1, d).double()
+        length = torch.linalg.vector_norm(rows, dim=2)
         lengths[:, part] = torch.where(length > 0, length, math.inf)
-        total += torch.bmm((valid[:, part] / lengths[:, part]).unsqueeze(1), exact).squeeze(1)
-        rough[:, part] = rows / lengths[:, part].to(rows.dtype).unsqueeze(2)
+        rows /= lengths[:, part].unsqueeze(2)
+        rough[:, part] = rows
+        total += torch.bmm(valid[:, None, part].double(), rows).squeeze(1)
     return rough, lengths, total / valid.sum(1, keepdim=True).clamp(min=1)
 
 
