@@ -54,6 +54,7 @@ def truncated(path: Path) -> None:
 
 BAD = {
     "notes.txt": (lambda path: path.write_text("hello"), "not an image"),
+    "drawing.svg": (lambda path: path.write_text("<svg/>"), "a drawing without pixels"),
     "empty.jpg": (lambda path: path.write_bytes(b""), "the file is empty"),
     "torn.png": (truncated, "truncated"),
     "dot.png": (lambda path: picture(path, 5, (1, 1)), "only 1 x 1 pixels; at least 4 a side are needed"),

@@ -112,6 +112,8 @@ def _unidentified(head: bytes) -> str:
         return "the file is empty"
     if head[4:8] == b"ftyp":  # HEIC, as telephones write it, and films
         return f"a format that cannot be read ({head[8:12].decode('latin-1').strip()}); save it as JPEG or PNG"
+    if head.lstrip().startswith((b"<svg", b"<?xml")):
+        return "a drawing without pixels (SVG); save it as PNG"
     return "not an image"
 
 
