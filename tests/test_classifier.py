@@ -334,12 +334,15 @@ def test_a_model_has_a_report_on_its_check_images(model, weeks, tmp_path, digits
     assert found.command() is None
     shown = page.render(read_settings([model.path]))
     assert "model: 4 classes" in shown
-    assert "A model after 2 steps; accuracies are on its check images." in shown
-    assert "&lt;three&gt;" in shown
+    assert "A model after 3 steps; accuracies are on its check images." in shown
+    assert "<td>digit 2, digit 3</td>" in shown
+    assert "<td>more images of digit 1</td>" in shown
+    assert "<td>digit 3 is now called &lt;three&gt;</td>" in shown
     assert "data:image/webp" not in shown  # a person's own pictures
     assert "data:image/webp" in page.render(read_settings([model.path]), with_images=True)
     model.remove("digit 0")
     assert read_run(model.path).groups == [["digit 1", "digit 2", "<three>"]]
+    assert "<td>digit 0 removed</td>" in page.render(read_settings([model.path]))
 
 
 def test_a_run_never_takes_the_place_of_a_model(model, weeks):

@@ -288,7 +288,8 @@ class Pairing:
     def of(cls, overlap: Tensor, eps: float) -> Pairing:
         """Decompose the overlap of bases whose data have relative precision eps."""
         overlap = overlap.detach()
-        if eps > _FLOAT64_EPS:  # for float32 data eigh does, twice as fast, unless its error of eps / cos^2 w is too large
+        # For float32 data eigh does, twice as fast, unless its error of eps / cos^2 w is too large.
+        if eps > _FLOAT64_EPS:
             v = torch.linalg.eigh(overlap.mT @ overlap).eigenvectors.flip(-1)
             turned = overlap @ v
             cosines = torch.linalg.vector_norm(turned, dim=-2)

@@ -282,6 +282,10 @@ class RunDirectory:
                 continue
         return events
 
+    def times(self, kind: str) -> dict[int, str]:
+        """Tell when events of a kind were written: phase -> time."""
+        return {event["phase"]: event["time"] for event in self.read_events() if event["kind"] == kind}
+
 
 def _phase_path(path: Path, t: int) -> Path:
     return path / "phases" / f"{t:02d}"

@@ -11,7 +11,7 @@ from geodl.store import RunDirectory, directory_size
 
 def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
-    times = {event["phase"]: event["time"] for event in store.read_events() if event["kind"] == "learned"}
+    times = store.times("learned")
     learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
     count = len(state.classes)
     checked, right = [0] * count, [0] * count

@@ -9,7 +9,7 @@ from geodl.files import atomic_write
 from geodl.report.details import details
 from geodl.report.markup import escape
 from geodl.report.results import Setting
-from geodl.report.sections import curves, heading, published, representation, results
+from geodl.report.sections import curves, heading, history, published, representation, results
 
 # Besides what is in the page nothing is allowed to load: a slip would be blocked, not fetched.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -27,7 +27,7 @@ def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = 
 def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> str:
     """Give the page as text."""
     title, words, tiles = heading(settings)
-    body = [published(settings), results(settings), curves(settings), representation(settings)]
+    body = [history(settings), published(settings), results(settings), curves(settings), representation(settings)]
     body.append(details(settings, with_images))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

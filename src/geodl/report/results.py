@@ -67,6 +67,7 @@ class Run:
     total:    the phases of the whole run, None where it may always go on; done: those complete.
     metrics:  metrics.json of each complete phase.
     epochs:   what training said, in order.
+    history:  what was done to a model, oldest first, and when; nothing for a run.
     """
 
     path: Path
@@ -75,6 +76,7 @@ class Run:
     total: int | None
     metrics: Sequence[Mapping[str, Any]]
     epochs: Sequence[Epoch]
+    history: Sequence[Mapping[str, Any]] = ()
 
     @property
     def is_model(self) -> bool:
@@ -168,13 +170,14 @@ def read_run(path: Path) -> Run:
     directory = RunDirectory(path)
     metrics: list[Mapping[str, Any]] = [directory.load_metrics(t) for t in range(directory.completed())]
     epochs = _epochs(directory.read_events())
-    config = directory.config
+    config, history = directory.config, []
     if directory.kind == "model" and metrics:
         data = groups_of_options(RunConfig)["Data"]
-        last = directory.load_extra(len(metrics) - 1)["config"]
-        config = {key: value for key, value in last.items() if key not in data} | dict(config)
-        metrics = _learned(metrics)
-    return Run(path, config, directory.environment, directory.phases, metrics, epochs)
+        last = directory.load_extra(len(metrics) - 1)
+        config = {key: value for key, value in last["config"].items() if key not in data} | dict(config)
+        metrics, times = _learned(metrics), directory.times("learned")
+        history = [{**record, "time": times.get(i)} for i, record in enumerate(last["history"])]
+    return Run(path, config, directory.environment, directory.phases, metrics, epochs, history)
 
 
 def _learned(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

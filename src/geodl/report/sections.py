@@ -8,7 +8,7 @@ from geodl.report import plots
 from geodl.report.markup import escape, figure, grid, note, section, table
 from geodl.report.published import not_as_published
 from geodl.report.results import Run, Setting
-from geodl.report.tables import HIGHER_IS_BETTER, Comparison, Table, comparison_table, comparisons, summary
+from geodl.report.tables import HIGHER_IS_BETTER, Cell, Comparison, Table, comparison_table, comparisons, summary
 
 
 def heading(settings: Sequence[Setting]) -> tuple[str, str, str]:
@@ -57,8 +57,9 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _state(run: Run) -> str:
-    if run.total is None:
-        return f"A model after {run.done} {'step' if run.done == 1 else 'steps'}; accuracies are on its check images."
+    if run.is_model:
+        steps = sum(record["action"] == "learn" for record in run.history)
+        return f"A model after {steps} {'step' if steps == 1 else 'steps'}; accuracies are on its check images."
     if not run.done:
         return "No phase is complete yet."
     return "All phases complete." if run.complete else f"{run.done} of {run.total} phases complete."
@@ -86,6 +87,24 @@ def _tiles(setting: Setting) -> str:
         if value
     ]
     return f'<div class="tiles">{"".join(tiles)}</div>' + note(under)
+
+
+def history(settings: Sequence[Setting]) -> str:
+    """List what was done to a model, oldest first."""
+    rows: list[Sequence[Cell]] = []
+    for record in settings[0].first.history if len(settings) == 1 else ():
+        day = record["time"][:10] if record["time"] else None
+        if record["action"] == "learn":
+            more = f"more images of {', '.join(record['returning'])}" if record["returning"] else ""
+            what = "; ".join(filter(None, [", ".join(record["new"]), more]))
+            rows.append([day, what, record["images"], record["accuracy"]])
+        elif record["action"] == "rename":
+            rows.append([day, f"{record['old']} is now called {record['new']}", None, None])
+        else:
+            rows.append([day, f"{record['class']} removed", None, None])
+    words = "The last column: how many of the check images of all classes known then were recognised, in percent."
+    content = Table(["day", "what happened", "images", "recognised"], rows, [words])
+    return section("history", "History", table(content)) if rows else ""
 
 
 def results(settings: Sequence[Setting]) -> str:
