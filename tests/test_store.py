@@ -3,9 +3,11 @@
 import errno
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 from geodl import files
 from geodl.errors import StoreError
 from geodl.files import TEMPORARY
-from geodl.store import RunDirectory, list_runs, remove_run, summarise
+from geodl.store import RunDirectory, directory_size, list_runs, remove_run, summarise
 
 CONFIG = {"method": "lucir", "schedule": {"epochs": 3, "milestones": (1, 2)}, "seed": 0}
 ENVIRONMENT = {"threads": 1, "torch": "2.13.0"}
@@ -477,6 +479,26 @@ def writer():
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def test_a_size_is_told_while_files_and_folders_come_and_go(tmp_path):
+    (tmp_path / "kept").write_bytes(b"12345")
+    stop = threading.Event()
+
+    def come_and_go():
+        while not stop.is_set():
+            folder = tmp_path / "phases" / "temporary"
+            folder.mkdir(parents=True)
+            (folder / "file").write_bytes(b"")
+            shutil.rmtree(tmp_path / "phases")
+
+    writer = threading.Thread(target=come_and_go)
+    writer.start()
+    try:
+        assert {directory_size(tmp_path) for _ in range(2000)} == {5}
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_real_kills_leave_a_sound_run_and_a_free_lock(tmp_path, writer):

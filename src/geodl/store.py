@@ -383,9 +383,10 @@ def summarise(path: Path) -> RunSummary:
 def directory_size(path: Path) -> int:
     """Count the bytes of all files below a directory."""
     total = 0
-    for file in path.rglob("*"):
-        with suppress(FileNotFoundError):  # a running writer renames and removes its temporary files
-            total += file.stat().st_size if file.is_file() else 0
+    for folder, _, files in os.walk(path):  # which passes over folders that are gone
+        for file in files:
+            with suppress(FileNotFoundError):  # a running writer renames and removes its temporary files
+                total += (Path(folder) / file).stat().st_size
     return total
 
 
