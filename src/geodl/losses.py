@@ -265,10 +265,6 @@ def one_minus_cosine(a: Tensor, b: Tensor, least: float | None = None) -> Tensor
     return result
 
 
-def _through(x: Tensor) -> Tensor:
-    return x
-
-
 def _check(student: Tensor, teacher: Tensor, group: Group) -> None:
     if student.dim() != 2 or student.shape != teacher.shape:
         raise GeometryError(
