@@ -90,6 +90,16 @@ def test_single_precision_agrees_with_double_on_the_same_inputs(decay, degrees, 
         assert double == pytest.approx(geodesic_loss(new.numpy(), old.numpy(), dim), rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize("decay", [1.0, 1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize(("batch", "d"), [(65, 132), (17, 256)])
+def test_the_gradient_in_single_precision_agrees_with_double(decay, batch, d):
+    rotation = np.linspace(0.01, 89, batch - 1) * math.pi / 180
+    new, old = (z.float() for z in spread(batch, d, decay, 0.3, seed=batch, rotation=rotation))
+    _, single = gradient(GeodesicDistillation(), new, old)
+    _, double = gradient(GeodesicDistillation(), new.double(), old.double())
+    assert (single - double).norm() < 1e-5 * double.norm()
+
+
 @pytest.mark.parametrize("through_flow", [False, True])
 @pytest.mark.parametrize("decay", [1.0, 1e-3])
 def test_both_ways_to_a_basis_agree(monkeypatch, through_flow, decay):

@@ -339,7 +339,7 @@ class _KernelCoordinates(torch.autograd.Function):
         plus, minus = (root.unsqueeze(-2).to(a.dtype) * math.sqrt(0.5) for root in pairing.roots)
         ctx.pairing, ctx.scales = pairing, (plus, minus)
         ctx.save_for_backward(*((a, b) if ctx.needs_input_grad[2] else ()))
-        return torch.cat([(a + b) * plus, (a - b) * minus], -1)
+        return torch.cat([(a + b).mul_(plus), (a - b).mul_(minus)], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:

@@ -150,9 +150,19 @@ class GeodesicDistillation(nn.Module):
         overlap = bases[0] @ bases[1].mT
         pairing = Pairing.of(overlap, eps)
 
+        def coordinates(on_bases: Tensor) -> Tensor:
+            on_old, on_new = on_bases.chunk(2, -1)
+            return kernel_coordinates(on_old, on_new, overlap, pairing)
+
+        axes = bases.flatten(0, 1).mT
+        # Whatever is less is turned into the kernel's coordinates: the d axes, or the rows, old and new and back.
+        narrow = len(axes) < 3 * len(student)
+        if narrow:
+            axes = coordinates(axes)
+
         def project(rows: Tensor) -> Tensor:
-            on_old, on_new = (rows.to(bases.dtype) @ bases.flatten(0, 1).mT).chunk(2, 1)
-            return kernel_coordinates(on_old, on_new, overlap, pairing).double()
+            on_axes = rows.to(axes.dtype) @ axes
+            return (on_axes if narrow else coordinates(on_axes)).double()
 
         old_projected = project(old)
         new_projected = old_projected + project(new - old)  # keeps the digits of small differences
@@ -167,7 +177,7 @@ def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: 
     """
     frames = [contrast(rows)[1:] if centre else rows for rows in (old, new)]
     m, d = frames[0].shape
-    floor = torch.full((), eps * len(old) ** 0.5, dtype=old.dtype, device=old.device)  # the noise that centring leaves
+    floor = eps * len(old) ** 0.5  # the noise that centring leaves
     # Where nothing is to be dropped, a subspace is the whole row space, and Cholesky gives a basis several times faster.
     # float64 Gram matrices are exact enough for float32 data of full rank, not for float64.
     if 0 < m <= min(dim, d) and eps > torch.finfo(torch.float64).eps:
@@ -175,11 +185,15 @@ def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: 
         eye = torch.eye(m, dtype=lower.dtype, device=lower.device)
         inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
         # 1 / |L^-1| and |L| bound the smallest and the largest singular value: full rank by the rule of `Spectrum.of`.
-        smallest, largest = 1 / torch.linalg.matrix_norm(inverse), torch.linalg.matrix_norm(lower)
-        least = torch.maximum(rank_tolerance(m, d, eps) * largest, floor)
-        if bool(((info == 0) & (smallest > least)).all()):
-            return torch.stack([(part @ frame).to(dtype) for part, frame in zip(inverse, frames, strict=True)])
-    spectra = [Spectrum.of(frame, floor, eps) for frame in frames]
+        tolerance = rank_tolerance(m, d, eps)
+        largest = torch.linalg.matrix_norm(lower).clamp(min=floor / tolerance)
+        condition = torch.where(info == 0, largest * torch.linalg.matrix_norm(inverse), torch.inf).max().item()
+        if condition < 1 / tolerance:
+            # Factors that are rounded to dtype harm a basis by eps * condition / m (both norms grow with the root of m).
+            precision = dtype if condition < 32 * m else lower.dtype
+            parts = zip(inverse.to(precision), frames, strict=True)
+            return torch.stack([(part @ frame.to(precision)).to(dtype) for part, frame in parts])
+    spectra = [Spectrum.of(frame, old.new_tensor(floor), eps) for frame in frames]
     n = min(dim, *(spectrum.rank for spectrum in spectra))
     bases = [leading_subspace(frame, spectrum, n).mT for frame, spectrum in zip(frames, spectra, strict=True)]
     return torch.stack(bases).to(dtype)
@@ -211,15 +225,14 @@ def inverse_norms(z: Tensor, least: float | None = None) -> Tensor:
     """
     norms: Tensor
     if least is None and z.dtype == torch.float64 and z.shape[1]:
-        largest = (
-            z.detach().abs().amax(1, keepdim=True)
-        )  # float32's squares fit into float64, its own may not: scale first
+        # float32's squares fit into float64, its own may not: scale first.
+        largest = z.detach().abs().amax(1, keepdim=True)
         largest = torch.where(largest > 0, largest, 1.0)
         norms = largest * torch.linalg.vector_norm(z / largest, dim=1, keepdim=True)
     else:
         norms = torch.linalg.vector_norm(z, dim=1, keepdim=True, dtype=torch.float64)
-    alive = norms >= (torch.finfo(z.dtype).tiny if least is None else least)
-    return torch.where(alive, 1 / torch.where(alive, norms, 1.0), 0.0)
+    least = torch.finfo(z.dtype).tiny if least is None else least
+    return torch.where(norms >= least, norms, torch.inf).reciprocal()
 
 
 def unit_rows(z: Tensor, *, constant_norm: bool = False) -> Tensor:
