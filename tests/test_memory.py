@@ -114,7 +114,8 @@ def test_the_lowest_row_wins_a_tie(choose, width):
 def test_opposite_rows_that_are_equally_good_tie_whatever_the_rounding():
     # 12 times -1, 24 times +1: the second pick may be either, at distance 1/3 from the mean.
     signs = [-1.0 if i % 3 == 1 else 1.0 for i in range(36)]
-    for features in (torch.tensor(signs)[:, None], torch.tensor(signs)[:, None] * random_features(1, 7, 14)):
+    for seed in range(10):
+        features = torch.tensor(signs)[:, None] * random_features(1, 1 + 3 * seed, seed)
         assert herding(features, 36).tolist() == literal(features.numpy(), 36)
 
 
@@ -189,6 +190,12 @@ def test_half_precision_narrows_the_choice_but_does_not_make_it(offset, dtype):
     for c, picks in herd_classes(features, labels, 20, range(20)).items():
         members = np.flatnonzero(labels.numpy() == c)
         assert picks.tolist() == members[literal(features.double().numpy()[members], 20)].tolist()
+
+
+def test_the_doubt_grows_with_the_distance_of_the_picks_from_the_mean():
+    features = random_features(2000, 128, 16, offset=0.0)  # a mean near 0, from which the picks stray
+    features[1000:] = features[:1000] + 1e-3 * random_features(1000, 128, 17, offset=0.0)
+    assert herding(features, 200).tolist() == literal(features.numpy(), 200)
 
 
 def test_a_class_without_images_is_named():

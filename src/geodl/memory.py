@@ -20,9 +20,11 @@ Selection = Literal["herding", "nearest"]
 # more than some hundred times that are a tie: which of two equally good images is kept must not hang on rounding.
 TIE = 1e-13
 
+SHORTEST = 1e-300  # Rows that are no longer than this have no direction.
+
 # Classes are herded together in stacks of at most this many numbers: small classes share the cost of a call, while
 # the stack still fits the processor's cache as the picks go over it again and again. It is filled block by block.
-STACK = 1 << 23
+STACK = 3 << 22
 BLOCK = 1 << 18
 
 
@@ -31,7 +33,7 @@ def unit(features: Tensor) -> Tensor:
 
     In float64 the square of any float32 is a normal number, so lengths of 1e-30 or 1e30 need no care.
     """
-    return F.normalize(features.double(), dim=-1, eps=1e-300)
+    return F.normalize(features.double(), dim=-1, eps=SHORTEST)
 
 
 def quota(classes: int, exemplars: int, budget: Budget) -> int:
@@ -62,49 +64,65 @@ def herding(features: Tensor, k: int) -> Tensor:
 def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int]) -> dict[int, Tensor]:
     """Herd each of `classes` in `features: (N, d)`, `labels: (N,)`: class -> (min(k, n),) ranked row numbers."""
     members = _members(labels, classes)
+    stacks = list(_stacks(members, features.shape[1]))
+    # Reduced precision is slower and less sure than float32 on other devices. One buffer serves all stacks: the kernel takes
+    # longer to hand out the pages of a new one than a stack takes to fill it.
+    precision = torch.float16 if features.device.type == "cpu" else torch.float32
+    size = max((len(stack) * len(members[stack[-1]]) for stack in stacks), default=0) * features.shape[1]
+    buffer = torch.empty(size, dtype=precision, device=features.device)
     herded: dict[int, Tensor] = {}
-    for stack in _stacks(members, features.shape[1]):
+    for stack in stacks:
         longest = len(members[stack[-1]])
         index = torch.zeros(len(stack), longest, dtype=torch.int64, device=features.device)
         valid = torch.zeros(len(stack), longest, dtype=torch.bool, device=features.device)
         for row, c in enumerate(stack):
             index[row, : len(members[c])] = members[c]
             valid[row, : len(members[c])] = True
-        ranked = _herd(features, index, valid, min(k, longest))
+        ranked = _herd(features, index, valid, min(k, longest), buffer)
         for row, c in enumerate(stack):
             herded[c] = members[c][ranked[row, : len(members[c])]]
     return {c: herded[c] for c in classes}
 
 
-def _herd(features: Tensor, index: Tensor, valid: Tensor, picks: int) -> Tensor:
+def _herd(features: Tensor, index: Tensor, valid: Tensor, picks: int, buffer: Tensor) -> Tensor:
     """Herd a stack of classes, whose rows in features (N, d) are index (c, n) where valid (c, n): (c, picks) places in it.
 
     |mean - (chosen + x) / k| is least where <x, k mean - chosen> - |x|^2 / 2 is largest. Products in half precision, which
     take half the time of float32 ones, say which rows may be that one; float64 decides among those few.
     """
-    rough, lengths, mean = _stack(features, index, valid)
+    rough, lengths, mean = _stack(features, index, valid, buffer)
     if not mean.isfinite().all():
         raise TrainingError("exemplars cannot be chosen: the features hold NaN or infinite values")
+
+    def product(w: Tensor) -> Tensor:
+        return torch.bmm(w.to(rough.dtype).unsqueeze(1), rough.transpose(1, 2)).squeeze(1)
+
     stack = torch.arange(len(index), device=index.device)
     lowest = torch.full_like(mean[:, 0], -math.inf)
-    penalty = torch.where(valid, (lengths < math.inf).float() / -2, -math.inf)
+    base = product(mean) + torch.where(valid, (lengths > SHORTEST).float() / -2, -math.inf)
     slope, floor = _doubt(features.shape[1])
+    doubt = torch.linalg.vector_norm(mean, dim=1) * slope + floor
+    places, rows, lengths = index.shape[1], index.flatten(), lengths.flatten()
     lag = torch.zeros_like(mean)  # how far the sum of the picks is behind their number of means
-    picked = []
+    picked: list[Tensor] = []
     for _ in range(picks):
-        wanted = lag + mean
-        scores = torch.bmm(wanted.to(rough.dtype).unsqueeze(1), rough.transpose(1, 2)).squeeze(1) + penalty
-        margin = wanted.norm(dim=1, keepdim=True) * slope + floor
-        c, place = torch.nonzero(scores >= scores.amax(1, keepdim=True) - margin, as_tuple=True)
-        x = features[index[c, place]].double() / lengths[c, place].unsqueeze(1)
+        scores = base + product(lag) if picked else base
+        reach = torch.linalg.vector_norm(lag, dim=1)
+        least = scores.amax(1) - torch.add(doubt, reach, alpha=slope).float()
+        candidates = torch.nonzero((scores >= least.unsqueeze(1)).flatten()).squeeze(1)
+        c = candidates // places
+        x = features.index_select(0, rows.index_select(0, candidates)).double()
+        x /= lengths.index_select(0, candidates).unsqueeze(1)
         # In terms of y = x - mean the score is <y, lag> - |y|^2 / 2, which keeps its digits when all features are alike.
-        y = x - mean[c]
-        score = (y * (lag[c] - y / 2)).sum(1)
+        y = x - mean.index_select(0, c)
+        size = torch.linalg.vector_norm(y, dim=1)
+        score = (y * lag.index_select(0, c)).sum(1) - size.square() / 2
         best = lowest.scatter_reduce(0, c, score, "amax")
-        tied = torch.nonzero(score + TIE * (lag.norm(dim=1)[c] + y.norm(dim=1)) >= best[c]).squeeze(1)
+        slack = TIE * (reach.index_select(0, c) + size)
+        tied = torch.nonzero(score + slack >= best.index_select(0, c)).squeeze(1)
         first = tied[torch.searchsorted(c[tied], stack)]  # of each class
-        picked.append(place[first])
-        penalty[stack, picked[-1]] = -math.inf
+        picked.append(candidates[first] % places)
+        base.scatter_(1, picked[-1].unsqueeze(1), -math.inf)
         lag += mean - x[first]
     return torch.stack(picked, 1) if picked else index[:, :0]
 
@@ -120,28 +138,24 @@ def _doubt(d: int) -> tuple[float, float]:
     return 3.1 * half.eps + 2 * d * single.eps + floor, floor
 
 
-def _stack(features: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unit rows (c, n, d) in half precision, and in float64 their lengths (c, n), inf for zeros, and mean (c, d).
+def _stack(features: Tensor, index: Tensor, valid: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return unit rows (c, n, d), written into the buffer, and in float64 their lengths (c, n), at least SHORTEST, and mean (c, d).
 
     Block by block: a float64 copy of a whole stack would leave the cache and cost as much as all the picks.
     """
     (c, n), d = index.shape, features.shape[1]
+    rough = buffer[: c * n * d].view(c, n, d)
     lengths = torch.empty(c, n, dtype=torch.float64, device=index.device)
-    total = torch.zeros(c, d, dtype=torch.float64, device=index.device)
-    # Reduced precision is slower and less sure than float32 on other devices.
-    rough = torch.empty(
-        c, n, d, dtype=torch.float16 if index.device.type == "cpu" else torch.float32, device=index.device
-    )
+    total = torch.zeros(c, 1, d, dtype=torch.float64, device=index.device)
     step = max(1, BLOCK // (c * d))
     for start in range(0, n, step):
         part = slice(start, start + step)
         rows = features.index_select(0, index[:, part].flatten()).view(c, -1, d).double()
-        length = torch.linalg.vector_norm(rows, dim=2)
-        lengths[:, part] = torch.where(length > 0, length, math.inf)
-        rows /= lengths[:, part].unsqueeze(2)
+        lengths[:, part] = length = torch.linalg.vector_norm(rows, dim=2).clamp_(min=SHORTEST)
+        rows *= length.reciprocal().unsqueeze(2)
         rough[:, part] = rows
-        total += torch.bmm(valid[:, None, part].double(), rows).squeeze(1)
-    return rough, lengths, total / valid.sum(1, keepdim=True).clamp(min=1)
+        total = torch.baddbmm(total, valid[:, None, part].double(), rows)
+    return rough, lengths, total.squeeze(1) / valid.sum(1, keepdim=True).clamp(min=1)
 
 
 def _members(labels: Tensor, classes: Sequence[int]) -> dict[int, Tensor]:
