@@ -101,7 +101,9 @@ def _herd(features: Tensor, index: Tensor, valid: Tensor, picks: int, buffer: Te
     lowest = torch.full_like(mean[:, 0], -math.inf)
     base = product(mean) + torch.where(valid, (lengths > SHORTEST).float() / -2, -math.inf)
     slope, floor = _doubt(features.shape[1])
-    doubt = torch.linalg.vector_norm(mean, dim=1) * slope + floor
+    doubt = (
+        torch.linalg.vector_norm(mean, dim=1) * slope + 2 * floor
+    )  # of both products, but for the slope of the second
     places, rows, lengths = index.shape[1], index.flatten(), lengths.flatten()
     lag = torch.zeros_like(mean)  # how far the sum of the picks is behind their number of means
     picked: list[Tensor] = []
