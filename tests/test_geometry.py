@@ -77,11 +77,9 @@ def test_a_batch_without_spread_has_no_subspace(z):
 
 
 @given(seed=st.integers(0, 2**16), batch=st.integers(2, 600), d=st.integers(1, 40))
-def test_equal_rows_leave_nothing_but_their_mean(seed, batch, d):
+def test_equal_rows_leave_nothing(seed, batch, d):
     row = torch.randn(d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    turned = contrast(row.expand(batch, d))
-    torch.testing.assert_close(turned[0], math.sqrt(batch) * row, rtol=1e-12, atol=0)
-    assert not turned[1:].any()
+    assert not contrast(row.expand(batch, d)).any()
     assert subspace(row.expand(batch, d), d).shape == (d, 0)
 
 
@@ -127,14 +125,11 @@ def test_bases_of_steep_spectra_are_orthonormal(decay):
     torch.testing.assert_close(basis.mT @ basis, torch.eye(4), atol=1e-6, rtol=0)
 
 
-def test_contrast_is_an_isometry_that_separates_the_mean():
+def test_contrast_has_the_scatter_of_the_centred_batch():
     z = torch.randn(2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    turned = contrast(z)
-    torch.testing.assert_close(turned[:, 0], 3 * z.mean(1))
-    torch.testing.assert_close(
-        turned[:, 1:].mT @ turned[:, 1:], (z - z.mean(1, keepdim=True)).mT @ (z - z.mean(1, keepdim=True))
-    )
-    torch.testing.assert_close(contrast(turned), z)
+    turned, centred = contrast(z), z - z.mean(1, keepdim=True)
+    assert turned.shape == (2, 8, 4)
+    torch.testing.assert_close(turned.mT @ turned, centred.mT @ centred)
     assert torch.autograd.gradcheck(contrast, (z.requires_grad_(),))
 
 

@@ -50,35 +50,16 @@ def _once_only() -> None:
 # ---------------------------------------------------------------------------------------------------- subspaces
 
 
-class _Contrast(torch.autograd.Function):
-    """A Householder reflection of the rows: symmetric, so it is its own derivative's transpose."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
-        root = math.sqrt(z.shape[-2])
-        # Equal rows are turned into the first alone: without what all have in common, nothing of it is left in the others.
-        first = z[..., :1, :]
-        turned = z - first
-        total = turned.sum(-2, keepdim=True)
-        turned -= total / (root * (root - 1.0))
-        turned[..., :1, :] = first * root + total / root
-        return turned
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return contrast(grads[0])
-
-
 def contrast(z: Tensor) -> Tensor:
-    """Reflect the rows of z: (..., batch, d) so that row 0 is sqrt(batch) times their mean and the others are centred.
+    """Return batch - 1 rows with the singular values and right singular vectors of the centred batch z: (..., batch, d).
 
-    The reflection turns the column of ones into the first axis, so rows 1 onwards have the singular values and right
-    singular vectors of the centred batch, without its redundant row. It is its own inverse.
+    They are all but the first of the rows after the reflection that turns the column of ones into the first axis, and with it
+    what the rows have in common into the first row. Taking the differences first leaves nothing of that in the others.
     """
-    if z.shape[-2] < 2:
-        return z
-    result: Tensor = _Contrast.apply(z)  # type: ignore[no-untyped-call]
-    return result
+    root = math.sqrt(z.shape[-2])
+    differences = z[..., 1:, :] - z[..., :1, :]
+    differences -= differences.sum(-2, keepdim=True) / (root * (root - 1.0))
+    return differences
 
 
 def rank_tolerance(batch: int, d: int, eps: float) -> float:
@@ -186,7 +167,7 @@ def subspace(z: Tensor, dim: int, *, centre: bool = True) -> Tensor:
     rows = rows / torch.where(largest > 0, largest, 1.0)  # the squares of 1e200 overflow
     floor = eps * torch.linalg.vector_norm(rows.detach(), dim=(-2, -1))
     if centre:
-        rows = contrast(rows)[..., 1:, :]
+        rows = contrast(rows)
     spectrum = Spectrum.of(rows, floor, eps)
     return leading_subspace(rows, spectrum, min(dim, spectrum.rank)).to(dtype)
 
@@ -290,7 +271,7 @@ class Pairing:
         overlap = overlap.detach()
         # For float32 data eigh does, twice as fast, unless its error of eps / cos^2 w is too large.
         if eps > _FLOAT64_EPS:
-            v = torch.linalg.eigh(overlap.mT @ overlap).eigenvectors.flip(-1)
+            v = torch.linalg.eigh(overlap.mT @ overlap).eigenvectors
             turned = overlap @ v
             cosines = torch.linalg.vector_norm(turned, dim=-2)
             if bool((cosines > (1e-3 if overlap.dtype == torch.float64 else 0.1)).all()):

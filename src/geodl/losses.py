@@ -175,7 +175,7 @@ def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: 
 
     n = min(dim, ranks); eps is the relative precision of the data, dtype that of the result.
     """
-    frames = [contrast(rows)[1:] if centre else rows for rows in (old, new)]
+    frames = [contrast(rows) if centre else rows for rows in (old, new)]
     m, d = frames[0].shape
     floor = eps * len(old) ** 0.5  # the noise that centring leaves
     # Where nothing is to be dropped, a subspace is the whole row space, and Cholesky gives a basis several times faster.
@@ -284,7 +284,7 @@ def _check(student: Tensor, teacher: Tensor, group: Group) -> None:
             f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
         )
     # A sum carries any NaN or infinity along, ten times faster than a look at every element; it may also overflow.
-    finite = math.isfinite(student.detach().sum().item() + teacher.detach().sum().item())
+    finite = math.isfinite((student.detach().sum() + teacher.detach().sum()).item())
     finite = finite or bool(student.isfinite().all() and teacher.isfinite().all())
     if group is not None:  # all ranks raise or none does: one alone would leave the others waiting for it
         flag = torch.tensor(float(finite), device=student.device)
