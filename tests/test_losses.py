@@ -100,6 +100,14 @@ def test_the_gradient_in_single_precision_agrees_with_double(decay, batch, d):
     assert (single - double).norm() < 1e-5 * double.norm()
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_rows_next_to_orthogonal_to_few_directions_keep_their_digits(dim):
+    for seed in range(60):
+        student, teacher = pair(40, 8, 0.1, seed, torch.float32, mean=5)
+        loss = GeodesicDistillation(dim)
+        assert loss(student, teacher).item() == pytest.approx(loss(student.double(), teacher.double()).item(), rel=1e-5)
+
+
 @pytest.mark.parametrize("through_flow", [False, True])
 @pytest.mark.parametrize("decay", [1.0, 1e-3])
 def test_both_ways_to_a_basis_agree(monkeypatch, through_flow, decay):

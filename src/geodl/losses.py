@@ -32,6 +32,8 @@ from geodl.geometry import (
 
 Group = dist.ProcessGroup | None
 
+FEW = 32  # directions: not enough to hold a sure part of every row
+
 
 # ---------------------------------------------------------------------------------------------------- reductions
 
@@ -173,7 +175,8 @@ class GeodesicDistillation(nn.Module):
 def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: torch.dtype) -> Tensor:
     """Return orthonormal rows (2, n, d) that span the principal subspaces of two float64 unit batches: (batch, d).
 
-    n = min(dim, ranks); eps is the relative precision of the data, dtype that of the result.
+    n = min(dim, ranks); eps is the relative precision of the data. The result is of the given dtype, but of float64 where n is
+    so small that a row may be next to orthogonal to all the directions and its projection be mostly rounding.
     """
     frames = [contrast(rows) if centre else rows for rows in (old, new)]
     m, d = frames[0].shape
@@ -190,13 +193,13 @@ def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: 
         condition = torch.where(info == 0, largest * torch.linalg.matrix_norm(inverse), torch.inf).max().item()
         if condition < 1 / tolerance:
             # Factors that are rounded to dtype harm a basis by eps * condition / m (both norms grow with the root of m).
-            precision = dtype if condition < 32 * m else lower.dtype
+            precision = dtype if m >= FEW and condition < 32 * m else old.dtype
             parts = zip(inverse.to(precision), frames, strict=True)
-            return torch.stack([(part @ frame.to(precision)).to(dtype) for part, frame in parts])
+            return torch.stack([part @ frame.to(precision) for part, frame in parts])
     spectra = [Spectrum.of(frame, old.new_tensor(floor), eps) for frame in frames]
     n = min(dim, *(spectrum.rank for spectrum in spectra))
     bases = [leading_subspace(frame, spectrum, n).mT for frame, spectrum in zip(frames, spectra, strict=True)]
-    return torch.stack(bases).to(dtype)
+    return torch.stack(bases).to(dtype if n >= FEW else old.dtype)
 
 
 # ------------------------------------------------------------------------------------------------- margin ranking
