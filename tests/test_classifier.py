@@ -342,7 +342,10 @@ def test_a_model_has_a_report_on_its_check_images(model, weeks, tmp_path, digits
     assert "data:image/webp" in page.render(read_settings([model.path]), with_images=True)
     model.remove("digit 0")
     assert read_run(model.path).groups == [["digit 1", "digit 2", "<three>"]]
-    assert "<td>digit 0 removed</td>" in page.render(read_settings([model.path]))
+    after = page.render(read_settings([model.path]))
+    assert "<td>digit 0 removed</td>" in after
+    assert "phases 1 to T" in shown
+    assert "phases 1 to T" not in after  # one group is left: no averages, and no words on them
 
 
 def test_a_run_never_takes_the_place_of_a_model(model, weeks):

@@ -118,13 +118,16 @@ def summary(settings: Sequence[Setting]) -> Table:
         for classifier in setting.classifiers:
             found = [setting.value(classifier, name) for name in measures.values()]
             rows.append([setting.label, CLASSIFIERS[classifier], len(setting.runs), *found])
-    notes = [
-        f"All in %. {AVERAGE}: mean accuracy after phases 1 to T, as the paper defines it; {INCREMENTAL}: with phase 0, as most "
-        "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase. Mean forgetting: best "
-        "accuracy before the last phase minus after it; backward transfer: after the last phase minus just after learning; both are "
-        "means over the groups of classes learned before the last phase.",
-        *([ORACLE] if any("ame" in setting.classifiers for setting in settings) else []),
-    ]
+    notes = ["All in %."]
+    if any(row[4] is not None for row in rows):  # there is more than one phase
+        notes[0] += (
+            f" {AVERAGE}: mean accuracy after phases 1 to T, as the paper defines it; {INCREMENTAL}: with phase 0, as most "
+            "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase. Mean forgetting: best "
+            "accuracy before the last phase minus after it; backward transfer: after the last phase minus just after learning; both are "
+            "means over the groups of classes learned before the last phase."
+        )
+    if any("ame" in setting.classifiers for setting in settings):
+        notes.append(ORACLE)
     if any(len(setting.runs) > 1 for setting in settings):
         notes.append("Mean ± sample standard deviation over runs.")
     return Table(["method", "classifier", "runs", *measures], rows, notes)
