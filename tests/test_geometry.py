@@ -125,6 +125,12 @@ def test_bases_of_steep_spectra_are_orthonormal(decay):
     torch.testing.assert_close(basis.mT @ basis, torch.eye(4), atol=1e-6, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_a_single_row_has_a_derivative():
+    with torch.autograd.detect_anomaly():
+        subspace(torch.ones(1, 3, requires_grad=True), 2).sum().backward()
+
+
 def test_contrast_has_the_scatter_of_the_centred_batch():
     z = torch.randn(2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     turned, centred = contrast(z), z - z.mean(1, keepdim=True)

@@ -90,6 +90,26 @@ def test_single_precision_agrees_with_double_on_the_same_inputs(decay, degrees, 
         assert double == pytest.approx(geodesic_loss(new.numpy(), old.numpy(), dim), rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("batch", "d", "mean", "weak"), [(64, 128, 30, 1e-2), (128, 512, 30, 3e-3), (128, 512, 0, 3e-3)]
+)
+def test_one_weak_direction_keeps_its_digits(batch, d, mean, weak):
+    rng = np.random.default_rng(0)
+    centred = rng.standard_normal((batch, batch - 1))
+    left = np.linalg.svd(centred - centred.mean(0), full_matrices=False)[0]
+    directions = np.linalg.qr(rng.standard_normal((d, batch - 1)))[0]
+    values = np.where(np.arange(batch - 1) < batch - 2, 1, weak)
+    old = (left * values) @ directions.T + mean * rng.standard_normal(d) / math.sqrt(d * batch)
+    new = (
+        old + 0.3 * weak / math.sqrt(batch) * rng.standard_normal((batch, 1)) * directions[:, -1]
+    )  # moves along the weak one
+    old, new = torch.tensor(old).float(), torch.tensor(new).float()
+    single, single_gradient = gradient(GeodesicDistillation(), new, old)
+    double, double_gradient = gradient(GeodesicDistillation(), new.double(), old.double())
+    assert single.item() == pytest.approx(double.item(), rel=1e-5)
+    assert (single_gradient - double_gradient).norm() < 1e-5 * double_gradient.norm()
+
+
 @pytest.mark.parametrize("decay", [1.0, 1e-2, 1e-3, 1e-4])
 @pytest.mark.parametrize(("batch", "d"), [(65, 132), (17, 256)])
 def test_the_gradient_in_single_precision_agrees_with_double(decay, batch, d):
@@ -100,10 +120,10 @@ def test_the_gradient_in_single_precision_agrees_with_double(decay, batch, d):
     assert (single - double).norm() < 1e-5 * double.norm()
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-def test_rows_next_to_orthogonal_to_few_directions_keep_their_digits(dim):
-    for seed in range(60):
-        student, teacher = pair(40, 8, 0.1, seed, torch.float32, mean=5)
+@pytest.mark.parametrize(("batch", "d", "dim"), [(40, 8, 1), (2, 2, 127), (2, 3, 127)])
+def test_rows_nearly_orthogonal_to_few_directions_keep_their_digits(batch, d, dim):
+    for seed in range(100):
+        student, teacher = pair(batch, d, 0.1, seed, torch.float32, mean=5)
         loss = GeodesicDistillation(dim)
         assert loss(student, teacher).item() == pytest.approx(loss(student.double(), teacher.double()).item(), rel=1e-5)
 
@@ -168,8 +188,9 @@ def test_orthogonal_batches_take_the_mean_over_the_shortest_geodesics():
             assert slope.isfinite().all()
 
 
-def test_small_losses_keep_their_digits():
-    student, teacher = pair(8, 20, noise=1e-4, dtype=torch.float32)
+@pytest.mark.parametrize(("batch", "d"), [(8, 20), (40, 60), (40, 200)])
+def test_small_losses_keep_their_digits(batch, d):
+    student, teacher = pair(batch, d, noise=1e-4, dtype=torch.float32)
     for loss in (GeodesicDistillation(), CosineDistillation()):
         expected, expected_slope = gradient(loss, student.double(), teacher.double())
         value, slope = gradient(loss, student, teacher)

@@ -112,11 +112,12 @@ def test_the_lowest_row_wins_a_tie(choose, width):
 
 
 def test_opposite_rows_that_are_equally_good_tie_whatever_the_rounding():
-    # 12 times -1, 24 times +1: the second pick may be either, at distance 1/3 from the mean.
-    signs = [-1.0 if i % 3 == 1 else 1.0 for i in range(36)]
-    for seed in range(10):
-        features = torch.tensor(signs)[:, None] * random_features(1, 1 + 3 * seed, seed)
-        assert herding(features, 36).tolist() == literal(features.numpy(), 36)
+    # Of 12 times -1 and 24 times +1 the second pick may be either, at distance 1/3 from the mean; and so on.
+    for rows, every in ((36, 3), (30, 7), (50, 4)):
+        signs = torch.tensor([-1.0 if i % every == 1 else 1.0 for i in range(rows)])
+        for width in (1, 7, 64):
+            features = signs[:, None] * random_features(1, width, 14)
+            assert herding(features, rows).tolist() == literal(features.numpy(), rows)
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-3, 1e18])
@@ -126,6 +127,23 @@ def test_lengths_of_features_do_not_matter(scale):
     for choose in (herding, nearest):
         assert choose(features * lengths, 12).tolist() == choose((features * lengths).double(), 12).tolist()
     assert herding(features * lengths, 12).tolist() == literal((features * lengths).numpy(), 12)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e160])
+def test_lengths_whose_squares_leave_double_precision_count_as_zero(size):
+    features = random_features(20, 4, 6).double()
+    features[7] = 0
+    expected = herding(features, 12)
+    features[7] = size
+    assert herding(features, 12).equal(expected)
+
+
+def test_what_is_wrong_with_another_class_does_not_matter():
+    features = random_features(6, 3, 9)
+    features[0] = torch.nan
+    herded = herd_classes(features, torch.tensor([2, 0, 0, 1, 1, 1]), 2, [0, 1])
+    assert herded[0].tolist() == (1 + herding(features[1:3], 2)).tolist()
+    assert herded[1].tolist() == (3 + herding(features[3:], 2)).tolist()
 
 
 def test_rows_of_zeros_are_allowed():

@@ -58,7 +58,7 @@ def contrast(z: Tensor) -> Tensor:
     """
     root = math.sqrt(z.shape[-2])
     differences = z[..., 1:, :] - z[..., :1, :]
-    differences -= differences.sum(-2, keepdim=True) / (root * (root - 1.0))
+    differences -= differences.sum(-2, keepdim=True) / (z.shape[-2] - root or 1.0)  # of a single row nothing is left
     return differences
 
 
@@ -258,7 +258,7 @@ def _root_slopes(cosines: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The SVD of an overlap P'Q: (..., n, n), which pairs the columns of the bases at the principal angles."""
+    """The SVD of an overlap P'Q: (..., n, n), which pairs the columns of the bases at the principal angles, in any order."""
 
     u: Tensor  # (..., n, n)
     cosines: Tensor  # (..., n), in [0, 1], float64

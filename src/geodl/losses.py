@@ -32,7 +32,7 @@ from geodl.geometry import (
 
 Group = dist.ProcessGroup | None
 
-FEW = 32  # directions: not enough to hold a sure part of every row
+FEW = 32  # With fewer directions than this, a row may be nearly orthogonal to all of them: float64 keeps its digits.
 
 
 # ---------------------------------------------------------------------------------------------------- reductions
@@ -157,7 +157,7 @@ class GeodesicDistillation(nn.Module):
             return kernel_coordinates(on_old, on_new, overlap, pairing)
 
         axes = bases.flatten(0, 1).mT
-        # Whatever is less is turned into the kernel's coordinates: the d axes, or the rows, old and new and back.
+        # The coordinates are linear in the rows: turn the d axes once, or the rows three times (old, new, and the gradient).
         narrow = len(axes) < 3 * len(student)
         if narrow:
             axes = coordinates(axes)
@@ -175,8 +175,8 @@ class GeodesicDistillation(nn.Module):
 def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: torch.dtype) -> Tensor:
     """Return orthonormal rows (2, n, d) that span the principal subspaces of two float64 unit batches: (batch, d).
 
-    n = min(dim, ranks); eps is the relative precision of the data. The result is of the given dtype, but of float64 where n is
-    so small that a row may be next to orthogonal to all the directions and its projection be mostly rounding.
+    n = min(dim, ranks); eps is the relative precision of the data. The result is of the given dtype where that is good enough,
+    else of float64: where there are few directions, or where Cholesky's are ill-conditioned.
     """
     frames = [contrast(rows) if centre else rows for rows in (old, new)]
     m, d = frames[0].shape
@@ -192,8 +192,9 @@ def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: 
         largest = torch.linalg.matrix_norm(lower).clamp(min=floor / tolerance)
         condition = torch.where(info == 0, largest * torch.linalg.matrix_norm(inverse), torch.inf).max().item()
         if condition < 1 / tolerance:
-            # Factors that are rounded to dtype harm a basis by eps * condition / m (both norms grow with the root of m).
-            precision = dtype if m >= FEW and condition < 32 * m else old.dtype
+            # Factors rounded to dtype harm a basis by eps times its condition number, m-fold in `condition` if all directions are
+            # alike: float64 where some are much weaker.
+            precision = dtype if m >= FEW and condition < 4 * m else old.dtype
             parts = zip(inverse.to(precision), frames, strict=True)
             return torch.stack([part @ frame.to(precision) for part, frame in parts])
     spectra = [Spectrum.of(frame, old.new_tensor(floor), eps) for frame in frames]

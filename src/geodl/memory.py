@@ -17,13 +17,14 @@ Budget = Literal["per_class", "total"]
 Selection = Literal["herding", "nearest"]
 
 # Rounding a unit vector moves a score by its machine precision times the lengths it is made of. Scores that differ by no
-# more than some hundred times that are a tie: which of two equally good images is kept must not hang on rounding.
-TIE = 1e-13
+# more than some thousand times that are a tie: which of two equally good images is kept must not hang on rounding.
+TIE = 1e-12
 
-SHORTEST = 1e-300  # Rows that are no longer than this have no direction.
+# Rows that are shorter count as zeros: the squares of such numbers leave float64. Those of any float32 are far longer.
+SHORTEST = 1e-150
 
 # Classes are herded together in stacks of at most this many numbers: small classes share the cost of a call, while
-# the stack still fits the processor's cache as the picks go over it again and again. It is filled block by block.
+# the stack (25 MB) still fits a large processor's cache as the picks go over it again and again. It is filled block by block.
 STACK = 3 << 22
 BLOCK = 1 << 18
 
@@ -65,8 +66,8 @@ def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int
     """Herd each of `classes` in `features: (N, d)`, `labels: (N,)`: class -> (min(k, n),) ranked row numbers."""
     members = _members(labels, classes)
     stacks = list(_stacks(members, features.shape[1]))
-    # Reduced precision is slower and less sure than float32 on other devices. One buffer serves all stacks: the kernel takes
-    # longer to hand out the pages of a new one than a stack takes to fill it.
+    # Reduced precision is slower and less sure than float32 on other devices. One buffer serves all stacks: a
+    # new one's pages may take longer to get from the operating system than to fill.
     precision = torch.float16 if features.device.type == "cpu" else torch.float32
     size = max((len(stack) * len(members[stack[-1]]) for stack in stacks), default=0) * features.shape[1]
     buffer = torch.empty(size, dtype=precision, device=features.device)
@@ -76,6 +77,7 @@ def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int
         index = torch.zeros(len(stack), longest, dtype=torch.int64, device=features.device)
         valid = torch.zeros(len(stack), longest, dtype=torch.bool, device=features.device)
         for row, c in enumerate(stack):
+            index[row] = members[c][0]
             index[row, : len(members[c])] = members[c]
             valid[row, : len(members[c])] = True
         ranked = _herd(features, index, valid, min(k, longest), buffer)
@@ -99,11 +101,10 @@ def _herd(features: Tensor, index: Tensor, valid: Tensor, picks: int, buffer: Te
 
     stack = torch.arange(len(index), device=index.device)
     lowest = torch.full_like(mean[:, 0], -math.inf)
-    base = product(mean) + torch.where(valid, (lengths > SHORTEST).float() / -2, -math.inf)
+    base = product(mean) + torch.where(valid, (lengths < math.inf).float() / -2, -math.inf)
     slope, floor = _doubt(features.shape[1])
-    doubt = (
-        torch.linalg.vector_norm(mean, dim=1) * slope + 2 * floor
-    )  # of both products, but for the slope of the second
+    # Of the product with the mean, and what does not depend on the lag in the product with that.
+    doubt = torch.linalg.vector_norm(mean, dim=1) * slope + 2 * floor
     places, rows, lengths = index.shape[1], index.flatten(), lengths.flatten()
     lag = torch.zeros_like(mean)  # how far the sum of the picks is behind their number of means
     picked: list[Tensor] = []
@@ -125,6 +126,7 @@ def _herd(features: Tensor, index: Tensor, valid: Tensor, picks: int, buffer: Te
         first = tied[torch.searchsorted(c[tied], stack)]  # of each class
         picked.append(candidates[first] % places)
         base.scatter_(1, picked[-1].unsqueeze(1), -math.inf)
+        base[:, 0].clamp_(min=-1e30)  # where a class has run out, all its places would be candidates
         lag += mean - x[first]
     return torch.stack(picked, 1) if picked else index[:, :0]
 
@@ -133,15 +135,15 @@ def _doubt(d: int) -> tuple[float, float]:
     """Bound the error of a difference of two rough scores, products of unit rows with w (d,): by slope |w| + floor.
 
     Both factors and their product are rounded, by half an eps each, and numbers below `tiny` to multiples of tiny eps; the
-    sum of d terms is rounded in float32.
+    sum of d terms, and what is added to it, is rounded in float32.
     """
     half, single = torch.finfo(torch.float16), torch.finfo(torch.float32)
-    floor = half.tiny * half.eps * d
+    floor = half.tiny * half.eps * (d + 3)
     return 3.1 * half.eps + 2 * d * single.eps + floor, floor
 
 
 def _stack(features: Tensor, index: Tensor, valid: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return unit rows (c, n, d), written into the buffer, and in float64 their lengths (c, n), at least SHORTEST, and mean (c, d).
+    """Return unit rows (c, n, d), written into the buffer, and in float64 their lengths (c, n), inf for zeros, and mean (c, d).
 
     Block by block: a float64 copy of a whole stack would leave the cache and cost as much as all the picks.
     """
@@ -149,11 +151,12 @@ def _stack(features: Tensor, index: Tensor, valid: Tensor, buffer: Tensor) -> tu
     rough = buffer[: c * n * d].view(c, n, d)
     lengths = torch.empty(c, n, dtype=torch.float64, device=index.device)
     total = torch.zeros(c, 1, d, dtype=torch.float64, device=index.device)
-    step = max(1, BLOCK // (c * d))
+    step = max(1, BLOCK // max(c * d, 1))
     for start in range(0, n, step):
         part = slice(start, start + step)
         rows = features.index_select(0, index[:, part].flatten()).view(c, -1, d).double()
-        lengths[:, part] = length = torch.linalg.vector_norm(rows, dim=2).clamp_(min=SHORTEST)
+        length = torch.linalg.vector_norm(rows, dim=2)
+        lengths[:, part] = length = torch.where(length > SHORTEST, length, math.inf)
         rows *= length.reciprocal().unsqueeze(2)
         rough[:, part] = rows
         total = torch.baddbmm(total, valid[:, None, part].double(), rows)

@@ -119,7 +119,7 @@ def summary(settings: Sequence[Setting]) -> Table:
             found = [setting.value(classifier, name) for name in measures.values()]
             rows.append([setting.label, CLASSIFIERS[classifier], len(setting.runs), *found])
     notes = ["All in %."]
-    if any(row[4] is not None for row in rows):  # there is more than one phase
+    if any(setting.first.done > 1 for setting in settings):
         notes[0] += (
             f" {AVERAGE}: mean accuracy after phases 1 to T, as the paper defines it; {INCREMENTAL}: with phase 0, as most "
             "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase. Mean forgetting: best "
