@@ -189,10 +189,11 @@ def _raw(tensor: Tensor) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size in memory. pixels: uint8 (N, 3, H, W); labels: int64 (N,)."""
+    """Images of one size in memory. pixels: uint8 (N, 3, H, W); labels: int64 (N,); names: those of the labels, if known."""
 
     pixels: Tensor
     labels: Tensor
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
@@ -205,11 +206,11 @@ class ArrayImages:
     def select(self, indices: Tensor | Sequence[int]) -> ArrayImages:
         """Return the images at these positions (or under this mask), in this order."""
         positions = _positions(indices)
-        return ArrayImages(self.pixels[positions], self.labels[positions])
+        return ArrayImages(self.pixels[positions], self.labels[positions], self.names)
 
-    def relabel(self, mapping: Tensor) -> ArrayImages:
-        """Replace each label l by mapping[l]. mapping: int64 (old classes,)."""
-        return replace(self, labels=mapping[self.labels])
+    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> ArrayImages:
+        """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
+        return replace(self, labels=mapping[self.labels], names=tuple(names))
 
     def decode(self, i: int) -> Image.Image:
         """Return image i as an RGB picture."""
@@ -233,10 +234,11 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Encoded images of any size: files, or their contents. items: N of them; labels: int64 (N,)."""
+    """Encoded images of any size: files, or their contents. items: N of them; labels and names as for ArrayImages."""
 
     items: tuple[Item, ...]
     labels: Tensor
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_labels(self.labels, len(self.items))
@@ -247,11 +249,11 @@ class FileImages:
     def select(self, indices: Tensor | Sequence[int]) -> FileImages:
         """Return the images at these positions (or under this mask), in this order."""
         positions = _positions(indices)
-        return FileImages(tuple(self.items[i] for i in positions.tolist()), self.labels[positions])
+        return FileImages(tuple(self.items[i] for i in positions.tolist()), self.labels[positions], self.names)
 
-    def relabel(self, mapping: Tensor) -> FileImages:
-        """Replace each label l by mapping[l]. mapping: int64 (old classes,)."""
-        return replace(self, labels=mapping[self.labels])
+    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> FileImages:
+        """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
+        return replace(self, labels=mapping[self.labels], names=tuple(names))
 
     def decode(self, i: int) -> Image.Image:
         """Return image i as an RGB picture."""
@@ -284,13 +286,14 @@ def concat(parts: Sequence[Images]) -> Images:
     if not filled:
         raise DataError("concat: no images given, at least one part needed")
     labels = torch.cat([part.labels for part in filled])
+    names = max((part.names for part in filled), key=len)
     arrays = [part.pixels for part in filled if isinstance(part, ArrayImages)]
     if len(arrays) == len(filled) and len({pixels.shape[2:] for pixels in arrays}) == 1:
-        return ArrayImages(torch.cat(arrays), labels)
+        return ArrayImages(torch.cat(arrays), labels, names)
     items: list[Item] = []
     for part in filled:
         items += part.items if isinstance(part, FileImages) else (part.encoded(i) for i in range(len(part)))
-    return FileImages(tuple(items), labels)
+    return FileImages(tuple(items), labels, names)
 
 
 def pack(images: Images, *, side: int = 64) -> Images:
@@ -301,7 +304,7 @@ def pack(images: Images, *, side: int = 64) -> Images:
     if max(size) > side or any(check_header(item) != size for item in images.items):
         return images
     pixels = stack_pixels(images.items, size)
-    return images if pixels is None else ArrayImages(pixels, images.labels)
+    return images if pixels is None else ArrayImages(pixels, images.labels, images.names)
 
 
 def stack_pixels(items: Sequence[Item], size: tuple[int, int]) -> Tensor | None:
@@ -318,16 +321,16 @@ def stack_pixels(items: Sequence[Item], size: tuple[int, int]) -> Tensor | None:
 # ----------------------------------------------------------------------------------------------------------- tensors
 
 
-def to_tensors(images: Images, *, embed: bool = True) -> dict[str, Tensor]:
+def to_tensors(images: Images, *, store_images: bool = True) -> dict[str, Tensor]:
     """Lay images out as tensors for a safetensors file.
 
-    Files are stored as their contents, or with `embed=False` as a path with the sha256 of the contents.
+    Files are stored as their contents, or with `store_images=False` as a path with the sha256 of the contents.
     """
     if isinstance(images, ArrayImages):
         return {"pixels": images.pixels.contiguous(), "labels": images.labels}
-    referenced = [isinstance(item, Path) and not embed for item in images.items]
+    referenced = [isinstance(item, Path) and not store_images for item in images.items]
     blobs = [
-        os.fsencode(item.absolute()) if isinstance(item, Path) and not embed else read_bytes(item)
+        os.fsencode(item.absolute()) if isinstance(item, Path) and not store_images else read_bytes(item)
         for item in images.items
     ]
     offsets = np.cumsum([0, *(len(blob) for blob in blobs)], dtype=np.int64)

@@ -4,20 +4,29 @@ from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 
-from geodl.config import Effective, Layer, RunConfig, resolve
-from geodl.methods.base import METHODS, Losses, Method, Phase, Schedule, Shard, Stage, register
+from geodl.config import Effective, Kinds, Layer, RunConfig, resolve
+from geodl.losses import DISTILLATIONS
+from geodl.methods.base import METHODS, Losses, Method, Phase, Schedule, Stage, register
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["METHODS", "Losses", "Method", "Phase", "Schedule", "Shard", "Stage", "build", "configure", "register"]
+__all__ = ["METHODS", "Losses", "Method", "Phase", "Schedule", "Stage", "build", "configure", "register"]
 
 
 def configure(layers: Sequence[Layer]) -> Effective:
     """Merge layers of options into the configuration of the method they name."""
-    return resolve(layers, {name: method.Config for name, method in METHODS.items()})
+    return resolve(layers, kinds())
+
+
+def kinds() -> Kinds:
+    """Return the classes of options of all methods and distillations."""
+    return Kinds(
+        {name: method.Config for name, method in METHODS.items()},
+        {name: distillation.Options for name, distillation in DISTILLATIONS.items()},
+    )
 
 
 def build(config: RunConfig) -> Method:
-    """Give the method that a configuration names."""
+    """Return the method that a configuration names."""
     return METHODS[config.method](config)
