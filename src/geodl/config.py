@@ -40,10 +40,16 @@ class RunConfig(BaseModel):
     cosine_weight: float = option(
         5.0, "Method", "Weight of the cosine distillation, before the factor sqrt(old/new).", ge=0
     )
+    cosine_features: Literal["pooled", "grid"] = option(
+        "pooled", "Method", "What cosine distillation compares: pooled features, or GeoDL's 2 x 2 grid."
+    )
     geodesic_weight: float = option(6.0, "Method", "Weight of the geodesic distillation, before sqrt(old/new).", ge=0)
     subspace_dim: int = option(127, "Method", "Dimension n of the subspaces of the geodesic distillation.", ge=1)
     through_flow: bool = option(False, "Method", "Differentiate through the geodesic flow too.")
-    centre: bool = option(True, "Method", "Subspaces of the geodesic distillation: about the mean of the batch.")
+    center: bool = option(True, "Method", "Subspaces of the geodesic distillation: about the mean of the batch.")
+    geodesic_distance: Literal["cosine", "squared"] = option(
+        "cosine", "Method", "Geodesic distillation: 1 - cos of the projected rows, or squared distance of unit rows."
+    )
     temperature: float = option(2.0, "Method", "Temperature of the lwf distillation.", gt=0)
 
     data: str = option(

@@ -28,9 +28,10 @@ from geodl.errors import GeodlError, TrainingError
 from geodl.files import fingerprint
 from geodl.geometry import GeometryError
 from geodl.memory import Memory, quota
-from geodl.methods import Losses, Method, Phase, Shard, Stage
+from geodl.methods import Losses, Method, Phase, Stage
 from geodl.nets import Network, build_network, frozen_copy
 from geodl.predictors import Features, class_means, drift, exemplar_means, features_of
+from geodl.ranks import Ranks
 
 # Part of the key of cached base phases: to be raised whenever training computes something else than before.
 BASE_VERSION = 1
@@ -92,7 +93,7 @@ class Trainer:
         if processes > 1:
             self.fabric.launch()
         group = distributed.group.WORLD if processes > 1 else None
-        self.shard = Shard(self.fabric.global_rank, self.fabric.world_size, group)
+        self.shard = Ranks(self.fabric.global_rank, self.fabric.world_size, group)
 
     @property
     def leads(self) -> bool:

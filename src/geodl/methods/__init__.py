@@ -5,12 +5,12 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from geodl.config import Effective, Layer, RunConfig, resolve
-from geodl.methods.base import METHODS, Losses, Method, Phase, Schedule, Shard, Stage, register
+from geodl.methods.base import METHODS, Losses, Method, Phase, Schedule, Stage, register
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["METHODS", "Losses", "Method", "Phase", "Schedule", "Shard", "Stage", "build", "configure", "register"]
+__all__ = ["METHODS", "Losses", "Method", "Phase", "Schedule", "Stage", "build", "configure", "register"]
 
 
 def configure(layers: Sequence[Layer]) -> Effective:

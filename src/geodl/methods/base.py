@@ -6,32 +6,23 @@ which schedule. The ordinary phase is the first stage; corrections and fine-tuni
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from geodl.config import RunConfig, derive
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import Images, concat
-from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation, global_mean
+from geodl.losses import distillation
 from geodl.memory import Memory
 from geodl.nets import Network, Output
 from geodl.predictors import Features
+from geodl.ranks import Ranks, global_mean
 
 Losses = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Our place among those that train together; ``group`` is None where it is alone."""
-
-    rank: int = 0
-    world: int = 1
-    group: ProcessGroup | None = None
 
 
 @dataclass
@@ -54,7 +45,7 @@ class Phase:
     features: Callable[[Images], Tensor]
     """Pooled features (N, d) of un-augmented images under the network as it is now, in eval mode."""
     device: torch.device
-    shard: Shard = Shard()
+    shard: Ranks = field(default_factory=Ranks)
     settled: Features | None = None
     """What the network makes of the images at hand, once no stage will move it any more."""
     optimised: Memory | None = None
@@ -215,19 +206,11 @@ class Method:
 
     def distillation(self, phase: Phase) -> "Distill | None":
         """Give the chosen distillation with its weight; None without a teacher or with distill = none."""
-        config, group = self.config, phase.shard.group
-        if phase.teacher is None or config.distill == "none":
+        if phase.teacher is None or self.config.distill == "none":
             return None
-        if config.distill == "lwf":
-            logits = LogitDistillation(config.temperature, group=group)
-            return lambda s, t: config.lwf_weight * logits(s.logits[:, : phase.old], t.logits)
-        if config.distill == "cosine":  # LUCIR's lambda
-            cosine, weight = CosineDistillation(group=group), config.cosine_weight * phase.adaptive
-            return lambda s, t: weight * cosine(s.pooled, t.pooled)
-        # The paper's beta (Sec. 5.1)
-        geodesic = GeodesicDistillation(config.subspace_dim, config.through_flow, group, centre=config.centre)
-        weight = config.geodesic_weight * phase.adaptive
-        return lambda s, t: weight * geodesic(s.grid, t.grid)
+        loss = distillation(self.config.distill).build(self.config, phase.shard.group)
+        weight, old = loss.weight(phase.old, phase.new), phase.old
+        return lambda s, t: weight * loss(loss.compared(s, old), loss.compared(t, old))
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
         """Choose what is kept of this phase's classes and cut the rest to the quota: the memory for the next phase."""

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from geodl.config import Distillation, RunConfig, option
 from geodl.data.batches import Batch
-from geodl.losses import global_mean
 from geodl.methods.base import Losses, Method, Phase, register
 from geodl.nets import Output
+from geodl.ranks import global_mean
 
 
 class IcarlConfig(RunConfig):

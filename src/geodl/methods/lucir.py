@@ -9,9 +9,10 @@ from torch import nn
 from geodl.config import Distillation, RunConfig, option
 from geodl.data.batches import Batch
 from geodl.data.images import Images
-from geodl.losses import global_mean, margin_ranking
+from geodl.losses import margin_ranking
 from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
 from geodl.nets import CosineHead, Output
+from geodl.ranks import global_mean
 
 
 class LucirConfig(RunConfig):

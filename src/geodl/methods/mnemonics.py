@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from geodl.config import derive, option
 from geodl.data.batches import Batch, as_inputs, fit
 from geodl.data.images import ArrayImages
-from geodl.losses import global_mean
 from geodl.memory import Memory, quota
 from geodl.methods.base import Losses, Phase, Schedule, Stage, register
 from geodl.methods.bilevel import Pixels, draw, halves, unrolled
 from geodl.methods.lucir import Lucir, LucirConfig
 from geodl.nets import Network
+from geodl.ranks import global_mean
 
 
 class MnemonicsConfig(LucirConfig):
