@@ -40,19 +40,19 @@ def spectral_kernel(p, q):
     return (vectors * g) @ vectors.T
 
 
-def principal_basis(z, dim, eps=FLOAT64_EPS, centre=True):
+def principal_basis(z, dim, eps=FLOAT64_EPS, center=True):
     """All leading right singular vectors up to dim or the numerical rank."""
-    rows = z - z.mean(0) if centre else z
+    rows = z - z.mean(0) if center else z
     _, s, vt = np.linalg.svd(rows, full_matrices=False)
     rank = int((s > max(z.shape) * eps * s[0]).sum())
     return vt[: min(dim, rank)].T
 
 
-def geodesic_loss(student, teacher, dim, eps=FLOAT64_EPS, centre=True):
+def geodesic_loss(student, teacher, dim, eps=FLOAT64_EPS, center=True):
     """The loss by a dense kernel and the textbook cosine."""
     new, old = (np.asarray(z, dtype=np.float64) for z in (student, teacher))
     new, old = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (new, old))
-    p, q = (principal_basis(z, dim, eps, centre) for z in (old, new))
+    p, q = (principal_basis(z, dim, eps, center) for z in (old, new))
     n = min(p.shape[1], q.shape[1])
     kernel = spectral_kernel(p[:, :n], q[:, :n])
     inner = np.einsum("id,de,ie->i", new, kernel, old)

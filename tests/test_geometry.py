@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geodl.errors import GeodlError
-from geodl.geometry import GeodesicFlow, contrast, geodesic_distance, principal_angles, subspace
+from geodl.geometry import GeodesicFlow, geodesic_distance, principal_angles, subspace
 from oracles import KnownFlow, principal_basis, random_orthogonal, spectral_kernel
 
 DEGREE = math.pi / 180
@@ -39,15 +39,15 @@ def projector(p):
 
 
 @pytest.mark.parametrize(("batch", "d", "dim"), [(10, 30, 4), (10, 30, 50), (30, 10, 4), (30, 10, 50), (2, 5, 3)])
-@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize("center", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_subspace_spans_the_leading_principal_directions(batch, d, dim, centre, dtype):
+def test_subspace_spans_the_leading_principal_directions(batch, d, dim, center, dtype):
     z = torch.randn(batch, d, dtype=dtype, generator=torch.Generator().manual_seed(1)) + 2
-    basis = subspace(z, dim, centre=centre)
-    expected = principal_basis(z.double().numpy(), dim, torch.finfo(dtype).eps, centre)
+    basis = subspace(z, dim, center=center)
+    expected = principal_basis(z.double().numpy(), dim, torch.finfo(dtype).eps, center)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-6
     assert basis.dtype == dtype
-    assert basis.shape == expected.shape == (d, min(dim, d, batch - centre))
+    assert basis.shape == expected.shape == (d, min(dim, d, batch - center))
     np.testing.assert_allclose((basis.mT @ basis).numpy(), np.eye(basis.shape[1]), atol=tolerance)
     np.testing.assert_allclose(projector(basis), expected @ expected.T, atol=tolerance)
 
@@ -120,7 +120,7 @@ def test_bases_that_are_not_finite_are_refused(act):
 def test_bases_of_steep_spectra_are_orthonormal(decay):
     rng = np.random.default_rng(3)
     rows = np.diag([1.0, decay, decay, decay]) @ random_orthogonal(rng, 6)[:4]
-    basis = subspace(torch.tensor(rows, dtype=torch.float32), 4, centre=False)
+    basis = subspace(torch.tensor(rows, dtype=torch.float32), 4, center=False)
     assert basis.shape == (6, 4)
     torch.testing.assert_close(basis.mT @ basis, torch.eye(4), atol=1e-6, rtol=0)
 

@@ -47,14 +47,14 @@ def gradient(loss, student, teacher, autocast=False):
 @pytest.mark.parametrize(
     ("batch", "d", "dim"), [(16, 40, 127), (17, 40, 15), (40, 16, 127), (40, 16, 5), (16, 16, 8), (3, 5, 9)]
 )
-@pytest.mark.parametrize("centre", [True, False])
-def test_geodesic_loss_is_that_of_the_dense_kernel(batch, d, dim, centre):
+@pytest.mark.parametrize("center", [True, False])
+def test_geodesic_loss_is_that_of_the_dense_kernel(batch, d, dim, center):
     student, teacher = pair(batch, d)
-    expected = geodesic_loss(student.numpy(), teacher.numpy(), dim, centre=centre)
-    loss = GeodesicDistillation(dim, centre=centre)
+    expected = geodesic_loss(student.numpy(), teacher.numpy(), dim, center=center)
+    loss = GeodesicDistillation(dim, center=center)
     assert loss(student, teacher).item() == pytest.approx(expected, rel=1e-11)
     student, teacher = student.float(), teacher.float()
-    expected = geodesic_loss(student.numpy(), teacher.numpy(), dim, FLOAT32_EPS, centre)
+    expected = geodesic_loss(student.numpy(), teacher.numpy(), dim, FLOAT32_EPS, center)
     single = loss(student, teacher)
     assert single.dtype == torch.float32
     assert single.item() == pytest.approx(expected, rel=1e-6)
@@ -263,7 +263,7 @@ def test_a_row_without_projection_counts_nothing():
     student[:, :3], teacher[:, :3] = (z[:, :3] for z in pair(5, 3))
     # Its own direction is not among the two that are kept: it is not seen at all.
     student[4], teacher[4] = torch.eye(6, dtype=torch.float64)[[5, 5]] * 1e-3
-    loss = GeodesicDistillation(2, centre=False)
+    loss = GeodesicDistillation(2, center=False)
     value, slope = gradient(loss, student, teacher)
     rest = gradient(loss, student[:4], teacher[:4])[0]
     assert (slope[4] == 0).all()
@@ -272,7 +272,7 @@ def test_a_row_without_projection_counts_nothing():
 
 
 def losses_of_unit_rows(student, teacher):
-    p, q = (subspace(unit_rows(z), 2, centre=False) for z in (teacher, student))
+    p, q = (subspace(unit_rows(z), 2, center=False) for z in (teacher, student))
     flow = GeodesicFlow.between(p, q)
     inner = flow.inner(student, teacher)[:4] / (flow.norm(student) * flow.norm(teacher))[:4]
     return (1 - inner).sum().item() / 5

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from geodl.data import load
     from geodl.data.scenario import ClassIncremental
     from geodl.errors import GeodlError
+    from geodl.experiment import run
     from geodl.learner import Learner
     from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
-    from geodl.experiment import run
 
 _HOMES = {
     "ClassIncremental": "geodl.data.scenario",

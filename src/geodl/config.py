@@ -67,7 +67,9 @@ class RunConfig(BaseModel):
     data: str = option(
         "digits", "Data", "Data source: digits, folder, cifar100, hub, imagenet, imagenet-subset, arrays."
     )
-    data_dir: Path | None = option(None, "Data", "Where the source finds its files (hub: the dataset's name or path).", repetition=True)
+    data_dir: Path | None = option(
+        None, "Data", "Where the source finds its files (hub: the dataset's name or path).", repetition=True
+    )
     test_fraction: float = option(
         0.2, "Data", "Data without a test part (folder, arrays, hub): share kept for testing.", gt=0, lt=1
     )
@@ -75,7 +77,12 @@ class RunConfig(BaseModel):
     image_column: str | None = option(None, "Data", "Hub: the column of images; unset: auto-detected.")
     label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: auto-detected.")
     base: int | None = option(
-        None, "Data", "Classes of phase 0; unset: half of them; 0: no more than in the other phases.", ge=0, in_grid=True)
+        None,
+        "Data",
+        "Classes of phase 0; unset: half of them; 0: no more than in the other phases.",
+        ge=0,
+        in_grid=True,
+    )
     phases: int = option(5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0, in_grid=True)
     groups: tuple[int, ...] | tuple[tuple[str, ...], ...] | None = option(
         None, "Data", "Sizes of the groups, or lists of class names, instead of base and phases."
@@ -88,11 +95,24 @@ class RunConfig(BaseModel):
     order_seed: int | None = option(None, "Data", "Seed of the class order, with order = seed.", ge=0, lt=2**32)
 
     network: str = option(
-        "resnet32", "Network", "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, or timm:NAME.", in_model="fixed", base=True)
-    pretrained: bool = option(False, "Network", "timm backbones: start from timm's weights.", in_model="kept", base=True)
+        "resnet32",
+        "Network",
+        "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, or timm:NAME.",
+        in_model="fixed",
+        base=True,
+    )
+    pretrained: bool = option(
+        False, "Network", "timm backbones: start from timm's weights.", in_model="kept", base=True
+    )
     weights: Path | None = option(None, "Network", "A safetensors file with weights for the backbone.", in_model="kept")
     scale: float = option(
-        1.0, "Network", "Initial scale sigma of the cosine head (about 10 suits short schedules).", gt=0, in_model="fixed", base=True)
+        1.0,
+        "Network",
+        "Initial scale sigma of the cosine head (about 10 suits short schedules).",
+        gt=0,
+        in_model="fixed",
+        base=True,
+    )
 
     epochs: int = option(160, "Training", "Epochs of each phase.", ge=1, in_model="set")
     base_epochs: int | None = option(None, "Training", "Epochs of phase 0; unset: as epochs.", ge=1)
@@ -100,29 +120,58 @@ class RunConfig(BaseModel):
     lr: float = option(0.1, "Training", "Learning rate (onecycle: its peak).", gt=0, in_model="set")
     base_lr: float | None = option(None, "Training", "Learning rate of phase 0; unset: as lr.", gt=0)
     schedule: Literal["step", "onecycle"] = option(
-        "step", "Training", "step: lr x lr_decay at milestones; onecycle: up, then down.", in_model="set")
+        "step", "Training", "step: lr x lr_decay at milestones; onecycle: up, then down.", in_model="set"
+    )
     milestones: tuple[float, ...] = option(
-        (0.5, 0.75), "Training", "Where the step schedule decays, as fractions of the epochs.", in_model="set")
-    lr_decay: float = option(0.1, "Training", "Factor of the step schedule at each milestone.", gt=0, le=1, in_model="set")
+        (0.5, 0.75), "Training", "Where the step schedule decays, as fractions of the epochs.", in_model="set"
+    )
+    lr_decay: float = option(
+        0.1, "Training", "Factor of the step schedule at each milestone.", gt=0, le=1, in_model="set"
+    )
     momentum: float = option(0.9, "Training", "Momentum of SGD.", ge=0, lt=1, in_model="set")
     weight_decay: float = option(5e-4, "Training", "Weight decay of SGD.", ge=0, in_model="set")
-    label_smoothing: float = option(0.0, "Training", "Label smoothing of the cross-entropy.", ge=0, lt=1, in_model="set", base=True)
-    clip_norm: float | None = option(None, "Training", "Clip the gradient's norm; unset: no clipping.", gt=0, in_model="set", base=True)
-    seed: int = option(1, "Training", "Seed of initialization, shuffling and augmentation.", ge=0, in_model="kept", base=True, repetition=True)
+    label_smoothing: float = option(
+        0.0, "Training", "Label smoothing of the cross-entropy.", ge=0, lt=1, in_model="set", base=True
+    )
+    clip_norm: float | None = option(
+        None, "Training", "Clip the gradient's norm; unset: no clipping.", gt=0, in_model="set", base=True
+    )
+    seed: int = option(
+        1,
+        "Training",
+        "Seed of initialization, shuffling and augmentation.",
+        ge=0,
+        in_model="kept",
+        base=True,
+        repetition=True,
+    )
 
     image_size: int | None = option(
-        None, "Images", "Side of the images fed to the network; unset: that of the data.", ge=1, in_model="fixed")
-    crop: Literal["pad", "resized"] = option("pad", "Images", "Training crop: pad and crop, or crop and resize.", in_model="fixed")
+        None, "Images", "Side of the images fed to the network; unset: that of the data.", ge=1, in_model="fixed"
+    )
+    crop: Literal["pad", "resized"] = option(
+        "pad", "Images", "Training crop: pad and crop, or crop and resize.", in_model="fixed"
+    )
     padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, in_model="fixed")
     flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="fixed")
     jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
-    mean: tuple[float, float, float] = option((0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed")
-    std: tuple[float, float, float] = option((0.2009, 0.1984, 0.2023), "Images", "Standard deviation of the colors.", in_model="fixed")
+    mean: tuple[float, float, float] = option(
+        (0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed"
+    )
+    std: tuple[float, float, float] = option(
+        (0.2009, 0.1984, 0.2023), "Images", "Standard deviation of the colors.", in_model="fixed"
+    )
 
-    exemplars: int = option(20, "Memory", "Exemplars: per class, or in total, as memory_budget says.", ge=0, in_model="kept", in_grid=True)
-    memory_budget: Literal["per_class", "total"] = option("per_class", "Memory", "What exemplars counts.", in_model="kept")
+    exemplars: int = option(
+        20, "Memory", "Exemplars: per class, or in total, as memory_budget says.", ge=0, in_model="kept", in_grid=True
+    )
+    memory_budget: Literal["per_class", "total"] = option(
+        "per_class", "Memory", "What exemplars counts.", in_model="kept"
+    )
     selection: Literal["herding", "nearest"] = option("herding", "Memory", "How exemplars are chosen.", in_model="kept")
-    store_images: bool = option(True, "Memory", "Keep exemplars of image files as bytes; otherwise as path and content hash.", in_grid=True)
+    store_images: bool = option(
+        True, "Memory", "Keep exemplars of image files as bytes; otherwise as path and content hash.", in_grid=True
+    )
 
     ame: bool = option(
         False, "Evaluation", "Evaluate AME too, an oracle that needs all the old classes' images.", in_grid=True
@@ -130,23 +179,33 @@ class RunConfig(BaseModel):
     ame_images: int | None = option(
         None, "Evaluation", "AME (oracle): at most this many images a class; unset: all.", ge=1
     )
-    analysis: bool = option(True, "Evaluation", "Compare features with phase 0 after each phase (SVCCA, CKA, angles).", in_grid=True)
+    analysis: bool = option(
+        True, "Evaluation", "Compare features with phase 0 after each phase (SVCCA, CKA, angles).", in_grid=True
+    )
 
     threads: int | None = option(
-        None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False, in_model="set")
+        None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False, in_model="set"
+    )
     devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, identity=False)
     nodes: int = option(1, "Machine", "Nodes.", ge=1, identity=False)
     accelerator: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False, in_model="set")
-    precision: Literal["32", "bf16"] = option("32", "Machine", "Arithmetic: 32 bits, or bf16 where it serves.", in_model="set", base=True)
-    compile: bool = option(False, "Machine", "torch.compile the network: pays for long phases.", in_model="set", base=True)
+        "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False, in_model="set"
+    )
+    precision: Literal["32", "bf16"] = option(
+        "32", "Machine", "Arithmetic: 32 bits, or bf16 where it serves.", in_model="set", base=True
+    )
+    compile: bool = option(
+        False, "Machine", "torch.compile the network: pays for long phases.", in_model="set", base=True
+    )
     workers: int = option(2, "Machine", "Threads that decode image files.", ge=0, identity=False, in_model="set")
     checkpoint_steps: int | None = option(
         None,
         "Machine",
         "Save progress every so many steps; unset: at the end of an epoch, 10 seconds apart or more.",
         ge=1,
-        identity=False, in_model="set")
+        identity=False,
+        in_model="set",
+    )
     tensorboard: bool = option(False, "Machine", "Write TensorBoard curves into the run directory.", identity=False)
 
     @model_validator(mode="after")

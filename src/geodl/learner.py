@@ -161,9 +161,7 @@ class Learner:
                 self._run(phase, stage, number, checkpoint, progress)
         phase.network.head.thaw()
 
-    def _run(
-        self, phase: Phase, stage: Stage, number: int, checkpoint: Checkpoint | None, progress: Progress
-    ) -> None:
+    def _run(self, phase: Phase, stage: Stage, number: int, checkpoint: Checkpoint | None, progress: Progress) -> None:
         """Run one stage; the first of phase 0 is taken from the shared base phases, or put there."""
         key = self._base_key(phase, number)
         if key and checkpoint is None and self._take_base(key, phase):
@@ -280,9 +278,7 @@ class Learner:
         """Return the scores (N, C) of every classifier there is: CNN, k-NME, AME where its means are given, NCM."""
         means = {"nme": self.memory.exemplar_means, "ame": oracle, "ncm": self.memory.means}
         scores = {"cnn": found.logits} if self.trained else {}
-        return scores | {
-            name: nearest_mean(found.pooled, mean) for name, mean in means.items() if mean is not None
-        }
+        return scores | {name: nearest_mean(found.pooled, mean) for name, mean in means.items() if mean is not None}
 
     def evaluate(self, images: Any, labels: Any = None, *, old: Images | None = None) -> dict[str, Confusion]:
         """Return what every classifier makes of labelled images of known classes, given as for `learn`.
@@ -328,7 +324,11 @@ class Learner:
         """
         network, transform = self._known()
         network.to(self.trainer.device)
-        there = {"cnn": self.trained, "nme": self.memory.exemplar_means is not None, "ncm": self.memory.means is not None}
+        there = {
+            "cnn": self.trained,
+            "nme": self.memory.exemplar_means is not None,
+            "ncm": self.memory.means is not None,
+        }
         allowed = [name for name, known in there.items() if known]
         name = classifier or default_classifier(allowed)
         if name not in allowed:

@@ -1,206 +1,314 @@
-"""Distillation losses between a frozen teacher and a student, and LUCIR's margin ranking.
+"""Distillation losses, each registered under its name with its own options; and LUCIR's margin ranking.
 
-Each distillation is a plain module: ``loss(student, teacher)`` of two (batch, d) tensors for the *same* augmented batch gives a
-scalar. The geodesic one (paper, Eq. 9) compares rows by the cosine of the kernel of `geodl.geometry`:
-``mean_i 1 - <z_new, K z_old> / (|K^1/2 z_new| |K^1/2 z_old|)``. Each 1 - cos is computed as half the squared distance of unit
-vectors, because the textbook form loses the digits of small losses.
-
-With a process group the value on every rank is the loss of the global batch, and the mean over ranks of the gradients (what
-data-parallel training takes) is its gradient: a rank's gradient is world size x its own part. Without one nothing is gathered.
+A distillation compares student and teacher outputs for the same images, row by row: `loss(student, teacher)` with (batch, d)
+each. Input that is not finite gives a loss that is not finite: nothing here waits for a GPU to find out.
 """
 
-from __future__ import annotations
-
 import math
-from typing import Any
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from pydantic import BaseModel
 from torch import Tensor, nn
 
-from geodl.geometry import (
-    GeometryError,
-    Pairing,
-    Spectrum,
-    contrast,
-    kernel_coordinates,
-    leading_subspace,
-    rank_tolerance,
-    working_dtype,
-)
-
-Group = dist.ProcessGroup | None
-
-FEW = 32  # With fewer directions than this, a row may be nearly orthogonal to all of them: float64 keeps its digits.
+from geodl.config import option
+from geodl.errors import ConfigError
+from geodl.geometry import GeodesicFlow, GeometryError, common_subspaces, unit, working_dtype
+from geodl.geometry.subspaces import SHORTEST
+from geodl.ranks import Group, gather_rows, global_mean
 
 
-# ---------------------------------------------------------------------------------------------------- reductions
+class Outputs(Protocol):
+    """What a network gives for a batch; `nets.Output` is one."""
+
+    @property
+    def logits(self) -> Tensor:
+        """(batch, classes)."""
+
+    @property
+    def pooled(self) -> Tensor:
+        """(batch, d) features, averaged over the whole map."""
+
+    @property
+    def grid(self) -> Tensor:
+        """(batch, 4 d) features, averaged over the quarters of the map."""
 
 
-def global_mean(values: Tensor, group: Group = None) -> Tensor:
-    """Return the mean over all elements of `values` on all ranks of the group; 0 where there is none anywhere.
+class Distillation(nn.Module):
+    """A way to carry the old network's knowledge over. A new one is a registered class that fills in what is here."""
 
-    Every rank gets the global value; its gradient is world size x its own part, so that the mean over ranks is the gradient.
-    """
-    total = values.sum()
-    if group is None:
-        return total / max(values.numel(), 1)
-    sums = torch.stack([total.detach().double(), total.new_tensor(values.numel(), dtype=torch.float64)])
-    dist.all_reduce(sums, group=group)
-    count = sums[1].clamp(min=1.0)
-    own = total * (dist.get_world_size(group) / count).to(total.dtype)
-    return (sums[0] / count).to(total.dtype) + (own - own.detach())
-
-
-def gather_rows(z: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, int]:
-    """Return the rows of all ranks of z: (batch, ...) without gradient, and where this rank's begin; batches may differ in size."""
-    sizes = [torch.zeros(1, dtype=torch.int64, device=z.device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, torch.tensor([len(z)], device=z.device), group=group)
-    counts = [int(size) for size in sizes]
-    padded = z.new_zeros(max(counts), *z.shape[1:])  # collectives want equal shapes
-    padded[: len(z)] = z.detach()
-    parts = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(parts, padded, group=group)
-    start = sum(counts[: dist.get_rank(group)])
-    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]), start
-
-
-# ------------------------------------------------------------------------------------------------- distillations
-
-
-class LogitDistillation(nn.Module):
-    """LwF's loss (Eq. 2): KL(teacher || student) of the classes' softmax at a temperature, batch mean, no T^2.
-
-    Student and teacher logits are both (batch, old classes): the caller cuts the student's to the teacher's classes.
-    """
-
-    def __init__(self, temperature: float = 2.0, group: Group = None) -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.group = group
-
-    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of student and teacher logits: (batch, classes) each."""
-        _check(student, teacher, self.group)
-        with torch.autocast(student.device.type, enabled=False):
-            dtype = working_dtype(student, teacher)
-            new = F.log_softmax(student.to(dtype) / self.temperature, dim=1)
-            old = F.log_softmax(teacher.to(dtype) / self.temperature, dim=1)
-            rows = F.kl_div(new, old, reduction="none", log_target=True).sum(1)
-            return global_mean(rows, self.group)
-
-
-class CosineDistillation(nn.Module):
-    """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; a zero row counts 0."""
+    name: ClassVar[str]
+    """As `--distill NAME` finds it."""
+    Options: ClassVar[type[BaseModel]]
+    """Its own options; their names must differ from all others."""
+    of_features: ClassVar[bool]
+    """Whether it compares features; then the old rows of a cosine head stand still. Otherwise it compares logits."""
 
     def __init__(self, group: Group = None) -> None:
         super().__init__()
         self.group = group
 
+    @classmethod
+    def build(cls, options: Any, group: Group = None) -> Self:
+        """Return the distillation that `options`, which has the fields of `Options`, asks for."""
+        raise NotImplementedError
+
+    def weight(self, old: int, new: int) -> float:
+        """Return the weight of the loss in a phase with so many old and new classes."""
+        raise NotImplementedError
+
+    def compared(self, outputs: Outputs, old: int) -> Tensor:
+        """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's."""
+        raise NotImplementedError
+
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of student and teacher features: (batch, d) each."""
-        _check(student, teacher, self.group)
+        """Return the loss of student and teacher: (batch, d) each, the same images in the same order."""
+        if student.dim() != 2 or student.shape != teacher.shape:
+            raise GeometryError(
+                f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
+            )
         with torch.autocast(student.device.type, enabled=False):
-            rows = one_minus_cosine(student, teacher)
-            return global_mean(rows, self.group).to(working_dtype(student, teacher))
+            return self.loss(student, teacher).to(working_dtype(student, teacher))
+
+    def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the mean over the rows of all ranks."""
+        return global_mean(self.rows(student, teacher), self.group)
+
+    def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the loss of every row: (batch,), in float64 whatever the precision of what is compared."""
+        raise NotImplementedError
 
 
-class GeodesicDistillation(nn.Module):
-    """GeoDL's loss (Eq. 9): the mean of 1 - cos under the kernel of the geodesic flow between the batches' subspaces.
+DISTILLATIONS: dict[str, type[Distillation]] = {}
 
-    dim: principal directions kept of each batch (127: all of a centred batch of 128). through_flow: differentiate the
-    flow too; by default it is constant and only the projected student rows carry gradient, as in the reference code.
-    group: take the subspaces of the global batch over these ranks. centre: subtract the batch mean to find the subspaces.
+
+def register(kind: type[Distillation]) -> type[Distillation]:
+    """Make a distillation known by its name; a decorator of its class."""
+    if kind.name in (*DISTILLATIONS, "none"):
+        raise ConfigError(f"a distillation named {kind.name!r} is there already")
+    DISTILLATIONS[kind.name] = kind
+    return kind
+
+
+def distillation(name: str) -> type[Distillation]:
+    """Return the distillation of that name."""
+    if name not in DISTILLATIONS:
+        raise ConfigError(f"distill = {name!r}: none, {', '.join(DISTILLATIONS)} are allowed")
+    return DISTILLATIONS[name]
+
+
+def adaptive(old: int, new: int) -> float:
+    """Return the factor of feature distillations: sqrt(old / new) classes, as LUCIR's and GeoDL's code have it; no new one: sqrt(old).
+
+    Their papers print new / old; the published numbers come from the code.
+    """
+    return math.sqrt(old / max(new, 1))
+
+
+# ------------------------------------------------------------------------------------------------- distillations
+
+
+@register
+class LogitDistillation(Distillation):
+    """LwF's loss (Eq. 2): KL(teacher || student) of the classes' softmax at a temperature, batch mean, no T^2.
+
+    Student and teacher logits are both (batch, old classes): the caller cuts the student's to the teacher's classes.
     """
 
-    def __init__(self, dim: int = 127, through_flow: bool = False, group: Group = None, *, centre: bool = True) -> None:
-        super().__init__()
+    name = "lwf"
+    of_features = False
+
+    class Options(BaseModel):
+        """Options of the lwf distillation."""
+
+        lwf_weight: float = option(1.0, "Distillation", "Weight of the lwf distillation.", ge=0, in_model="kept")
+        temperature: float = option(2.0, "Distillation", "Temperature of the lwf distillation.", gt=0, in_model="kept")
+
+    def __init__(self, temperature: float = 2.0, group: Group = None, *, base_weight: float = 1.0) -> None:
+        super().__init__(group)
+        self.temperature = temperature
+        self.base_weight = base_weight
+
+    @classmethod
+    def build(cls, options: Any, group: Group = None) -> Self:
+        """Return the loss that the options ask for."""
+        return cls(options.temperature, group, base_weight=options.lwf_weight)
+
+    def weight(self, old: int, new: int) -> float:
+        """Return the weight, which is the same in all phases."""
+        return self.base_weight
+
+    def compared(self, outputs: Outputs, old: int) -> Tensor:
+        """Return the logits of the teacher's classes."""
+        return outputs.logits[:, :old]
+
+    def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the divergence of every row: (batch,)."""
+        new, old = (F.log_softmax(z.double() / self.temperature, dim=1) for z in (student, teacher))
+        return F.kl_div(new, old, reduction="none", log_target=True).sum(1)
+
+
+@register
+class CosineDistillation(Distillation):
+    """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; a zero row counts 0."""
+
+    name = "cosine"
+    of_features = True
+
+    class Options(BaseModel):
+        """Options of the cosine distillation."""
+
+        cosine_weight: float = option(
+            5.0,
+            "Distillation",
+            "Weight of the cosine distillation, before the factor sqrt(old/new).",
+            ge=0,
+            in_model="kept",
+        )
+        cosine_features: Literal["pooled", "grid"] = option(
+            "pooled",
+            "Distillation",
+            "What cosine distillation compares: pooled features, or GeoDL's 2 x 2 grid.",
+            in_model="kept",
+        )
+
+    def __init__(
+        self, group: Group = None, *, features: Literal["pooled", "grid"] = "pooled", base_weight: float = 5.0
+    ) -> None:
+        super().__init__(group)
+        self.features = features
+        self.base_weight = base_weight
+
+    @classmethod
+    def build(cls, options: Any, group: Group = None) -> Self:
+        """Return the loss that the options ask for."""
+        return cls(group, features=options.cosine_features, base_weight=options.cosine_weight)
+
+    def weight(self, old: int, new: int) -> float:
+        """Return LUCIR's lambda x sqrt(old / new)."""
+        return self.base_weight * adaptive(old, new)
+
+    def compared(self, outputs: Outputs, old: int) -> Tensor:
+        """Return the pooled features, or those on the grid."""
+        return outputs.grid if self.features == "grid" else outputs.pooled
+
+    def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return 1 - cos of every row: (batch,)."""
+        return one_minus_cosine(student.double(), teacher.double())
+
+
+@register
+class GeodesicDistillation(Distillation):
+    """GeoDL's loss (Eq. 9): the mean of 1 - cos under the kernel of the geodesic flow between the batches' subspaces.
+
+    dim: principal directions kept of each batch (127: all of a centered batch of 128). through_flow: differentiate the
+    flow too; by default it is constant and only the projected student rows carry gradient, as in the reference code.
+    group: take the subspaces of the global batch over these ranks. center: subtract the batch mean to find the subspaces.
+    distance: "squared" takes the squared distance of the unit rows under the kernel instead of 1 - cos, as the released code does.
+    """
+
+    name = "geodesic"
+    of_features = True
+
+    class Options(BaseModel):
+        """Options of the geodesic distillation."""
+
+        geodesic_weight: float = option(
+            6.0,
+            "Distillation",
+            "Weight of the geodesic distillation, before the factor sqrt(old/new).",
+            ge=0,
+            in_model="kept",
+        )
+        subspace_dim: int = option(
+            127, "Distillation", "Dimension n of the subspaces.", ge=1, in_model="kept", in_grid=True
+        )
+        through_flow: bool = option(
+            False, "Distillation", "Differentiate through the geodesic flow too.", in_model="kept"
+        )
+        center: bool = option(True, "Distillation", "Find the subspaces about the mean of the batch.", in_model="kept")
+        geodesic_distance: Literal["cosine", "squared"] = option(
+            "cosine",
+            "Distillation",
+            "1 - cos of the projected rows, or the squared distance of unit rows.",
+            in_model="kept",
+        )
+
+    def __init__(
+        self,
+        dim: int = 127,
+        through_flow: bool = False,
+        group: Group = None,
+        *,
+        center: bool = True,
+        distance: Literal["cosine", "squared"] = "cosine",
+        base_weight: float = 6.0,
+    ) -> None:
+        super().__init__(group)
         if dim < 1:
             raise GeometryError(f"the subspace dimension must be at least 1, not {dim}")
         self.dim = dim
         self.through_flow = through_flow
-        self.group = group
-        self.centre = centre
+        self.center = center
+        self.distance = distance
+        self.base_weight = base_weight
 
-    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of student and teacher features: (batch, d) each, the same images in the same order."""
-        _check(student, teacher, self.group)
-        with torch.autocast(student.device.type, enabled=False):
-            if self.group is None:
-                return global_mean(self._rows(student, teacher)).to(working_dtype(student, teacher))
-            # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
-            both = [z.detach().to(working_dtype(student, teacher)) for z in (student, teacher)]
-            everything, start = gather_rows(torch.stack(both, 1), self.group)
-            end = start + len(student)
-            others = everything[:, 0]
-            students = torch.cat([others[:start], student, others[end:]])
-            loss = global_mean(self._rows(students, everything[:, 1])).to(working_dtype(student, teacher))
-            return loss.detach() + (loss - loss.detach()) * dist.get_world_size(self.group)
+    @classmethod
+    def build(cls, options: Any, group: Group = None) -> Self:
+        """Return the loss that the options ask for."""
+        return cls(
+            options.subspace_dim,
+            options.through_flow,
+            group,
+            center=options.center,
+            distance=options.geodesic_distance,
+            base_weight=options.geodesic_weight,
+        )
 
-    def _rows(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of every row: (batch,), in float64 whatever the features' precision."""
-        dtype = working_dtype(student, teacher)
-        eps = torch.finfo(dtype).eps
-        # The loss does not see the length of a projected row, so the norm carries gradient only into the flow.
-        new = unit_rows(student, constant_norm=not self.through_flow)
-        old = unit_rows(teacher if self.through_flow else teacher.detach())
-        if self.through_flow:
-            bases = _bases(old, new, self.dim, eps, self.centre, torch.float64)
-        else:  # once they are orthonormal, bases are good enough in the precision of the data
-            bases = _bases(old, new.detach(), self.dim, eps, self.centre, dtype)
-        overlap = bases[0] @ bases[1].mT
-        pairing = Pairing.of(overlap, eps)
+    def weight(self, old: int, new: int) -> float:
+        """Return the paper's beta (Sec. 5.1) x sqrt(old / new)."""
+        return self.base_weight * adaptive(old, new)
 
-        def coordinates(on_bases: Tensor) -> Tensor:
-            on_old, on_new = on_bases.chunk(2, -1)
-            return kernel_coordinates(on_old, on_new, overlap, pairing)
+    def compared(self, outputs: Outputs, old: int) -> Tensor:
+        """Return the features on the grid, wide enough for 127 directions."""
+        return outputs.grid
 
-        axes = bases.flatten(0, 1).mT
-        # The coordinates are linear in the rows: turn the d axes once, or the rows three times (old, new, and the gradient).
-        narrow = len(axes) < 3 * len(student)
-        if narrow:
-            axes = coordinates(axes)
+    def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the mean over the rows of all ranks, the subspaces being those of the global batch."""
+        if self.group is None:
+            return super().loss(student, teacher)
+        # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
+        everything, start = gather_rows(torch.stack([student.detach(), teacher.detach()], 1), self.group)
+        others, end = everything[:, 0], start + len(student)
+        students = torch.cat([others[:start], student, others[end:]])
+        loss = global_mean(self.rows(students, everything[:, 1]))
+        return loss.detach() + (loss - loss.detach()) * torch.distributed.get_world_size(self.group)
 
-        def project(rows: Tensor) -> Tensor:
-            on_axes = rows.to(axes.dtype) @ axes
-            return (on_axes if narrow else coordinates(on_axes)).double()
-
-        old_projected = project(old)
-        new_projected = old_projected + project(new - old)  # keeps the digits of small differences
-        # A row without a projection has no direction: it counts 0, as do all when there is no subspace (n = 0).
-        return one_minus_cosine(new_projected, old_projected, least=16 * eps)
+    def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the loss of every row: (batch,)."""
+        eps = torch.finfo(working_dtype(student, teacher)).eps
+        old, new = unit(teacher if self.through_flow else teacher.detach()), unit(student)
+        p_old, p_new = common_subspaces(
+            old, new if self.through_flow else new.detach(), self.dim, center=self.center, eps=eps
+        )
+        flow = GeodesicFlow(p_old, p_new, eps=eps)
+        on_old, change = flow.project(old), flow.project(new - old)
+        if self.distance == "squared":
+            return change.square().sum(1)
+        # A row without a projection counts 0, as do all where there is no subspace.
+        return one_minus_cosine(on_old + change, on_old, least=16 * eps)
 
 
-def _bases(old: Tensor, new: Tensor, dim: int, eps: float, centre: bool, dtype: torch.dtype) -> Tensor:
-    """Return orthonormal rows (2, n, d) that span the principal subspaces of two float64 unit batches: (batch, d).
+def one_minus_cosine(a: Tensor, b: Tensor, least: float = SHORTEST) -> Tensor:
+    """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either is no longer than `least`.
 
-    n = min(dim, ranks); eps is the relative precision of the data. The result is of the given dtype where that is good enough,
-    else of float64: where there are few directions, or where Cholesky's are ill-conditioned.
+    Half the squared distance of the unit rows: the textbook form loses the digits of small losses.
     """
-    frames = [contrast(rows) if centre else rows for rows in (old, new)]
-    m, d = frames[0].shape
-    floor = eps * len(old) ** 0.5  # the noise that centring leaves
-    # Where nothing is to be dropped, a subspace is the whole row space, and Cholesky gives a basis several times faster.
-    # float64 Gram matrices are exact enough for float32 data of full rank, not for float64.
-    if 0 < m <= min(dim, d) and eps > torch.finfo(torch.float64).eps:
-        lower, info = torch.linalg.cholesky_ex(torch.stack([frame @ frame.mT for frame in frames]))
-        eye = torch.eye(m, dtype=lower.dtype, device=lower.device)
-        inverse = torch.linalg.solve_triangular(lower, eye, upper=False)
-        # 1 / |L^-1| and |L| bound the smallest and the largest singular value: full rank by the rule of `Spectrum.of`.
-        tolerance = rank_tolerance(m, d, eps)
-        largest = torch.linalg.matrix_norm(lower).clamp(min=floor / tolerance)
-        condition = torch.where(info == 0, largest * torch.linalg.matrix_norm(inverse), torch.inf).max().item()
-        if condition < 1 / tolerance:
-            # Factors rounded to dtype harm a basis by eps times its condition number, m-fold in `condition` if all directions are
-            # alike: float64 where some are much weaker.
-            precision = dtype if m >= FEW and condition < 4 * m else old.dtype
-            parts = zip(inverse.to(precision), frames, strict=True)
-            return torch.stack([part @ frame.to(precision) for part, frame in parts])
-    spectra = [Spectrum.of(frame, old.new_tensor(floor), eps) for frame in frames]
-    n = min(dim, *(spectrum.rank for spectrum in spectra))
-    bases = [leading_subspace(frame, spectrum, n).mT for frame, spectrum in zip(frames, spectra, strict=True)]
-    return torch.stack(bases).to(dtype if n >= FEW else old.dtype)
+    norms = [torch.linalg.vector_norm(z, dim=1, keepdim=True) for z in (a, b)]
+    both = (norms[0] > least) & (norms[1] > least)
+    a, b = (z / torch.where(both, norm, torch.inf) for z, norm in zip((a, b), norms, strict=True))
+    return (a - b).square().sum(1) / 2
 
 
 # ------------------------------------------------------------------------------------------------- margin ranking
@@ -217,84 +325,3 @@ def margin_ranking(cosines: Tensor, labels: Tensor, new: Tensor, margin: float =
     true = cosines.gather(1, labels.unsqueeze(1))
     hardest = cosines[:, new].topk(min(top, int(new.sum())), dim=1).values
     return (margin - true + hardest).clamp(min=0)
-
-
-# ----------------------------------------------------------------------------------------------------------- rows
-
-
-def inverse_norms(z: Tensor, least: float | None = None) -> Tensor:
-    """Return 1 / |row| of z: (batch, d) in float64, (batch, 1); 0 for rows without a direction.
-
-    Those are rows with a norm below `least`, by default the smallest normal number.
-    """
-    norms: Tensor
-    if least is None and z.dtype == torch.float64 and z.shape[1]:
-        # float32's squares fit into float64, its own may not: scale first.
-        largest = z.detach().abs().amax(1, keepdim=True)
-        largest = torch.where(largest > 0, largest, 1.0)
-        norms = largest * torch.linalg.vector_norm(z / largest, dim=1, keepdim=True)
-    else:
-        norms = torch.linalg.vector_norm(z, dim=1, keepdim=True, dtype=torch.float64)
-    least = torch.finfo(z.dtype).tiny if least is None else least
-    return torch.where(norms >= least, norms, torch.inf).reciprocal()
-
-
-def unit_rows(z: Tensor, *, constant_norm: bool = False) -> Tensor:
-    """Return the rows of z: (batch, d) divided by their norms, in float64; with constant_norm no gradient sees the norms."""
-    return z * inverse_norms(z.detach() if constant_norm else z)
-
-
-class _OneMinusCosine(torch.autograd.Function):
-    """1 - cos of paired rows, half the squared distance of unit rows, and its derivative in few operations."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, least: float | None) -> Tensor:
-        a_scale, b_scale = inverse_norms(a, least), inverse_norms(b, least)
-        both = (a_scale > 0) & (b_scale > 0)
-        a_scale, b_scale = a_scale * both, b_scale * both
-        a_unit, b_unit = a * a_scale, b * b_scale
-        difference = a_unit - b_unit
-        result = difference.square().sum(1, keepdim=True) / 2
-        ctx.least = least
-        ctx.save_for_backward(a, b, a_scale, b_scale, a_unit, b_unit, difference, result)
-        return result[:, 0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        a, b, a_scale, b_scale, a_unit, b_unit, difference, result = ctx.saved_tensors
-        grad = grads[0].unsqueeze(1)
-        a_grad = b_grad = None
-        if torch.is_grad_enabled():  # to be differentiated again: in terms of a and b
-            a_scale, b_scale = (inverse_norms(z, ctx.least) * (scale > 0) for z, scale in ((a, a_scale), (b, b_scale)))
-            a_unit, b_unit = a * a_scale, b * b_scale
-            difference = a_unit - b_unit
-            result = difference.square().sum(1, keepdim=True) / 2
-        if ctx.needs_input_grad[0]:
-            a_grad = ((grad * a_scale) * (difference - result * a_unit)).to(a.dtype)
-        if ctx.needs_input_grad[1]:
-            b_grad = ((grad * b_scale) * (-difference - result * b_unit)).to(b.dtype)
-        return a_grad, b_grad, None
-
-
-def one_minus_cosine(a: Tensor, b: Tensor, least: float | None = None) -> Tensor:
-    """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either has no direction (see `inverse_norms`)."""
-    result: Tensor = _OneMinusCosine.apply(a, b, least)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _check(student: Tensor, teacher: Tensor, group: Group) -> None:
-    if student.dim() != 2 or student.shape != teacher.shape:
-        raise GeometryError(
-            f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
-        )
-    # A sum carries any NaN or infinity along, ten times faster than a look at every element; it may also overflow.
-    finite = math.isfinite((student.detach().sum() + teacher.detach().sum()).item())
-    finite = finite or bool(student.isfinite().all() and teacher.isfinite().all())
-    if group is not None:  # all ranks raise or none does: one alone would leave the others waiting for it
-        flag = torch.tensor(float(finite), device=student.device)
-        dist.all_reduce(flag, dist.ReduceOp.MIN, group)
-        if finite and not flag.item():
-            raise GeometryError("the output on another rank contains NaN or infinite values")
-    if not finite:
-        name = "teacher" if bool(student.isfinite().all()) else "student"
-        raise GeometryError(f"the {name}'s output contains NaN or infinite values")

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geodl.app.state import State
 from geodl.config import derive
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.files import atomic_write
-from geodl.app.state import State
 
 TOLERANCE = 1e-4
 _CHECKED = 5  # images: more than the two that the graph was traced with, so that the batch size is seen to be free

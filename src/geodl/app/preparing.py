@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from geodl.app.choices import VALIDATION
+from geodl.app.state import KnownClass, State, short_hashes
 from geodl.config import derive
 from geodl.data.images import Images
-from geodl.errors import DataError
-from geodl.app.choices import VALIDATION
 from geodl.data.intake import Decoded, Intake, Problems
-from geodl.app.state import KnownClass, State, short_hashes
+from geodl.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,9 @@ class Watch:
         shown = {CLASSIFIERS[name]: found[name] for name in HONEST if name in found}
         everything = ", ".join(f"{name} {_number(finite(each.accuracy))}" for name, each in shown.items())
         base = ", ".join(f"{name} {_number(finite(each.rate(range(self._base))))}" for name, each in shown.items())
-        say(f"    accuracy (%) on all {len(event.metrics['classes'])} classes: {everything}; on the base classes: {base}")
+        say(
+            f"    accuracy (%) on all {len(event.metrics['classes'])} classes: {everything}; on the base classes: {base}"
+        )
 
 
 def part_of(event: StepTaken, stage: StageStarted) -> float:

@@ -152,7 +152,9 @@ def say_learned(model: Path, done: Any) -> None:
         line(
             f"accuracy {done.accuracy:.1f} % on the validation images of {count(validated, 'class')}"
             + (f": {', '.join(parts)}" if parts else "")
-            + (f"; no validation images of {count(rest, 'class')}" if (rest := len(done.per_class) - validated) else ""),
+            + (
+                f"; no validation images of {count(rest, 'class')}" if (rest := len(done.per_class) - validated) else ""
+            ),
             "bold",
         )
     earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""

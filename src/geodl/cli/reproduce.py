@@ -17,7 +17,7 @@ from geodl.events import Event, PhaseEvaluated, StepTaken
 from geodl.experiment import load_data
 from geodl.report.results import DATA_NAMES
 from geodl.reproduce import estimate, outputs, steps
-from geodl.reproduce.grid import ARTEFACTS, Length, Job, Training, choose, config_of, grid
+from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, choose, config_of, grid
 from geodl.store import RunDirectory
 from geodl.sweep.runner import run_job
 
@@ -147,7 +147,9 @@ def _run_all(
     """Run what is not complete, with a bar over the whole grid; return the runs that failed and why: others go on."""
     total = sum(map(sum, times))
     started, passed, failed = time.monotonic(), 0.0, []
-    todo = [(number, job, each) for number, (job, each) in enumerate(zip(jobs, times, strict=True), start=1) if sum(each)]
+    todo = [
+        (number, job, each) for number, (job, each) in enumerate(zip(jobs, times, strict=True), start=1) if sum(each)
+    ]
     stopper = Stopper()
     with stopper.watching():
         for number, job, each in todo:

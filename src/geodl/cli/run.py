@@ -80,7 +80,10 @@ def compare(
     configs = list({config.hash(): config for config in (_spec(spec, common, flags) for spec in specs)}.values())
     data = _load(configs[0], quiet or as_json)
     stopper = Stopper()
-    stores = [_execute(config, data, None, fresh, allow_environment_change, cache, quiet or as_json, stopper) for config in configs]
+    stores = [
+        _execute(config, data, None, fresh, allow_environment_change, cache, quiet or as_json, stopper)
+        for config in configs
+    ]
     if follows():
         return
     rows = {_label(config): results_of(store) for config, store in zip(configs, stores, strict=True)}

@@ -77,9 +77,7 @@ class ClassIncremental:
         self.classes = tuple(data.classes[i] for i in positions)
         internal = torch.full((len(data.classes),), -1, dtype=torch.int64)
         internal[torch.tensor(positions)] = torch.arange(len(positions))
-        self._train, self._test = (
-            part.relabel(internal, self.classes) for part in (data.train, data.test)
-        )
+        self._train, self._test = (part.relabel(internal, self.classes) for part in (data.train, data.test))
 
     def __len__(self) -> int:
         """Return the number of phases, phase 0 included."""

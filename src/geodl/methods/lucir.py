@@ -21,7 +21,9 @@ class LucirConfig(RunConfig):
     method: Literal["lucir"] = restate("method", "lucir")
     distill: str = restate("distill", "cosine")
     margin: float = option(0.5, "Method", "Margin m of the inter-class separation.", ge=0, in_model="kept")
-    hard_classes: int = option(2, "Method", "New classes K that each old-class sample is kept away from.", ge=1, in_model="kept")
+    hard_classes: int = option(
+        2, "Method", "New classes K that each old-class sample is kept away from.", ge=1, in_model="kept"
+    )
     margin_weight: float = option(1.0, "Method", "Weight of the margin ranking loss.", ge=0, in_model="kept")
     finetune_epochs: int = option(
         0, "Method", "Epochs of class-balanced fine-tuning of the head after each phase.", ge=0, in_model="kept"

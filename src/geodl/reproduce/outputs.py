@@ -14,7 +14,7 @@ from geodl.report.figures import Curve, Plot, lines
 from geodl.report.published import not_as_published, numbers
 from geodl.report.results import DATA_NAMES, DISTILL_NAMES, Setting, read_run
 from geodl.report.tables import AVERAGE, FORMATS, PAPERS, Cell, Table, compare, comparison_table, summary
-from geodl.reproduce.grid import ARTEFACTS, Length, Job, Training, preset_of, published, training_of, trainings
+from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, preset_of, published, training_of, trainings
 from geodl.reproduce.steps import Ratio, ratio
 
 Settings = Mapping[Training, Setting]

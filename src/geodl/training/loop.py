@@ -155,7 +155,7 @@ class Trainer:
             self.listener(EpochEnded(*where, epoch, schedule.epochs, meter.loss, meter.parts, meter.rate))
             late = not every and time.monotonic() - saved > SAVE_SECONDS
             if last or self.ranks.any(late, self.device):
-                self.ranks.share_buffers(phase.network)
+                self.ranks.broadcast(phase.network.buffers())
                 save()
         stage.finish()
 
