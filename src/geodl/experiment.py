@@ -202,17 +202,17 @@ class _Run:
         return phase.network, phase.memory
 
     def _evaluate(self, t: int, phase: Phase) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Give each classifier's confusion matrix, from one pass over the test images, and the likeness to phase 0."""
+        """Give each classifier's confusion matrix, from one pass over the test images, and the similarity to phase 0."""
         classes = self.scenario.seen(t)
         test = self.trainer.features(phase.network, self.scenario.test(t))
-        means = {"ame": self._oracle_means(t, phase, classes), "honest_ame": phase.memory.means}
+        means = {"ame": self._oracle_means(t, phase, classes), "ncm": phase.memory.means}
         if phase.memory.images is not None:
             means["nme"] = self.trainer.exemplar_means(phase.network, phase.memory.images, classes)
         scores = {"cnn": test.logits}
         scores |= {name: nearest_mean(test.pooled, mean) for name, mean in means.items() if mean is not None}
         confusions = {name: confusion(test.labels, predict(score), classes) for name, score in scores.items()}
         base = test.pooled[test.labels < self.scenario.seen(0)]
-        return confusions, {"likeness": self._likeness(t, base)} if self.trainer.config.analysis else {}
+        return confusions, {"similarity": self._similarity(t, base)} if self.trainer.config.analysis else {}
 
     def _oracle_means(self, t: int, phase: Phase, classes: int) -> Tensor:
         """Give AME's means: over all training images seen so far, which a real learner no longer has."""
@@ -224,7 +224,7 @@ class _Run:
         found = self.trainer.features(phase.network, images)
         return class_means(found.pooled, found.labels, classes)
 
-    def _likeness(self, t: int, now: Tensor) -> dict[str, Any]:
+    def _similarity(self, t: int, now: Tensor) -> dict[str, Any]:
         """Compare the features of base-class test images, (N, d), with those of phase 0 (the paper's CCA figure)."""
         if t == 0:
             self._base_features = now

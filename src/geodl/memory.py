@@ -204,7 +204,7 @@ class Memory:
 
     images: the exemplars, sorted by class and within a class by rank; None when there are none.
     held:   images held out for a bias correction (BiC), never trained on; None when there are none.
-    means:  (C, d) stored class means of honest AME; None when they are not kept.
+    means:  (C, d) stored class means of NCM with drift compensation; None when they are not kept.
     embed:  whether image files are stored as their bytes or as references with content hashes.
     """
 

@@ -12,7 +12,7 @@ from geodl.memory import unit
 from geodl.nets import Network
 
 # The classifiers, as tables and figures name them. AME needs the old classes' data, which a real learner has thrown away.
-CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)", "honest_ame": "honest AME"}
+CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)", "ncm": "NCM (SDC)"}
 
 # The weights of a drift are formed for at most this many (sample, class) pairs at a time.
 PAIRS = 1 << 22

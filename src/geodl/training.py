@@ -201,7 +201,7 @@ class Trainer:
         )
 
     def _means(self, phase: Phase, now: Features, classes: int) -> Tensor:
-        """Give the stored class means (C, d) of honest AME: those of classes at hand are taken, the others drift along."""
+        """Give the stored class means (C, d) of NCM with drift compensation: those of classes at hand are taken, the others drift along."""
         taken = class_means(now.pooled, now.labels, classes)
         if phase.teacher is None or phase.memory.means is None:
             return taken
