@@ -339,10 +339,10 @@ def test_figures_from_end_to_end(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
     geodl("reproduce", "fig-cca", "--length", "smoke", "--runs", "1", "--out", "out", cwd=tmp_path)
     names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
-    stems = {"fig-cca-T10-likeness-svcca", "fig-cca-T10-likeness-cka", "fig-cca-T10-angles"}
+    stems = {"fig-cca-T10-similarity-svcca", "fig-cca-T10-similarity-cka", "fig-cca-T10-angles"}
     figures = {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf")}
     assert names == figures | {"fig-cca.md", "fig-cca.csv", "fig-cca.tex"}
-    svg = (tmp_path / "out" / "fig-cca-T10-likeness-svcca.svg").read_text()
+    svg = (tmp_path / "out" / "fig-cca-T10-similarity-svcca.svg").read_text()
     assert svg.count('id="line-') == 4
 
 
@@ -391,7 +391,7 @@ def test_figures_of_classifiers_and_phases(made, tmp_path):
     settings = outputs.read(jobs, root)
     written = outputs.write("fig-phases", "cifar100", "cpu", [5], settings, tmp_path)
     assert {path.name for path in written if path.suffix == ".svg"} == {
-        f"fig-phases-T5-accuracy-{name}.svg" for name in ("cnn", "nme", "ame", "honest_ame")
+        f"fig-phases-T5-accuracy-{name}.svg" for name in ("cnn", "nme", "ame", "ncm")
     }
     assert "| LwF / iCaRL, T = 5 | CNN | 2 |" in (tmp_path / "fig-phases.md").read_text()
     written = outputs.write("fig-classifiers", "cifar100", "cpu", [5], settings, tmp_path)

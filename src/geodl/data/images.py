@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from geodl.errors import DataError
+from geodl.text import printable
 
 T = TypeVar("T")
 
@@ -28,16 +29,6 @@ Item = Path | bytes
 PIXEL_LIMIT = 89_478_485
 """Larger pictures are refused before they are decoded (Pillow's own threshold: 256 MB of RGB)."""
 
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
 
 # ---------------------------------------------------------------------------------------------------------- decoding
 
@@ -46,8 +37,7 @@ def shown(item: Item) -> str:
     """Name an item in a message: its path, printable even where the file name is not valid text."""
     if isinstance(item, bytes):
         return f"an embedded image of {len(item)} bytes"
-    text = os.fsencode(item).decode("utf-8", "backslashreplace")
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda sign: sign[0].encode("unicode_escape").decode(), text)
+    return printable(os.fsencode(item).decode("utf-8", "backslashreplace"))
 
 
 def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
@@ -122,16 +112,12 @@ def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
     if at_least is not None:
         image.draft(None, (at_least, at_least))  # None keeps the mode
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))
     rgb = _to_rgb(image)
-    return rgb if turn is None else rgb.transpose(turn)
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF data are no reason to lose the picture
-        return 1
+    rgb.info = {}  # of all that came with the pixels the orientation alone is kept: the rest may be damaged
+    with suppress(Exception):  # damaged EXIF data are no reason to lose the picture
+        rgb.getexif()[ExifTags.Base.Orientation] = image.getexif()[ExifTags.Base.Orientation]
+        ImageOps.exif_transpose(rgb, in_place=True)
+    return rgb
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

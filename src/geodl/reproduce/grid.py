@@ -35,7 +35,7 @@ ARTEFACTS = {
     "fig-phases": Artefact("Accuracy after each phase, with joint training", DATASETS, (5, 10)),
     "fig-classifiers": Artefact("Losses under the three classifiers", ("cifar100", "imagenet-subset"), (5, 10, 25)),
     # The paper does not say how many phases its CCA figures have; its ablations have 10.
-    "fig-cca": Artefact("Likeness of the features to phase 0", ("cifar100", "imagenet-subset"), (10,)),
+    "fig-cca": Artefact("Similarity of the representation to phase 0", ("cifar100", "imagenet-subset"), (10,)),
     "time-memory": Artefact("Time and memory of one iteration", DATASETS, (), "time and memory"),
 }
 

@@ -114,7 +114,7 @@ def figures(artefact: str, needed: Sequence[Training], settings: Settings) -> li
     drawn = []
     for t in sorted({training.phases for training in needed}):
         some = [settings[training] for training in needed if training.phases == t]
-        kind = plots.accuracy(some) if artefact == "fig-phases" else [*plots.likeness(some), *plots.angles(some)]
+        kind = plots.accuracy(some) if artefact == "fig-phases" else [*plots.similarity(some), *plots.angles(some)]
         drawn += [replace(plot, name=f"{artefact}-T{t}-{plot.name}") for plot in kind]
     return drawn
 
