@@ -201,7 +201,7 @@ class Statistics:
     @property
     def gram(self) -> Tensor:
         """G: (M, M)."""
-        return self.upper.triu() + self.upper.triu(1).T
+        return self.upper.triu().add_(self.upper.triu(1).T)
 
     def solve(self, gamma: float) -> Primal:
         """Fit the head."""
@@ -261,8 +261,10 @@ def _ridge(trace: Tensor, gamma: float, width: int) -> Tensor:
 def _cholesky(matrix: Tensor, ridge: Tensor) -> Tensor:
     """Return the lower factor of a symmetric matrix with `ridge`, () or (n,), on its diagonal."""
     _check(matrix, "the products of the features have")
+    ridged = matrix.clone()
+    ridged.diagonal().add_(ridge)
     factor: Tensor
-    factor, info = torch.linalg.cholesky_ex(matrix + torch.diag(ridge.expand(len(matrix))))
+    factor, info = torch.linalg.cholesky_ex(ridged)
     if int(info):
         raise TrainingError("the linear system is singular in double precision: a larger gamma is needed")
     return factor
