@@ -239,7 +239,7 @@ def say_history(facts: dict[str, Any]) -> None:
             fresh = some((*record["new"], *record["returning"]))
             line(
                 f"  {when(record['time'])}  step {record['step']}: {fresh} ({record['images']} images); "
-                f"recognised {percent(record['accuracy'])} of the check images of {record['checked']} classes"
+                f"accuracy {percent(record['accuracy'])} on the validation images of {count(record['validated'], 'class')}"
             )
         elif record["action"] == "rename":
             line(f"  {record['old']} renamed to {record['new']}")
@@ -258,7 +258,7 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
     )
     if listed:
         for each in facts["stored"]:
-            line(f"  {each['from']} ({each['class']}, {'to check with' if each['use'] == 'check' else 'kept'})")
+            line(f"  {each['from']} ({each['class']}, {each['use']})")
     elif facts["stored"]:
         line("  --images lists them")
     line(
