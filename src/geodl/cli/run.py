@@ -15,7 +15,7 @@ from geodl.errors import ConfigError
 from geodl.experiment import follows, load_data
 from geodl.experiment import run as run_experiment
 from geodl.report import page
-from geodl.report.results import read_settings
+from geodl.report.results import label_of, read_settings
 from geodl.store import RunDirectory
 from geodl.training import Interrupted
 
@@ -59,7 +59,12 @@ def run(
     if as_json:
         print(json.dumps({"directory": str(store.path), **metrics}))
         return
-    say(result_table(f"{_label(config)} on {config.data}, {len(metrics['classes'])} classes (%)", metrics))
+    say(
+        result_table(
+            f"{label_of(config.method, config.distill)} on {config.data}, {len(metrics['classes'])} classes (%)",
+            metrics,
+        )
+    )
     say(f"{LEGEND}; AME sees the old classes' images: an oracle")
     _say_where([store])
 
@@ -83,7 +88,9 @@ def compare(
     stores = [_execute(config, data, None, fresh, allow_drift, cache, quiet or as_json, stopper) for config in configs]
     if follows():
         return
-    rows = {_label(config): _result(store) for config, store in zip(configs, stores, strict=True)}
+    rows = {
+        label_of(config.method, config.distill): _result(store) for config, store in zip(configs, stores, strict=True)
+    }
     together = _write_pages(stores)
     if as_json:
         print(json.dumps({str(store.path): row for store, row in zip(stores, rows.values(), strict=True)}))
@@ -105,11 +112,6 @@ def _spec(spec: str, common: Common, flags: Any) -> RunConfig:
     return effective(common, flags, method=method, **({"distill": distill} if distill else {})).config
 
 
-def _label(config: RunConfig) -> str:
-    own = type(config).model_fields["distill"].default
-    return config.method if config.distill == own else f"{config.method} + {config.distill}"
-
-
 def _load(config: RunConfig, quiet: bool) -> Dataset:
     data = load_data(config)
     if not quiet and not follows():
@@ -127,7 +129,7 @@ def _execute(
     quiet: bool,
     stopper: Stopper,
 ) -> RunDirectory:
-    watch = Watch(_label(config), quiet=quiet)
+    watch = Watch(label_of(config.method, config.distill), quiet=quiet)
     if stopper():
         raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.shown():
