@@ -1,7 +1,9 @@
 """The report: what is read from runs, tables, figures, and the page as text (test_browser.py opens it)."""
 
+import base64
 import csv
 import functools
+import hashlib
 import html.parser
 import io
 import json
@@ -31,10 +33,38 @@ from geodl.methods import configure
 from geodl.report import page, plots, sections
 from geodl.report.figures import CSS, Curve, _blues, heat, lines
 from geodl.report.published import numbers
-from geodl.report.results import Estimate, estimate, read_run, read_settings
+from geodl.report.results import Estimate, Setting, estimate, read_run, read_settings
 from geodl.report.tables import Best, Points, Table, compare, comparison_table, comparisons, summary, write_tables
+from geodl.text import printable
 
 NAMES = ("Katze", "小猫", "__dunder", "$x^2$ </script>&", 'ёж "quoted"', "a very long class name that goes on")
+# What class names must not do: end or open elements, comments and data, run, turn the writing round, fail to be encoded.
+EVIL = (
+    "<!--<script>",
+    "<!-- comment",
+    "</script><script>window.evil = 1</script>",
+    "</svg><script>window.evil = 1</script>",
+    "</style></title></textarea>",
+    "<img src=x onerror='window.evil = 1'>",
+    '" onmouseover="window.evil = 1',
+    "' autofocus onfocus='window.evil = 1",
+    "]]><![CDATA[",
+    "&lt;b&gt;&amp;",
+    "{{ 7 * 7 }}",
+    "{% include 'page.css' %}",
+    "javascript:window.evil = 1",
+    "__proto__",
+    "#1c2127 url(#x)",
+    r"$x^2$ \alpha %s {0}",
+    "\u202egnp.exe",
+    "\u2066one\u2069 \u2028two",
+    "\x1b[31mred\x1b[0m\x9b",
+    "bell\x07 null\x00",
+    "line\nbreak\ttab\r",
+    "\ud800 half",
+    "\ufffe\uffff",
+    "عربي",
+)
 TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3}
 
 
@@ -67,6 +97,7 @@ def make_runs(root):
     go("none", method="finetune", exemplars=0, analysis=False)
     go("base", method="finetune", base=None, phases=0)
     go("own", data="folder", base=None, phases=0)
+    go("evil", made([f"class-{i}" for i in range(len(EVIL))], 3, 2), base=4, phases=5)
     go("cifar", hundred, data="cifar100", base=50, phases=5, exemplars=20)
     shutil.copytree(root / "geo-1", root / "partial")
     shutil.rmtree(root / "partial" / "phases" / "03")
@@ -83,6 +114,25 @@ def runs(tmp_path_factory):
 @functools.cache
 def render(runs, *names, **options):
     return page.render(read_settings([runs / name for name in names]), **options)
+
+
+def renamed(value, names):
+    """Give classes other names, wherever they are in what was read of a run."""
+    if isinstance(value, dict):
+        return {names.get(key, key): renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, names) for each in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+@functools.cache
+def evil_page(runs):
+    """Give the page of a run whose classes have evil names, whoever let them in."""
+    run = read_run(runs / "evil")
+    names = {f"class-{i}": name for i, name in enumerate(EVIL)}
+    run = replace(run, metrics=renamed(run.metrics, names), environment={"<!--<script>": "\u202e</dl>"})
+    one = Setting("<!--<script>\u202e", (run,))
+    return page.render([one]), page.render([one, replace(one, label="two")])
 
 
 # Results
@@ -504,6 +554,40 @@ def test_class_names_are_escaped(runs):
     assert "小猫" in text
 
 
+def test_evil_names_are_text(runs):
+    for text in evil_page(runs):
+        words = {" ".join(each.split()) for each in Checker(text).words}
+        assert {printable(name) for name in EVIL} <= words
+        assert text.count("<script>") == 1
+        data = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+        assert len(data) == text.count('class="plot"')
+        assert not any("<" in each for each in data)
+        named = [json.loads(each)["heat"]["rows"] for each in data if '"totals"' in each]
+        assert all(sorted(rows) == sorted(map(printable, EVIL)) for rows in named)
+
+
+def test_evil_names_in_tables_and_figures(runs, tmp_path):
+    table = Table(["class"], [[name] for name in EVIL])
+    assert len(table.markdown().splitlines()) == len(EVIL) + 2
+    assert len(table.latex().splitlines()) == len(EVIL) + 6
+    plot = lines("p", [Curve(name, [1, 2], [3.0, 4.0]) for name in EVIL], x="x", y="y")
+    for path in plot.files(tmp_path):
+        assert path.stat().st_size > 1000
+    written = "".join(ElementTree.fromstring(plot.inline("f")).itertext())
+    assert all(printable(name) in written for name in EVIL)
+
+
+def source(script):
+    """Return how a policy names an inline script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def test_the_policy_allows_the_script_of_the_page_alone(runs):
+    text = render(runs, "base")
+    script = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
+    assert f"script-src '{source(script)}';" in html.unescape(text)
+
+
 def test_ame_never_stands_alone(runs):
     words = " ".join(Checker(render(runs, *PAGES["several"])).words)
     for match in re.finditer(r"\bAME\b(.{0,30})", words, re.DOTALL):
@@ -542,7 +626,8 @@ def test_the_page_stands_beside_the_paper_and_says_where_it_departs(runs):
     assert "Beside the paper" not in render(runs, "geo-1")
 
 
-def test_one_box_says_how_all_settings_depart(runs):
+def test_one_box_says_how_all_settings_depart(runs, monkeypatch):
+    monkeypatch.setattr(page, "details", lambda settings, with_images: [])  # they take seconds
     one = read_settings([runs / "cifar"])[0]
     other = changed(one, "other", epochs=2)
     unmatched = changed(one, "unmatched", exemplars=7)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from geodl.predictors import CLASSIFIERS
+from geodl.text import printable
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -91,7 +92,7 @@ class Watch:
     def _on_run(self, directory: str, scenario: Any, done: int, total: int, work: list[int], **_: Any) -> None:
         self._work = work
         sizes = [len(group) for group in scenario.groups]
-        say(Text(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
+        say(plain(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
         if done == total:
             say(f"  complete already: {directory}")
         elif done:
@@ -136,19 +137,19 @@ HONEST = ("cnn", "nme")
 
 def comparison_table(title: str, rows: dict[str, dict[str, Any]]) -> Table:
     """Give a table of several runs: row name -> metrics of the last phase."""
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for name in HONEST:
         for column in ("average", "final", "forgetting"):
             table.add_column(f"{CLASSIFIERS[name]}\n{column}", justify="right", no_wrap=True)
     for row, metrics in rows.items():
-        table.add_row(Text(row), *(cell for name in HONEST for cell in _cells(metrics["results"].get(name))))
+        table.add_row(plain(row), *(cell for name in HONEST for cell in _cells(metrics["results"].get(name))))
     return table
 
 
 def result_table(title: str, metrics: dict[str, Any]) -> Table:
     """Give a table of one run: its classifiers, with the metrics of the last phase."""
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("classifier", no_wrap=True)
     for column in ("average", "final", "forgetting"):
         table.add_column(column, justify="right")
@@ -174,5 +175,10 @@ LEGEND = (
 
 
 def say(text: Any = "") -> None:
-    """Print for a person: a string as it is, since names of files and classes are never markup; or something made of rich."""
-    console.print(Text(text) if isinstance(text, str) else text)
+    """Print for a person: a line, or something made of rich."""
+    console.print(plain(text) if isinstance(text, str) else text)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Return a line as it is: names of files and classes are never markup, nor orders to the terminal."""
+    return Text(printable(text), style)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from geodl.classifier import Evaluation, Listener, Predictions
-from geodl.cli.display import console, errors, progress_bar
+from geodl.cli.display import console, errors, plain, progress_bar
 from geodl.files import readable
 from geodl.own.choices import VALIDATION
 from geodl.own.intake import Problems
@@ -58,7 +57,7 @@ class LearnWatch:
         table.add_column(no_wrap=True)
         table.add_column(style="dim")
         for choice in choices:
-            table.add_row(f"  {choice.option}", Text(choice.value), Text(choice.why))
+            table.add_row(f"  {choice.option}", plain(choice.value), plain(choice.why))
         console.print(table)
 
     def _on_continued(self, epoch: int) -> None:
@@ -99,7 +98,7 @@ def looking() -> Iterator[Listener]:
 
 def line(text: str, style: str = "") -> None:
     """Print one line as it is: class and file names are never markup."""
-    console.print(Text(text, style))
+    console.print(plain(text, style))
 
 
 def percent(value: float | None) -> str:
@@ -126,9 +125,9 @@ def say_skipped(skipped: Problems, *, to_errors: bool = False) -> None:
     if not skipped:
         return
     out = errors if to_errors else console
-    out.print(Text(f"left out or odd: {len(skipped)}", "yellow"))
+    out.print(plain(f"left out or odd: {len(skipped)}", "yellow"))
     for name, reason in skipped:
-        out.print(Text(f"  {name}: {reason}"))
+        out.print(plain(f"  {name}: {reason}"))
 
 
 def say_learned(model: Path, done: Any) -> None:
@@ -156,7 +155,7 @@ def say_learned(model: Path, done: Any) -> None:
         f"stored in {model}: {done.stored_images} images, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
-        console.print(Text("note: ", "yellow") + Text(sentence))
+        console.print(plain("note: ", "yellow") + plain(sentence))
 
 
 def skipped_json(skipped: Problems) -> list[dict[str, str]]:
@@ -184,7 +183,9 @@ def table_predictions(found: Predictions, top: int) -> None:
     table = plain_table("image", "class", ">confidence", *(["next likeliest"] if top > 1 else []))
     for each in found:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
-        table.add_row(Text(each.name), Text(each.label), f"{each.confidence:.1%}", *([Text(others)] if top > 1 else []))
+        table.add_row(
+            plain(each.name), plain(each.label), f"{each.confidence:.1%}", *([plain(others)] if top > 1 else [])
+        )
     console.print(table)
 
 
@@ -196,7 +197,7 @@ def say_classes(found: Evaluation) -> None:
         (i for i, count in enumerate(counts) if count), key=lambda i: found.per_class[found.classes[i]] or 0.0
     )
     for i in order[:SHOWN]:
-        table.add_row(Text(found.classes[i]), str(counts[i]), percent(found.per_class[found.classes[i]]))
+        table.add_row(plain(found.classes[i]), str(counts[i]), percent(found.per_class[found.classes[i]]))
     console.print(table)
     say_more(len(order), "classes, all better than these")
 

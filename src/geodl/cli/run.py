@@ -115,7 +115,8 @@ def _spec(spec: str, common: Common, flags: Any) -> RunConfig:
 def _load(config: RunConfig, quiet: bool) -> Dataset:
     data = load_data(config)
     if not quiet and not follows():
-        say(data.summary())
+        for words in data.summary().split("\n"):
+            say(words)
     return data
 
 
