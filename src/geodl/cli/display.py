@@ -25,6 +25,7 @@ from geodl.events import (
 )
 from geodl.metrics import Trajectory, confusions_of, finite
 from geodl.predictors import CLASSIFIERS
+from geodl.text import printable
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -124,7 +125,7 @@ class Watch:
     def _started(self, event: RunStarted) -> None:
         self._work, sizes = event.work, event.sizes
         self._base = sizes[0]
-        say(Text(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
+        say(plain(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
         if event.done == len(sizes):
             say(f"  complete already: {event.directory}")
         elif event.done:
@@ -169,7 +170,7 @@ def comparison_table(title: str, rows: Mapping[str, Results]) -> Table:
         shown = [name for name in HONEST if name in results]
         for first, name in zip([True] + [False] * len(shown), shown, strict=False):
             last = name == shown[-1] and number < len(rows) - 1
-            table.add_row(Text(run if first else ""), CLASSIFIERS[name], *_cells(results[name]), end_section=last)
+            table.add_row(plain(run if first else ""), CLASSIFIERS[name], *_cells(results[name]), end_section=last)
     return table
 
 
@@ -183,7 +184,7 @@ def result_table(title: str, results: Results) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=True)
     for column in ("average", "final", "forgetting"):
@@ -206,5 +207,10 @@ LEGEND = (
 
 
 def say(text: Any = "") -> None:
-    """Print for a person: a string as it is, since names of files and classes are never markup; or something made of rich."""
-    console.print(Text(text) if isinstance(text, str) else text)
+    """Print for a person: a line, or something made of rich."""
+    console.print(plain(text) if isinstance(text, str) else text)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Return a line as it is: names of files and classes are never markup, nor orders to the terminal."""
+    return Text(printable(text), style)

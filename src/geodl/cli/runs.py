@@ -6,10 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
-from rich.text import Text
 
 from geodl.cache import Cache
-from geodl.cli.display import result_table, say
+from geodl.cli.display import plain, result_table, say
 from geodl.errors import StoreError
 from geodl.files import readable
 from geodl.store import RunDirectory, list_runs, remove_run, summarise
@@ -45,7 +44,9 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
     for column in ("run", "state", "phases", "result", "size"):
         table.add_column(column, no_wrap=column != "result")
     for run in found:
-        table.add_row(Text(run.name), run.state, f"{run.done}/{run.total or '-'}", run.result or "", readable(run.size))
+        table.add_row(
+            plain(run.name), run.state, f"{run.done}/{run.total or '-'}", run.result or "", readable(run.size)
+        )
     say(table)
 
 
