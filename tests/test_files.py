@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tests.directories import Killed
 
 from geodl import files
 from geodl.errors import StoreError
@@ -18,10 +19,6 @@ from geodl.files import atomic_write, is_locked, locked, read_json, read_tensors
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 STEPS_OF_A_WRITE = ["created", "written", "synced", "renamed", "settled"]
-
-
-class Killed(BaseException):
-    """Not an Exception: like a real kill, it lets nobody clean up."""
 
 
 def fail_at(monkeypatch, step, failure):

@@ -38,7 +38,7 @@ def run(
     *,
     out: Path | None = None,
     fresh: bool = False,
-    allow_drift: bool = False,
+    allow_environment_change: bool = False,
     cache: Cache | None = None,
     listener: Listener = lambda kind, **fields: None,
     stop: Callable[[], bool] = lambda: False,
@@ -68,7 +68,7 @@ def run(
             must_match=("threads", "device"),
             phases=len(scenario.groups),
             fresh=fresh,
-            allow_drift=allow_drift,
+            allow_environment_change=allow_environment_change,
         )
     try:
         trainer.fabric.barrier()

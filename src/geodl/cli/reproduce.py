@@ -39,7 +39,7 @@ def reproduce(
     threads: int | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     yes: Annotated[bool, Parameter(negative=())] = False,
-    allow_drift: Annotated[bool, Parameter(negative=())] = False,
+    allow_environment_change: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and write it beside the published numbers.
 
@@ -63,7 +63,7 @@ def reproduce(
         Print the runs and an estimate of their time, run nothing; needs no data.
     yes
         Start without asking, however long it takes.
-    allow_drift
+    allow_environment_change
         Go on with runs that were begun with another number of threads or kind of device.
     """
     source, chosen = choose(what, dataset, phases)
@@ -78,7 +78,7 @@ def reproduce(
     if dry_run:
         return
     confirm(sum(map(sum, times)) + steps_take, yes, sys.stdin.isatty())
-    failed = _run_all(jobs, times, out / "runs", data, allow_drift) if data else []
+    failed = _run_all(jobs, times, out / "runs", data, allow_environment_change) if data else []
     settings = outputs.read(jobs, out / "runs")
     for name, some in chosen.items():
         if shape is not None and name == "time-memory":
@@ -142,7 +142,9 @@ def _announce(
     return times, steps_take
 
 
-def _run_all(jobs: list[Job], times: list[list[float]], runs: Path, data: Dataset, allow_drift: bool) -> list[str]:
+def _run_all(
+    jobs: list[Job], times: list[list[float]], runs: Path, data: Dataset, allow_environment_change: bool
+) -> list[str]:
     """Run what is not complete, with a bar over the whole grid; give the runs that failed and why: others go on."""
     cache, started, total, passed = Cache(), time.monotonic(), sum(map(sum, times)), 0.0
     stopper, failed = Stopper(), []
@@ -159,7 +161,7 @@ def _run_all(jobs: list[Job], times: list[list[float]], runs: Path, data: Datase
                     run(
                         job.config,
                         out=runs / job.name,
-                        allow_drift=allow_drift,
+                        allow_environment_change=allow_environment_change,
                         cache=cache,
                         listener=watch,
                         stop=stopper,

@@ -24,7 +24,7 @@ Out = Annotated[Path | None, Parameter(help="Directory of the run; unset: runs/N
 Fresh = Annotated[
     bool, Parameter(help="Start over, removing what a run with this directory left.", negative=(), group=_HOW)
 ]
-Drift = Annotated[
+EnvironmentChange = Annotated[
     bool,
     Parameter(
         help="Continue with another number of threads or kind of device: last digits may differ.",
@@ -43,7 +43,7 @@ def run(
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
     out: Out = None,
     fresh: Fresh = False,
-    allow_drift: Drift = False,
+    allow_environment_change: EnvironmentChange = False,
     cache: UseCache = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -51,7 +51,7 @@ def run(
     """Run one incremental experiment."""
     config = effective(common, flags).config
     data = _load(config, quiet or as_json)
-    store = _execute(config, data, out, fresh, allow_drift, cache, quiet or as_json, Stopper())
+    store = _execute(config, data, out, fresh, allow_environment_change, cache, quiet or as_json, Stopper())
     if follows():
         return
     metrics = _result(store)
@@ -71,7 +71,7 @@ def compare(
     common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
     fresh: Fresh = False,
-    allow_drift: Drift = False,
+    allow_environment_change: EnvironmentChange = False,
     cache: UseCache = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -80,7 +80,10 @@ def compare(
     configs = list({config.hash(): config for config in (_spec(spec, common, flags) for spec in specs)}.values())
     data = _load(configs[0], quiet or as_json)
     stopper = Stopper()
-    stores = [_execute(config, data, None, fresh, allow_drift, cache, quiet or as_json, stopper) for config in configs]
+    stores = [
+        _execute(config, data, None, fresh, allow_environment_change, cache, quiet or as_json, stopper)
+        for config in configs
+    ]
     if follows():
         return
     rows = {_label(config): _result(store) for config, store in zip(configs, stores, strict=True)}
@@ -122,7 +125,7 @@ def _execute(
     data: Dataset,
     out: Path | None,
     fresh: bool,
-    allow_drift: bool,
+    allow_environment_change: bool,
     cache: bool,
     quiet: bool,
     stopper: Stopper,
@@ -136,7 +139,7 @@ def _execute(
                 config,
                 out=out,
                 fresh=fresh,
-                allow_drift=allow_drift,
+                allow_environment_change=allow_environment_change,
                 cache=Cache() if cache else None,
                 listener=watch,
                 stop=stopper,

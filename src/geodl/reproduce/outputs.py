@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from geodl.config import DISTILLATIONS, preset_layer
-from geodl.files import atomic_write
+from geodl.files import atomic_write, make_directory
 from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
@@ -95,7 +95,7 @@ def caution(dataset: str, budget: Budget) -> list[str]:
 
 def save(name: str, title: str, table: Table, out: Path) -> list[Path]:
     """Write a table in every format; Markdown with a title."""
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     paths = []
     for suffix, form in FORMATS.items():
         paths.append(out / f"{name}.{suffix}")
