@@ -162,6 +162,8 @@ class _Run:
         network, memory = self._restore(done) if done else (None, Memory.empty(embed=self.trainer.config.embed))
         for t in range(done, total):
             network, memory = self._phase(t, network, memory)
+        if self.trainer.leads:
+            self.store.verify()  # no result over damaged phases
         self._tell("done", directory=directory)
 
     def _work(self, total: int) -> list[int]:

@@ -59,7 +59,10 @@ def _reason(error: OSError) -> str:
 def make_directory(path: Path) -> None:
     """Make a directory and those above it, where they are not there yet."""
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise StoreError(f"{path} is a file; a directory is needed") from error
 
 
 def is_directory(path: Path) -> bool:
