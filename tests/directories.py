@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from geodl.files import canonical_json, json_file, signed
@@ -19,6 +20,12 @@ ENVIRONMENT = {"threads": 1, "torch": "2.13.0"}
 
 class Killed(BaseException):
     """Not an Exception: like a real kill, it lets nobody clean up."""
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk: what is tested is not a power failure."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def make(path: Path, **changes: Any) -> RunDirectory:

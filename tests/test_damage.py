@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from tests import tiny
-from tests.directories import content, contents, make, rewrite, save_phase, save_progress
+from tests.directories import content, contents, make, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
 from tests.test_cli import geodl
 
 from geodl.errors import StoreError
 from geodl.experiment import run as run_experiment
+from geodl.reproduce import records
 from geodl.store import RunDirectory, list_runs, summarize
 
+pytestmark = pytest.mark.usefixtures("no_waiting")
 ODD_NAMES = ["002", "0", "٠٢", "²", "02 ", "+2", "02.bak"]
 
 
@@ -243,6 +245,15 @@ def test_results_that_cannot_be_kept_are_one_line(finished, tmp_path):
     failed = geodl("results", "add", str(tmp_path / "run"), "--to", str(tmp_path / "kept"), cwd=tmp_path, status=2)
     assert "a name that no file can have" in failed.stderr
     assert list((tmp_path / "kept").iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["config", "seed", "machine", "seconds", "results"])
+def test_records_of_another_form_are_named(finished, tmp_path, key):
+    (path,) = records.add([finished], tmp_path)
+    assert records.read(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: "x"}))
+    with pytest.raises(StoreError, match=rf"{path.name}: not a record that `geodl results add` wrote"):
+        records.read(tmp_path)
 
 
 # Names of phases.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.directories import (
+from tests.directories import (  # noqa: F401
     CONFIG,
     ENVIRONMENT,
     Killed,
@@ -20,6 +20,7 @@ from tests.directories import (
     content,
     contents,
     make,
+    no_waiting,
     rewrite,
     save_phase,
     save_progress,
@@ -30,6 +31,8 @@ from geodl import files
 from geodl.errors import StoreError
 from geodl.files import TEMPORARY
 from geodl.store import RunDirectory, directory_size, list_runs, remove_run, summarize
+
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 # The same configuration, or an error.
 
