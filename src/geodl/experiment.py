@@ -200,6 +200,8 @@ class _Run:
             self._restore(done)
         for t in range(done, len(self.scenario)):
             self._phase(t)
+        if self.is_main_process:
+            self.store.verify()  # no result over damaged phases
         self._tell(RunEnded(directory))
 
     def _work(self) -> list[int]:

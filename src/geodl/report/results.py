@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from geodl.config import Layer, RunConfig, groups_of_options, preset_layer, presets
 from geodl.errors import ConfigError, StoreError
+from geodl.files import interpreting
 from geodl.memory import Memory
 from geodl.methods import METHODS, configure, kinds
 from geodl.metrics import Trajectory, confusions_of
@@ -168,6 +169,11 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read the directory of a run or of a model; a phase in work is left out."""
+    with interpreting(path):
+        return _read_run(path)
+
+
+def _read_run(path: Path) -> Run:
     directory = RunDirectory(path)
     metrics: list[Mapping[str, Any]] = [directory.load_metrics(t) for t in range(directory.completed())]
     epochs = _epochs(directory.read_events())
