@@ -217,8 +217,7 @@ class _Run:
         return work
 
     def _restore(self, done: int) -> None:
-        last = self.store.load_phase(done - 1)
-        self.learner.restore(last.model, last.memory, last.extra)
+        self.learner.restore(self.store.load_phase(done - 1))
         if self.learner.method.keeps_all_data:
             self.learner.given = concat([self.scenario.train(s) for s in range(done)])
 
@@ -233,7 +232,10 @@ class _Run:
         similarity = {"similarity": self._similarity(t, found.pooled[found.labels < self.scenario.seen(0)])}
         metrics = to_metrics(t, learner.confusions(test, found, seen), **(similarity if self.config.analysis else {}))
         if self.is_main_process:
-            self.store.save_phase(t, *learner.tensors(), metrics, learner.facts())
+            model, memory, statistics = learner.tensors()
+            self.store.save_phase(t, model, memory, metrics, learner.facts(), statistics)
+            if t and statistics:
+                self.store.forget_statistics(t - 1)
         learner.trainer.ranks.barrier()
         self._tell(PhaseEvaluated(t, metrics))
 
@@ -242,8 +244,7 @@ class _Run:
         if t == 0:
             self._base_features = now
         elif self._base_features is None:
-            first = self.store.load_phase(0)
-            before = Learner.restored(first.model, first.memory, first.extra, config=self.config)
+            before = Learner.restored(self.store.load_phase(0), config=self.config)
             self._base_features = before.features(before.rows_of(self.scenario.test(0))).pooled
         base = self._base_features
         assert base is not None

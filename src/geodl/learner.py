@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_lay
 from geodl.data.batches import Transform, transform_of
 from geodl.data.images import ArrayImages, FileImages, Images, concat
 from geodl.data.intake import take
+from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import BaseCached, Event, Listener, ignore
 from geodl.memory import Memory, quota
@@ -23,6 +24,7 @@ from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
 from geodl.predictors import Features, class_means, default_classifier, drift, exemplar_means, nearest_mean, predict
+from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.training import Checkpoint, NoProgress, Progress, Trainer
 from geodl.training.angles import AngleWatch
@@ -71,9 +73,8 @@ class Learner:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.method = build(self.config)
-        self.trainer = Trainer(self.config, precision=decided_precision, stop=stop)
         self.listener, self.base = listener, base
-        self.trainer.listener = listener
+        self._stop, self._decided_precision = stop, decided_precision
         self.classes: tuple[str, ...] = ()
         self.network: Network | None = None
         self.memory = Memory(store_images=self.config.store_images)
@@ -81,6 +82,11 @@ class Learner:
         self.phases = 0
         self.trained = False
         self.given: Images | None = None
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains and evaluates on the devices; made on first use, since loading and predicting need none."""
+        return Trainer(self.config, precision=self._decided_precision, listener=self.listener, stop=self._stop)
 
     # ------------------------------------------------------------------------------------------------------ learning
 
@@ -351,7 +357,8 @@ class Learner:
         if name not in there:
             raise ConfigError(f"classifier = {name!r}: this model has {', '.join(there)}")
         levels = self.method.levels(network) if name.startswith("analytic") else ()
-        return Recognizer(folded(network).to(self.trainer.device), transform, self.classes, there[name], levels)
+        device = device_kind(self.config.accelerator)
+        return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels)
 
     def _known(self) -> tuple[Network, Transform]:
         if self.network is None or self.transform is None:
@@ -396,9 +403,12 @@ class Learner:
 
     # --------------------------------------------------------------------------------------------- saving and loading
 
-    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the tensors of the network and of the memory."""
-        return self._known()[0].state_dict(), self.memory.to_tensors()
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        """Return the tensors of the network, of the memory, and of statistics that only learning needs."""
+        own = self.memory.own
+        statistics = {name: own[name] for name in own if name in self.method.statistics}
+        rest = {name: own[name] for name in own if name not in statistics}
+        return self._known()[0].state_dict(), replace(self.memory, own=rest).to_tensors(), statistics
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
@@ -413,8 +423,9 @@ class Learner:
     def save(self, path: str | Path) -> None:
         """Write the learner to a directory, which ``geodl predict`` opens too; one that is there gets a further state."""
         store = RunDirectory.create_or_open(Path(path), MODEL)
+        model, memory, statistics = self.tensors()
         with store.lock():
-            store.save_phase(store.completed(), *self.tensors(), {}, self.facts())
+            store.save_phase(store.completed(), model, memory, {}, self.facts(), statistics)
 
     @classmethod
     def load(cls, path: str | Path, **how: Any) -> Self:
@@ -422,25 +433,24 @@ class Learner:
         store = RunDirectory(Path(path))
         if not (done := store.completed()):
             raise StoreError(f"{path}: nothing was learned yet")
-        last = store.load_phase(done - 1)
-        return cls.restored(last.model, last.memory, last.extra, **how)
+        return cls.restored(store.load_phase(done - 1), **how)
 
     @classmethod
-    def restored(
-        cls, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: Mapping[str, Any], **how: Any
-    ) -> Self:
-        """Return the learner whose `tensors` and `facts` these are; how: what the constructor takes besides options."""
-        learner = cls(how.pop("config", None) or stored_config(facts["config"]), **how)
-        learner.restore(model, memory, facts)
+    def restored(cls, saved: SavedPhase, *, config: RunConfig | None = None, **how: Any) -> Self:
+        """Return the learner that was saved as a phase of a directory; how: as for the constructor."""
+        learner = cls(config or stored_config(saved.extra["config"]), **how)
+        learner.restore(saved)
         return learner
 
-    def restore(self, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take over the state that `tensors` and `facts` gave, keeping our own configuration."""
+    def restore(self, saved: SavedPhase) -> None:
+        """Take over a state that was saved, keeping our own configuration."""
+        facts = saved.extra
         # Without the first weights: neither the package nor the file that they came from is needed any more.
         self.network = self._built(len(facts["classes"]), weights=None, pretrained=False)
-        load_weights(self.network, model)
+        load_weights(self.network, saved.model)
         self.network.eval()
-        self.memory = Memory.from_tensors(memory)
+        memory = Memory.from_tensors(saved.memory)
+        self.memory = replace(memory, own={**memory.own, **saved.statistics})
         self.transform = Transform.from_dict(facts["transform"])
         self.classes = tuple(facts["classes"])
         self.phases, self.trained = facts["phases"], facts["trained"]

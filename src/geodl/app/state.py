@@ -96,7 +96,7 @@ class State:
 
 def save(store: RunDirectory, state: State) -> None:
     """Add a state as the next phase, whole or not at all, and remove states that are too old to go back to."""
-    model, memory = state.learner.tensors()
+    model, memory, statistics = state.learner.tensors()
     memory |= {"seen": state.seen}
     if state.validation is not None:
         memory |= {f"validation.{key}": tensor for key, tensor in to_tensors(state.validation).items()}
@@ -106,7 +106,7 @@ def save(store: RunDirectory, state: State) -> None:
         "learned": state.learned,
         "history": [dict(record) for record in state.history],
     }
-    store.save_phase(store.completed(), model, memory, dict(state.metrics), extra)
+    store.save_phase(store.completed(), model, memory, dict(state.metrics), extra, statistics)
     forget(store, before=store.completed() - 1 - UNDO)
 
 
@@ -143,7 +143,7 @@ def load(store: RunDirectory) -> State | None:
 def _load(store: RunDirectory, phase: int) -> State:
     found = store.load_phase(phase)
     extra, prefix = found.extra, "validation."
-    learner = Learner.restored(found.model, found.memory, extra)
+    learner = Learner.restored(found)
     held = {key.removeprefix(prefix): value for key, value in found.memory.items() if key.startswith(prefix)}
     # A learner that was saved by itself, or the learner of a run, has no story.
     unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]

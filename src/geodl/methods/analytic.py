@@ -17,6 +17,7 @@ from geodl.closed_form import (
     temperature,
 )
 from geodl.config import RunConfig, derive, option, restate
+from geodl.errors import TrainingError
 from geodl.methods.base import Method, Phase, register
 from geodl.nets import Network
 
@@ -61,6 +62,7 @@ class Analytic(Method):
     )
     Config = AnalyticConfig
     base_loss = "cross-entropy"
+    statistics = frozenset({"gram", "sums", "counts"})
     config: AnalyticConfig
 
     def trains(self, phase: int) -> bool:
@@ -85,6 +87,8 @@ class Analytic(Method):
         labels = phase.settled.labels[:count]
         z = {name: rows[:count] for name, rows in phase.settled.levels.items()}
         before = phase.memory.own
+        if before and "gram" not in before:
+            raise TrainingError("the statistics of earlier classes are gone: only the newest phase of a run keeps them")
         # That of phase 0 for good: what was standardized otherwise is no longer there to be standardized again.
         standardization = Standardization.from_tensors(before) if before else Standardization.of(z)
         expansion = self._expansion(z)

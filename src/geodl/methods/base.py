@@ -229,6 +229,9 @@ class Method:
         """Whether that classifier averages over mirrored test images."""
         return False
 
+    statistics: ClassVar[frozenset[str]] = frozenset()
+    """The names among what is kept that only the next phase needs, not prediction: of old phases they are dropped."""
+
     def levels(self, network: Network) -> tuple[str, ...]:
         """Return the levels of the network whose features are wanted, besides the pooled ones."""
         return ()

@@ -38,6 +38,7 @@ from geodl.store.events import append_event, read_events
 from geodl.store.phases import (
     FILES,
     MANIFEST,
+    STATISTICS,
     describe,
     manifest_file,
     phase_numbers,
@@ -65,6 +66,8 @@ class Phase(NamedTuple):
     memory: dict[str, Tensor]
     metrics: dict[str, Any]
     extra: dict[str, Any]
+    statistics: dict[str, Tensor]
+    """Large sums that only the next phase needs; empty where there are none, or no longer."""
 
 
 class RunDirectory:
@@ -161,6 +164,7 @@ class RunDirectory:
         memory: Mapping[str, Tensor],
         metrics: Mapping[str, Any],
         extra: Mapping[str, Any],
+        statistics: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add phase `t`, the next one, whole or not at all, and drop the progress that led to it."""
         self._require_lock()
@@ -168,6 +172,8 @@ class RunDirectory:
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
         parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(extra))
         contents = dict(zip(FILES, parts, strict=True))
+        if statistics:
+            contents[STATISTICS] = tensor_file(statistics)
         contents[MANIFEST] = manifest_file(t, describe(contents))
         target = phase_path(self.path, t)
         temporary = temporary_for(target)
@@ -183,13 +189,14 @@ class RunDirectory:
 
     def load_phase(self, t: int) -> Phase:
         """Read phase `t`, verified."""
-        model, memory, metrics, extra = self._read(t, *FILES)
+        model, memory, metrics, extra, *more = self._read(t, *FILES, optional=(STATISTICS,))
         folder = phase_path(self.path, t)
         return Phase(
             parse_tensors(model, folder / "model.safetensors"),
             parse_tensors(memory, folder / "memory.safetensors"),
             parse_object(metrics, folder / "metrics.json"),
             parse_object(extra, folder / "extra.json"),
+            parse_tensors(more[0], folder / STATISTICS) if more else {},
         )
 
     def verify(self) -> None:
@@ -197,13 +204,14 @@ class RunDirectory:
         for t in range(self.completed()):
             self._read(t, everything=True)
 
-    def _read(self, t: int, *names: str, everything: bool = False) -> list[bytes]:
-        """Read files of phase `t`, verified; the error says what to do."""
+    def _read(self, t: int, *names: str, optional: Sequence[str] = (), everything: bool = False) -> list[bytes]:
+        """Read files of phase `t`, verified, the optional ones where they are there; the error says what to do."""
         folder = phase_path(self.path, t)
         for attempt in (1, 2):
             try:
                 manifest = read_manifest(folder, t)
-                return [read_listed(folder, name, manifest) for name in (manifest if everything else names)]
+                wanted = [*names, *(name for name in optional if name in manifest)]
+                return [read_listed(folder, name, manifest) for name in (manifest if everything else wanted)]
             except StoreError as error:
                 # Another process may have taken the phase back and saved another one in its place, between two reads.
                 if attempt == 2:
@@ -233,10 +241,17 @@ class RunDirectory:
 
     def forget_phase(self, t: int) -> None:
         """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
+        self._forget(t, {*FILES, STATISTICS} - {"metrics.json"})
+
+    def forget_statistics(self, t: int) -> None:
+        """Remove the statistics of an old phase: only the phase after it needed them."""
+        self._forget(t, {STATISTICS})
+
+    def _forget(self, t: int, forgotten: set[str]) -> None:
         self._require_lock()
         if not 0 <= t < self.completed() - 1:
             raise StoreError(f"{self.path}: phase {t} cannot be forgotten; allowed are those before the last one")
-        folder, forgotten = phase_path(self.path, t), set(FILES) - {"metrics.json"}
+        folder = phase_path(self.path, t)
         try:
             manifest = read_manifest(folder, t)
         except StoreError:

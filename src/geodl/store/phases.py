@@ -11,6 +11,8 @@ from geodl.errors import StoreError
 from geodl.files import DAMAGED, interpreting, is_directory, json_file, names_in, read_file, read_json, signed, verified
 
 FILES = ("model.safetensors", "memory.safetensors", "metrics.json", "extra.json")
+STATISTICS = "statistics.safetensors"
+"""A file that only some methods need, and only in the newest phase."""
 MANIFEST = "manifest.json"
 Manifest = Mapping[str, Mapping[str, Any]]
 """The files of a phase by name: `bytes` and `sha256` of each."""
@@ -56,7 +58,7 @@ def read_manifest(folder: Path, t: int) -> Manifest:
         files = {
             name: {"bytes": int(each["bytes"]), "sha256": each["sha256"]} for name, each in content["files"].items()
         }
-        if content["phase"] != t or not files.keys() <= set(FILES):
+        if content["phase"] != t or not files.keys() <= {*FILES, STATISTICS}:
             raise ValueError("it is of another phase, or of other files")
     return files
 

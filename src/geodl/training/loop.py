@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, distributed, nn
 
 from geodl.config import RunConfig
@@ -50,6 +49,8 @@ class Trainer:
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        from lightning_fabric import Fabric  # not above: it takes as long to import as torch, and predicting needs none
+
         self.config = config
         kind = device_kind(config.accelerator)
         self.precision = precision or choose_precision(config.precision, kind)
