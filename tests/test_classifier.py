@@ -14,7 +14,6 @@ from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
-from geodl.app import intake as intakes
 from geodl.app import preparing, state
 from geodl.app.advice import advise
 from geodl.app.choices import checked, choose_network
@@ -22,14 +21,18 @@ from geodl.app.state import KnownClass
 from geodl.classifier import IncrementalClassifier
 from geodl.config import RunConfig
 from geodl.data import Dataset
+from geodl.data import intake as intakes
 from geodl.errors import ConfigError, DataError, GeodlError, MissingExtraError, StoreError, TrainingError
+from geodl.events import EpochEnded, OptionsChosen, StepContinued, StepTaken
 from geodl.files import readable
+from geodl.learner import Learner
+from geodl.metrics import Confusion
 from geodl.report import page
 from geodl.report.results import read_run, read_settings
 from geodl.store import RunDirectory
-from geodl.training import Interrupted, Trainer
+from geodl.training import Interrupted
 
-QUICK = {"epochs": 3, "threads": 1, "workers": 1}
+QUICK = {"epochs": 3, "threads": 1, "workers": 1, "precision": "32"}
 
 
 def write_digits(root: Path, digits: Dataset, classes, count: int, start: int = 0) -> Path:
@@ -65,22 +68,34 @@ def model(tmp_path):
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Record what training gets to see: the images of every call and the exemplars beside them."""
-    calls = []
-    learn = Trainer.learn
+    """Record the phases that are trained: their images and the exemplars beside them."""
+    phases = []
+    prepare = Learner.prepare
 
-    def spy(self, index, network, memory, images, classes, progress):
-        calls.append(SimpleNamespace(network=network, memory=memory, images=images, classes=classes))
-        return learn(self, index, network, memory, images, classes, progress)
+    def spy(self, *arguments):
+        phases.append(prepare(self, *arguments))
+        return phases[-1]
 
-    monkeypatch.setattr(Trainer, "learn", spy)
-    return calls
+    monkeypatch.setattr(Learner, "prepare", spy)
+    return phases
+
+
+class Heard(list):
+    """A listener that keeps the events of one kind."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def __call__(self, event):
+        if isinstance(event, self.kind):
+            self.append(event)
 
 
 # ------------------------------------------------------------------------------------------------------------ learning
 
 
-def test_two_steps_are_learned_and_recognised(model, weeks, tmp_path, digits):
+def test_two_steps_are_learned_and_recognized(model, weeks, tmp_path, digits):
     before = files(weeks[0])
     first = model.learn(weeks[0], threads=1, epochs=20)
     assert (first.step, first.new, first.returning) == (1, ("digit 0", "digit 1"), ())
@@ -92,8 +107,10 @@ def test_two_steps_are_learned_and_recognised(model, weeks, tmp_path, digits):
     assert found.images == 120
     assert found.accuracy > 75  # chance is 25, forgetting the first step leaves at most 50
     assert found.per_step[1] > 60
-    assert found.confusion.sum(dim=1).tolist() == [30] * 4
-    assert found.accuracy == pytest.approx(100 * found.confusion.diagonal().sum().item() / 120)
+    counts = found.confusion.counts
+    assert counts.sum(dim=1).tolist() == [30] * 4
+    assert found.accuracy == pytest.approx(100 * counts.diagonal().sum().item() / 120)
+    assert found.confusion.classes == model.classes
     assert found.accuracy == pytest.approx((found.per_step[1] + found.per_step[2]) / 2)
     assert files(weeks[0]) == before
 
@@ -116,15 +133,15 @@ def test_the_same_images_are_not_learned_twice(model, weeks, trained, tmp_path):
     assert len(trained) == 2
 
 
-def test_check_images_are_never_trained_on(model, weeks, trained):
+def test_validation_images_are_never_trained_on(model, weeks, trained):
     model.learn(weeks[0], **QUICK)
     model.learn(weeks[0], again=True, **QUICK)
     model.learn(weeks[1], **QUICK)
     checks = set(state.load(RunDirectory(model.path)).validation.item_digests())
     assert len(checks) == 4 * 3  # a fifth of 15
-    for call in trained:
-        assert not checks & set(call.images.item_digests())
-        assert call.memory.images is None or not checks & set(call.memory.images.item_digests())
+    assert len(trained) == 3
+    for phase in trained:
+        assert not checks & set(phase.training_images().item_digests())
     # learned again, a picture is in the step or in the memory, not in both
     assert not set(trained[1].images.item_digests()) & set(getattr(trained[1].memory.images, "item_digests", list)())
 
@@ -140,11 +157,11 @@ def test_more_images_of_a_known_class(model, weeks, tmp_path, digits, trained):
     rows = (before.network.head.rows() != after.network.head.rows()).any(dim=1)
     assert rows.tolist() == [False, True, False, False]  # only its row is trained
     assert [known.images for known in after.classes] == [15, 45, 15, 15]
-    assert after.memory.per_class() == {0: 5, 1: 5, 2: 5, 3: 5}
+    assert after.learner.memory.per_class() == {0: 5, 1: 5, 2: 5, 3: 5}
     # chosen anew from old exemplars and new images together
-    old = set(before.memory.images.select(before.memory.images.labels == 1).item_digests())
+    old = set(before.learner.memory.images.select(before.learner.memory.images.labels == 1).item_digests())
     new = set(trained[-1].images.item_digests())
-    assert set(after.memory.images.select(after.memory.images.labels == 1).item_digests()) <= old | new
+    assert set(after.learner.memory.images.select(after.learner.memory.images.labels == 1).item_digests()) <= old | new
     assert torch.bincount(after.validation.labels).tolist() == [3, 9, 3, 3]
 
 
@@ -162,9 +179,9 @@ def test_one_class_waits_for_a_second(model, tmp_path, digits, trained):
     assert "until a second one comes" in result.warnings[0]
     assert [each.label for each in model.predict(tmp_path / "a")] == ["digit 7"] * 10
     model.learn(write_digits(tmp_path / "b", digits, (8,), 10), **QUICK)
-    assert trained[0].network is None
+    assert trained[0].teacher is None
     assert sorted(set(trained[0].images.labels.tolist())) == [0, 1]
-    assert state.load(RunDirectory(model.path)).memory.means.norm(dim=1).tolist() == pytest.approx([1, 1])
+    assert state.load(RunDirectory(model.path)).learner.memory.means.norm(dim=1).tolist() == pytest.approx([1, 1])
     with pytest.raises(ConfigError, match="exemplars = 0: the first step needs two classes"):
         IncrementalClassifier(tmp_path / "none").learn(tmp_path / "a", exemplars=0, **QUICK)
 
@@ -191,21 +208,32 @@ def test_without_exemplars_no_image_is_kept(model, weeks):
 
 
 def test_the_budget_is_kept_and_stated(model, weeks):
-    chosen = []
-    result = model.learn(weeks[0], exemplars=4, listener=lambda kind, **f: chosen.extend(f.get("choices", [])), **QUICK)
+    chosen = Heard(OptionsChosen)
+    result = model.learn(weeks[0], exemplars=4, listener=chosen, **QUICK)
     assert result.stored_images == 2 * (4 + 3)
     assert result.stored_bytes == 14 * 3 * 8 * 8
-    assert "at most 28 images, 5.4 kB for 2 classes" in next(c.why for c in chosen if c.option == "--exemplars")
+    why = {option: reason for event in chosen for option, _, reason in event.choices}
+    assert "at most 28 images, 5.4 kB for 2 classes" in why["--exemplars"]
     stored = model.info()["stored"]
-    assert sum(entry["use"] == "check" for entry in stored) == 6
+    assert sum(entry["use"] == "validation" for entry in stored) == 6
     assert all((weeks[0] / entry["from"]).exists() for entry in stored)
     assert all(entry["from"].startswith(f"{entry['class']}/") for entry in stored)
 
 
+def test_classes_without_exemplars_stand_by_their_class_means(model, weeks):
+    model.learn(weeks[0], exemplars=0, **QUICK)
+    model.learn(weeks[1], exemplars=5, **QUICK)
+    memory = state.load(RunDirectory(model.path)).learner.memory
+    assert memory.per_class() == {2: 5, 3: 5}
+    assert torch.equal(memory.exemplar_means[:2], memory.means[:2])
+    assert not torch.equal(memory.exemplar_means[2:], memory.means[2:])
+    assert (model.predict(weeks[0], classifier="nme").probabilities > 0).all()  # they can be predicted
+
+
 def test_a_total_budget_is_shared(model, weeks):
-    model.learn(weeks[0], exemplars=8, budget="total", **QUICK)
+    model.learn(weeks[0], exemplars=8, memory_budget="total", **QUICK)
     model.learn(weeks[1], **QUICK)
-    assert state.load(RunDirectory(model.path)).memory.per_class() == {0: 2, 1: 2, 2: 2, 3: 2}
+    assert state.load(RunDirectory(model.path)).learner.memory.per_class() == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
 def test_originals_can_be_deleted(model, weeks):
@@ -242,7 +270,7 @@ def test_arrays_and_datasets_learn_as_folders_do(tmp_path, weeks, digits):
     for other in states[1:]:
         assert other.names == states[0].names
         assert torch.equal(other.network.head.weight, states[0].network.head.weight)
-        assert torch.equal(other.means, states[0].means)
+        assert torch.equal(other.learner.memory.exemplar_means, states[0].learner.memory.exemplar_means)
     assert folder.evaluate(pixels, labels).images == 30
     assert [each.label for each in arrays.predict(pixels[:3])] == [
         each.label for each in folder.predict([digits.train.decode(i) for i in rows[:3]])
@@ -265,7 +293,7 @@ def test_pictures_in_memory_are_seen_as_files_are(model, weeks, tmp_path):
     sizes = [pixels, pixels[:10], torch.from_numpy(pixels).permute(2, 0, 1)]
     assert len(model.predict(sizes)) == 3
     for one in (pixels, torch.from_numpy(pixels).permute(2, 0, 1)):
-        with pytest.raises(DataError, match="may be one colour picture or"):
+        with pytest.raises(DataError, match="may be one color picture or"):
             model.predict(one)
 
 
@@ -298,7 +326,7 @@ def test_a_network_that_does_not_exist_is_named_before_any_image_is_read(model, 
     heard = []
     for options in ({"network": "resnet99"}, {"weights": tmp_path / "nothing.safetensors"}):
         with pytest.raises(GeodlError, match=r"resnet99|nothing\.safetensors"):
-            model.learn(weeks[0], listener=lambda kind, **_: heard.append(kind), **QUICK, **options)
+            model.learn(weeks[0], listener=heard.append, **QUICK, **options)
     assert heard == []
     assert not model.path.exists()
 
@@ -310,19 +338,15 @@ def test_it_stops_while_images_are_read(model, weeks):
 
 
 def test_a_step_is_finished_with_the_threads_it_was_begun_with(model, weeks):
-    heard: list[str] = []
-
-    def listener(kind, **_):
-        heard.append(kind)
-
+    taken, continued = Heard(StepTaken), Heard(StepContinued)
     with pytest.raises(Interrupted):
-        model.learn(weeks[0], listener=listener, stop=lambda: heard.count("step") > 2, **QUICK)
-    model.learn(weeks[0], listener=listener, **QUICK | {"threads": 2})
-    assert "continued" in heard
+        model.learn(weeks[0], listener=taken, stop=lambda: len(taken) > 2, **QUICK)
+    model.learn(weeks[0], listener=continued, **QUICK | {"threads": 2})
+    assert continued
     assert torch.get_num_threads() == 1
 
 
-def test_a_model_has_a_report_on_its_check_images(model, weeks, tmp_path, digits):
+def test_a_model_has_a_report_on_its_validation_images(model, weeks, tmp_path, digits):
     model.learn(weeks[0], **QUICK)
     model.learn(weeks[1], **QUICK)
     model.learn(write_digits(tmp_path / "more", digits, (1,), 8, start=40), **QUICK)  # no class of its own
@@ -334,7 +358,7 @@ def test_a_model_has_a_report_on_its_check_images(model, weeks, tmp_path, digits
     assert found.command() is None
     shown = page.render(read_settings([model.path]))
     assert "model: 4 classes" in shown
-    assert "A model after 3 steps; accuracies are on its check images." in shown
+    assert "A model after 3 steps; accuracies are on its validation images." in shown
     assert "<td>digit 2, digit 3</td>" in shown
     assert "<td>more images of digit 1</td>" in shown
     assert "<td>digit 3 is now called &lt;three&gt;</td>" in shown
@@ -391,9 +415,9 @@ def test_stopped_and_continued_it_is_as_if_never_stopped(tmp_path, weeks):
             stopped.learn(weeks[1], stop=lambda: next(steps) >= when, **QUICK)  # noqa: B023
         assert files(stopped.path) == before
         assert stopped.classes == ("digit 0", "digit 1")
-    heard = []
-    stopped.learn(weeks[1], listener=lambda kind, **fields: heard.append(kind), **QUICK)
-    assert "continued" in heard
+    continued = Heard(StepContinued)
+    stopped.learn(weeks[1], listener=continued, **QUICK)
+    assert continued
     assert files(stopped.path) == files(straight.path)
 
 
@@ -412,7 +436,7 @@ def test_a_failed_learn_changes_nothing(model, weeks):
     assert not model.path.exists()
     model.learn(weeks[0], **QUICK)
     before = files(model.path)
-    with pytest.raises(TrainingError, match="NaN or infinite"):
+    with pytest.raises(TrainingError, match="the loss is not finite in phase 1, stage train, epoch 1"):
         model.learn(weeks[1], lr=1e30, **QUICK)
     assert files(model.path) == before
     assert model.classes == ("digit 0", "digit 1")
@@ -422,8 +446,8 @@ def test_others_see_the_old_state_while_one_learns(model, weeks):
     model.learn(weeks[0], **QUICK)
     seen = []
 
-    def hear(kind, **fields):
-        if kind == "epoch":
+    def hear(event):
+        if isinstance(event, EpochEnded):
             other = IncrementalClassifier(model.path)
             seen.append({each.label for each in other.predict(weeks[1])})
             with pytest.raises(StoreError, match="is being written by process"):
@@ -494,7 +518,7 @@ def test_rename(model, weeks):
     assert model.info()["classes"][1]["name"] == "eins"
     for old, new, message in (
         ("digit 1", "x", "no class 'digit 1'; the model knows digit 0, eins"),
-        ("eins", "digit 0", "has a class of that name"),
+        ("eins", "digit 0", "there is a class of that name already"),
         ("eins", " ", "not empty"),
         ("eins", ".dot", "no folder of images could have it"),
         ("eins", "a/b", "no folder of images could have it"),
@@ -515,10 +539,10 @@ def test_remove(model, weeks):
     assert model.classes == ("digit 0", "digit 2", "digit 3")
     rows = [0, 2, 3]
     assert torch.equal(after.network.head.weight, before.network.head.weight[rows])
-    assert torch.equal(after.means, before.means[rows])
-    gone = set(before.memory.images.select(before.memory.images.labels == 1).item_digests())
-    assert not gone & set(after.memory.images.item_digests())
-    assert torch.bincount(after.memory.images.labels).tolist() == [12, 12, 12]
+    assert torch.equal(after.learner.memory.exemplar_means, before.learner.memory.exemplar_means[rows])
+    gone = set(before.learner.memory.images.select(before.learner.memory.images.labels == 1).item_digests())
+    assert not gone & set(after.learner.memory.images.item_digests())
+    assert torch.bincount(after.learner.memory.images.labels).tolist() == [12, 12, 12]
     assert torch.bincount(after.validation.labels).tolist() == [3, 3, 3]
     assert len(model.info()["stored"]) == 45
     wrong = [entry for entry in before.metrics["confusions"]["nme"] if 1 not in entry[:2]]
@@ -531,7 +555,7 @@ def test_remove(model, weeks):
     assert not any("digit 1/" in path.read_text() for path in model.path.rglob("*.json"))
     assert not (model.path / "report.html").exists()
     kept = b"".join(path.read_bytes() for path in model.path.rglob("*.safetensors"))
-    pixels = before.memory.images.select(before.memory.images.labels == 1).pixels
+    pixels = before.learner.memory.images.select(before.learner.memory.images.labels == 1).pixels
     assert not any(image.numpy().tobytes() in kept for image in pixels)
     with pytest.raises(StoreError, match="no longer kept"):
         model.undo()
@@ -569,7 +593,9 @@ def test_predictions_are_those_of_the_formula(model, weeks, digits):
     network = now.network.double().eval()
     with torch.no_grad():
         output = network(x)
-    cosines = nn.functional.cosine_similarity(output.pooled[:, None], now.means.double()[None], dim=2)
+    cosines = nn.functional.cosine_similarity(
+        output.pooled[:, None], now.learner.memory.exemplar_means.double()[None], dim=2
+    )
     for classifier, scores in (("nme", network.head.scale * cosines), ("cnn", output.logits)):
         wanted = scores.softmax(dim=1)
         found = model.predict(pixels, classifier=classifier, top=2)
@@ -584,15 +610,17 @@ def test_class_means_count_mirrored_copies_only_where_pictures_are_mirrored(tmp_
     flipped.learn(weeks[0], flip=True, **QUICK)
     for each, mirror in ((plain, False), (flipped, True)):
         now = state.load(RunDirectory(each.path))
-        x = now.memory.images.pixels.double()
+        x = now.learner.memory.images.pixels.double()
         views = torch.cat([x, x.flip(3)]) if mirror else x
         mean, std = (torch.tensor(part)[:, None, None].double() for part in (now.transform.mean, now.transform.std))
         with torch.no_grad():
             features = now.network.double().features((views / 255 - mean) / std)
-        labels = now.memory.images.labels.repeat(2 if mirror else 1)
+        labels = now.learner.memory.images.labels.repeat(2 if mirror else 1)
         unit = features / features.norm(dim=1, keepdim=True)
         means = torch.stack([unit[labels == label].mean(dim=0) for label in (0, 1)])
-        torch.testing.assert_close(now.means.double(), means / means.norm(dim=1, keepdim=True), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            now.learner.memory.exemplar_means.double(), means / means.norm(dim=1, keepdim=True), atol=1e-5, rtol=0
+        )
 
 
 def test_wrong_ways_to_predict_are_named(model, weeks):
@@ -605,7 +633,7 @@ def test_wrong_ways_to_predict_are_named(model, weeks):
         model.predict("nowhere.png", strict=True)
 
 
-def test_unknown_classes_are_left_out_of_an_evaluation(model, weeks, tmp_path, digits):
+def test_unknown_classes_are_skipped_in_an_evaluation(model, weeks, tmp_path, digits):
     model.learn(weeks[0], **QUICK)
     found = model.evaluate(write_digits(tmp_path / "test", digits, (1, 9), 5))
     assert found.images == 5
@@ -640,11 +668,11 @@ def test_networks_are_chosen_by_size_and_device(side, kind, network, size):
     }
 
 
-def test_colour_pictures_are_mirrored_and_grey_ones_are_not(tmp_path):
+def test_color_pictures_are_mirrored_and_grey_ones_are_not(tmp_path):
     generator = np.random.default_rng(0)
     grey = generator.integers(0, 256, (8, 8, 8), np.uint8)
-    colour = generator.integers(0, 256, (8, 8, 8, 3), np.uint8)
-    for name, pixels, flip in (("grey", grey, False), ("colour", colour, True)):
+    color = generator.integers(0, 256, (8, 8, 8, 3), np.uint8)
+    for name, pixels, flip in (("grey", grey, False), ("color", color, True)):
         model = IncrementalClassifier(tmp_path / name)
         model.learn(pixels, [0, 1] * 4, network="convnet", **QUICK)
         transform = state.load(RunDirectory(model.path)).transform
@@ -663,7 +691,9 @@ def test_what_a_model_is_made_with_stays(model, weeks):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epoch": 3}, "epoch: not an option of learn"),
+        ({"epoch": 3}, "epoch .* no such option; did you mean epochs?"),
+        ({"data_dir": "x"}, "data_dir: not an option of learn"),
+        ({"lwf_weight": 2}, "lwf_weight .* an option of the distillation lwf"),
         ({"devices": 2}, "devices: not an option of learn"),
         ({"epochs": 0}, "epochs = 0"),
         ({"epochs": "many"}, "epochs = 'many'"),
@@ -689,34 +719,39 @@ def test_bytes_are_written_for_people(count, text):
 # -------------------------------------------------------------------------------------------------------------- advice
 
 
+def confusion(*rows):
+    return Confusion(torch.tensor(rows), tuple("abcdef"[: len(rows)]))
+
+
 def known(*images):
     return [KnownClass(name, 1, count) for name, count in zip("abcdef", images, strict=False)]
 
 
 def test_a_good_model_gets_no_advice():
-    assert advise(torch.tensor([[9, 1], [0, 10]]), known(200, 200), RunConfig(image_size=64), [0, 1]) == []
+    assert advise(confusion([9, 1], [0, 10]), known(200, 200), RunConfig(image_size=64), [0, 1]) == []
 
 
 def test_a_budget_that_leaves_no_class_an_image_is_named():
-    matrix = torch.tensor([[9, 1], [0, 10]])
-    (sentence,) = advise(matrix, known(200, 200), RunConfig(image_size=64, exemplars=1, budget="total"), [0, 1])
+    config = RunConfig(image_size=64, exemplars=1, memory_budget="total")
+    (sentence,) = advise(confusion([9, 1], [0, 10]), known(200, 200), config, [0, 1])
     assert sentence == "No images are kept (exemplars 1, total): earlier classes will be forgotten faster."
-    (sentence,) = advise(torch.tensor([[1, 1], [0, 2]]), known(200, 200), RunConfig(image_size=64), [0, 1])
-    assert sentence.startswith("Weak on the check images: ")
-    assert "(1 of 2 right)" in sentence
+    (sentence,) = advise(confusion([1, 1], [0, 2]), known(200, 200), RunConfig(image_size=64), [0, 1])
+    assert sentence.startswith("Weak on the validation images: ")
+    assert "(1 of 2 correct)" in sentence
 
 
 def test_weak_and_mixed_up_classes_are_named():
-    matrix = torch.tensor([[5, 4, 1], [0, 10, 0], [2, 2, 6]])
-    sentences = advise(matrix, known(200, 200, 200), RunConfig(image_size=64), [0, 1, 2])
+    sentences = advise(
+        confusion([5, 4, 1], [0, 10, 0], [2, 2, 6]), known(200, 200, 200), RunConfig(image_size=64), [0, 1, 2]
+    )
     assert sentences == [
-        "Weak on the check images: a (5 of 10 right). More, and more varied, images of them help.",
+        "Weak on the validation images: a (5 of 10 correct). More, and more varied, images of them help.",
         "Mixed up: a is taken for b (4 of 10).",
     ]
 
 
 def test_tiny_classes_and_training_from_scratch():
-    matrix = torch.zeros(3, 3, dtype=torch.int64)
+    matrix = confusion([0] * 3, [0] * 3, [0] * 3)
     photos = advise(matrix, known(3, 40, 40), RunConfig(image_size=64), [0, 1, 2])
     assert "Very few images: a (3)" in photos[0]
     assert "About 40 images a class are few" in photos[1]
@@ -758,7 +793,7 @@ def timm(monkeypatch):
     return made
 
 
-def test_a_pretrained_backbone_comes_with_its_size_and_colours(model, weeks, timm):
+def test_a_pretrained_backbone_comes_with_its_size_and_colors(model, weeks, timm):
     model.learn(weeks[0], network="timm:standin", **QUICK)
     now = state.load(RunDirectory(model.path))
     assert (now.transform.size, now.transform.mean, now.transform.std) == (16, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

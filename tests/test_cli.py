@@ -16,11 +16,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from geodl.cli import _COMMANDS, main
+from geodl.cli import COMMANDS, main
 from geodl.cli.display import Stopper, Watch, console
+from geodl.events import PhaseStarted, StageStarted
 
 ROOT = Path(__file__).parents[1]
 TINY = "--preset digits --network convnet --base 6 --phases 2 --base-epochs 1 --epochs 1 --no-cache".split()
+RUN = ["run", *TINY, *"--method lucir --distill geodesic --ame".split()]
 
 
 class Done(NamedTuple):
@@ -46,7 +48,7 @@ def geodl(*arguments: str, cwd: Path | None = None, status: int = 0) -> Done:
 def finished(tmp_path_factory) -> Path:
     """Give a folder in which one run is complete."""
     folder = tmp_path_factory.mktemp("finished")
-    geodl("run", *TINY, "--method", "lucir", "--distill", "geodesic", cwd=folder)
+    geodl(*RUN, cwd=folder)
     return folder
 
 
@@ -62,7 +64,7 @@ def test_help_and_version_load_no_torch():
 
 def test_every_command_s_help_has_a_sentence_and_an_example():
     overview = geodl("--help").stdout
-    for path, _, _, text, example in _COMMANDS:
+    for path, _, _, text, example in COMMANDS:
         assert path.split()[0] in overview
         assert text.endswith(".")
         assert example.startswith(f"geodl {path}")
@@ -88,12 +90,17 @@ def test_every_command_s_help_has_a_sentence_and_an_example():
             "phases: 4 given, allowed for the 6 classes after the base: 1, 2, 3, 6",
         ),
         (
-            ["run", "--subspace-dim", "0"],
+            ["run", "--distill", "geodesic", "--subspace-dim", "0"],
             "subspace_dim = '0' (command line): input should be greater than or equal to 1",
         ),
+        (
+            ["run", "--distill", "cosine", "--subspace-dim", "9"],
+            "subspace_dim (command line): an option of the distillation geodesic, not of lucir with distill = cosine",
+        ),
+        (["run", "--distill", "cos"], "distill = 'cos' (command line): none, "),
         (["run", "--lr", "inf"], "lr = 'inf' (command line): input should be a finite number"),
         (["run", "--threads", "99999999999"], "threads = '99999999999' (command line): input should be less than"),
-        (["run", "--network", "alexnet"], "unknown network 'alexnet'; allowed are convnet, resnet18"),
+        (["run", "--network", "alexnet"], "unknown network 'alexnet'; allowed are convnet, "),
         (["run", "--data", "cifar100", "--data-dir", "nowhere"], "nowhere"),
         (["runs", "show", "nowhere"], "nowhere is not a directory of geodl's"),
         (["compare", "lucir", "--method", "bic"], "compare takes methods and distillations as METHOD+DISTILLATION"),
@@ -110,7 +117,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
 
 
 def test_a_run_says_what_it_learns_how_good_it_is_and_where_it_lies(finished):
-    again = geodl("run", *TINY, "--method", "lucir", "--distill", "geodesic", cwd=finished).stdout
+    again = geodl(*RUN, cwd=finished).stdout
     assert "complete already" in again
     assert "10 classes, learned as 6 + 2 + 2" in again
     assert re.search(r"k-NME +\d+\.\d +\d+\.\d +-?\d+\.\d", again)
@@ -145,7 +152,7 @@ def test_equal_methods_are_compared_once_and_names_are_shown_as_they_are(tmp_pat
 
 
 def test_json_is_for_programs(finished):
-    done = geodl("run", *TINY, "--method", "lucir", "--distill", "geodesic", "--json", cwd=finished)
+    done = geodl(*RUN, "--json", cwd=finished)
     result = json.loads(done.stdout)
     assert len(result["results"]["nme"]["accuracy"]) == 3
     listed = json.loads(geodl("runs", "list", "--json", cwd=finished).stdout)
@@ -166,7 +173,10 @@ def test_runs_are_listed_shown_and_removed(finished, tmp_path):
     (run,) = (finished / "runs").iterdir()
     assert run.name in geodl("runs", cwd=finished).stdout.replace("\n", "")
     assert run.name in geodl("runs", "list", cwd=finished).stdout.replace("\n", "")
-    assert "NCM (SDC)" in geodl("runs", "show", f"runs/{run.name}", cwd=finished).stdout
+    shown = geodl("runs", "show", f"runs/{run.name}", cwd=finished).stdout
+    assert re.search(r"NCM \(SDC\) +\d+\.\d +\d+\.\d +-?\d+\.\d", shown)
+    facts = json.loads(geodl("runs", "show", f"runs/{run.name}", "--json", cwd=finished).stdout)
+    assert facts["accuracy"]["nme"] == facts["results"]["nme"]["accuracy"][-1]
     assert "no runs in" in geodl("runs", "list", cwd=tmp_path).stdout
 
 
@@ -224,15 +234,15 @@ def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
 
 def test_the_epoch_a_run_goes_on_with_is_said():
     with console.capture() as said:
-        Watch("run")("stage", phase=0, stage="train", epochs=16, steps=9, epoch=0)
-        Watch("run")("stage", phase=0, stage="train", epochs=16, steps=9, epoch=2)
+        Watch("run")(StageStarted(phase=0, stage="train", epochs=16, steps=9, epoch=0))
+        Watch("run")(StageStarted(phase=0, stage="train", epochs=16, steps=9, epoch=2))
     assert said.get() == "    going on with epoch 3 of 16\n"
 
 
 def test_names_are_never_markup(tmp_path):
     assert "no runs in [/x]" in geodl("runs", "list", "[/x]", cwd=tmp_path).stdout
     with console.capture() as said:
-        Watch("run")("phase", phase=1, classes=["[bold]", "cat [copy]"], images=3)
+        Watch("run")(PhaseStarted(phase=1, classes=["[bold]", "cat [copy]"], images=3))
     assert "[bold], cat [copy] (3 images)" in said.get()
 
 

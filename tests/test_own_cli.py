@@ -17,6 +17,7 @@ import pytest
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, DataError, StoreError
+from geodl.events import StepTaken
 from geodl.training import Interrupted
 
 DOCS = Path(__file__).parents[1] / "docs" / "own-images.md"
@@ -68,12 +69,12 @@ def test_learn_says_what_it_found_chose_and_reached(geodl, tmp_path):
     assert re.search(r"--batch-size +32 +images a training step", out)
     assert "at most 60 images, 11.5 kB for 2 classes" in out
     assert "step 1 learned from 20 images; new: [red]0, [red]1" in out
-    assert re.search(r"recognises \d+\.\d % of the check images of 2 classes$", out, re.M)
+    assert re.search(r"^accuracy \d+\.\d % on the validation images of 2 classes$", out, re.M)
     assert "24 images, 4.6 kB" in out
     again = geodl("learn", path, "week1", *QUICK).out
     assert again.startswith("already learned: ")
     out = geodl("learn", path, "week2", *QUICK).out
-    assert re.search(r"of 4 classes: \d+\.\d % of the classes known before, \d+\.\d % of the new ones", out)
+    assert re.search(r"of 4 classes: \d+\.\d % on the classes known before, \d+\.\d % on the new ones", out)
     assert not geodl("learn", path, "week2", "--again", "--quiet", *QUICK).out.startswith("already")
 
 
@@ -84,7 +85,7 @@ def test_learn_as_json(geodl, tmp_path):
     assert done["skipped"] == []
 
 
-def test_learn_names_what_it_leaves_out(geodl, tmp_path, root):
+def test_learn_names_what_it_skips(geodl, tmp_path, root):
     week = tmp_path / "week"
     for label in (0, 1):
         (week / str(label)).mkdir(parents=True)
@@ -92,7 +93,7 @@ def test_learn_names_what_it_leaves_out(geodl, tmp_path, root):
             (week / str(label) / file.name).write_bytes(file.read_bytes())
     (week / "0" / "notes [b].txt").write_text("no")
     out = geodl("learn", str(tmp_path / "model"), str(week), *QUICK).out
-    assert "left out or odd: 1\n  0/notes [b].txt: not an image" in out
+    assert "skipped: 1\n  0/notes [b].txt: not an image" in out
     with pytest.raises(DataError, match=r"notes \[b\]\.txt: not an image"):
         geodl("learn", str(tmp_path / "other"), str(week), "--strict")
 
@@ -166,10 +167,13 @@ def test_evaluate(geodl, model):
 def test_info_undo_rename_remove(geodl, model):
     out = geodl("info", model).out
     assert "2 classes, learned in 1 step\n" in out
+    assert re.search(
+        r"step 1: \[red\]0, \[red\]1 \(20 images\); accuracy .+ % on the validation images of 2 classes", out
+    )
     assert re.search(r"\[red\]0 +1 +\d{4}-\d\d-\d\d \d\d:\d\d +12 +10 +2", out)
-    assert "stored images: 24, 4.6 kB (budget: 20 a class and up to 10 a class to check with)" in out
+    assert "stored images: 24, 4.6 kB (memory budget: 20 a class and up to 10 validation images a class)" in out
     listed = geodl("info", model, "--images").out
-    assert len(re.findall(r"^  \[red\]\d/\d+\.png \(\[red\]\d, (kept|to check with)\)$", listed, re.M)) == 24
+    assert len(re.findall(r"^  \[red\]\d/\d+\.png \(\[red\]\d, (exemplar|validation)\)$", listed, re.M)) == 24
     assert len(json.loads(geodl("info", model, "--json").out)["stored"]) == 24
     assert geodl("rename", model, "[red]1", "one").out == "[red]1 is now called one\n"
     assert geodl("undo", model).out == "taken back: renaming [red]1 to one\n"
@@ -187,8 +191,8 @@ def test_a_step_that_was_stopped_is_named_also_when_it_is_given_up(geodl, model,
             root / "week2",
             epochs=3,
             threads=1,
-            listener=lambda kind, **_: heard.append(kind),
-            stop=lambda: "step" in heard,
+            listener=heard.append,
+            stop=lambda: any(isinstance(event, StepTaken) for event in heard),
         )
     said = "a learn step was stopped; the same learn command goes on with it"
     assert said in geodl("info", model).out
@@ -236,11 +240,17 @@ def test_killed_at_once_the_same_command_goes_on(geodl, model, root, tmp_path):
     assert len(IncrementalClassifier(model).classes) == 4
 
 
-def test_predicting_loads_nothing_that_trains():
-    """Start-up stays short: neither Lightning nor scikit-learn nor matplotlib is imported."""
-    code = "import sys, geodl.cli.own; print([m for m in ('lightning_fabric', 'sklearn', 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+def test_predicting_loads_nothing_that_trains(model, root):
+    """Start-up stays short: neither Lightning nor matplotlib is imported."""
+    code = (
+        "import sys, geodl.cli.own\n"
+        f"geodl.cli.own.predict({model!r}, ['test'], as_csv=True)\n"
+        "print([m for m in ('lightning_fabric', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    *predicted, modules = done.stdout.splitlines()
+    assert len(predicted) == 21
+    assert modules == "[]"
 
 
 # ---------------------------------------------------------------------------------------------------------- tutorial

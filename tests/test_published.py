@@ -20,7 +20,7 @@ def config(**options):
         "distill": "geodesic",
         "phases": 5,
         "exemplars": 20,
-        "budget": "per_class",
+        "memory_budget": "per_class",
         "order": "lucir-1993",
         "subspace_dim": 127,
     }
@@ -137,7 +137,7 @@ def test_a_run_is_matched_by_its_whole_protocol():
         {"data": "digits"},
         {"phases": 4},
         {"exemplars": 30},
-        {"budget": "total"},
+        {"memory_budget": "total"},
         {"order": "icarl-1993"},
         {"distill": "none"},
         {"subspace_dim": 64},

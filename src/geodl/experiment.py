@@ -34,7 +34,7 @@ from geodl.events import (
     StepTaken,
     ignore,
 )
-from geodl.files import fingerprint
+from geodl.files import fingerprint, interpreting
 from geodl.learner import Base, Learner
 from geodl.memory import quota
 from geodl.methods import configure
@@ -81,7 +81,9 @@ def run(
 
 def results_of(store: RunDirectory) -> dict[str, Trajectory]:
     """Return what each classifier could do after each complete phase of a run."""
-    return Trajectory.of([store.load_metrics(t) for t in range(store.completed())])
+    metrics = [store.load_metrics(t) for t in range(store.completed())]
+    with interpreting(store.path):
+        return Trajectory.of(metrics)
 
 
 def run_config(

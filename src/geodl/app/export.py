@@ -1,4 +1,4 @@
-"""A model as one ONNX file: preprocessing of colours, network, class means and labels inside, and checked."""
+"""A model as one ONNX file: preprocessing of colors, network, class means and labels inside, and checked."""
 
 import json
 import logging
@@ -101,7 +101,7 @@ def _metadata(state: State) -> dict[str, str]:
         "labels": json.dumps(state.names, ensure_ascii=False),
         "preprocessing": json.dumps(transform.to_dict()),
         "input": f"pixels: uint8 (batch, 3, {transform.size}, {transform.size}), RGB, 0..255: the picture's shorter side "
-        f"resized to {transform.shorter_side} (bilinear, antialiased), then its centre; colours are normalised inside",
+        f"resized to {transform.shorter_side} (bilinear, antialiased), then its center; colors are normalized inside",
         "outputs": "nme, cnn: confidences (batch, classes); nme is the nearest class mean, the default of geodl predict",
         "confidence": "softmax of the network's learned scale times the cosines with the class means (nme) or head rows (cnn)",
         "producer": "geodl",

@@ -33,7 +33,7 @@ _GROUPS = {
     "cache": (ABOUT, "Show or clear the cache of trained base phases."),
 }
 # name, where it is, group, what it does, an example
-_COMMANDS = [
+COMMANDS = [
     (
         "learn",
         "own:learn",
@@ -172,7 +172,7 @@ def _register() -> None:
     parents["runs"].default(_list_runs)
     for parent in parents.values():
         app.command(parent)
-    for path, target, group, text, example in _COMMANDS:
+    for path, target, group, text, example in COMMANDS:
         *above, name = path.split()
         place, own = (parents[above[0]], ACTIONS) if above else (app, group)
         place.command(f"geodl.cli.{target}", name=name, help=text, help_epilogue=f"Example: `{example}`", group=own)
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _no_such_command(tokens: list[str]) -> str:
-    names = sorted({*_GROUPS, *(path for path, *_ in _COMMANDS)})
+    names = sorted({*_GROUPS, *(path for path, *_ in COMMANDS)})
     word = tokens[0] if tokens else ""
     close = difflib.get_close_matches(word, names, n=1)
     return f"{word}: no such command; " + (f"did you mean {close[0]}?" if close else "`geodl --help` lists them")

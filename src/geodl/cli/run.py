@@ -9,6 +9,7 @@ from cyclopts import Group, Parameter
 from geodl.cache import Cache
 from geodl.cli.display import LEGEND, Stopper, Watch, comparison_table, result_table, say
 from geodl.cli.options import Common, Flags, effective
+from geodl.cli.runs import result_json
 from geodl.config import RunConfig
 from geodl.data.sources import Dataset
 from geodl.errors import ConfigError
@@ -56,7 +57,7 @@ def run(
     results = results_of(store)
     _write_pages([store])
     if as_json:
-        print(json.dumps({"directory": str(store.path), **_json(store)}))
+        print(json.dumps({"directory": str(store.path), **result_json(store)}))
         return
     classes = len(next(iter(results.values())).classes)
     say(result_table(f"{label_of(config.method, config.distill)} on {config.data}, {classes} classes (%)", results))
@@ -92,7 +93,7 @@ def compare(
     }
     together = _write_pages(stores)
     if as_json:
-        print(json.dumps({str(store.path): _json(store) for store in stores}))
+        print(json.dumps({str(store.path): result_json(store) for store in stores}))
         return
     classes = len(next(iter(next(iter(rows.values())).values())).classes)
     say(comparison_table(f"{configs[0].data}, {classes} classes (%)", rows))
@@ -146,13 +147,6 @@ def _execute(
             )
         except Interrupted as stop:
             raise Interrupted(f"{stop}; the same command continues") from None
-
-
-def _json(store: RunDirectory) -> dict[str, Any]:
-    """Return a run's last metrics without the counts, and what follows from all of them."""
-    metrics = store.load_metrics(store.completed() - 1)
-    kept = {key: value for key, value in metrics.items() if key != "confusions"}
-    return kept | {"results": {name: result.to_dict() for name, result in results_of(store).items()}}
 
 
 def _write_pages(stores: list[RunDirectory]) -> Path | None:

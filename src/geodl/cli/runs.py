@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.table import Table
@@ -11,7 +11,8 @@ from rich.table import Table
 from geodl.cache import Cache
 from geodl.cli.display import plain, result_table, say
 from geodl.errors import StoreError
-from geodl.files import interpreting, readable
+from geodl.experiment import results_of
+from geodl.files import readable
 from geodl.store import RunDirectory, list_runs, remove_run, summarize
 
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
@@ -57,17 +58,25 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
     """Show the result of one run so far."""
     store = _run(run)
     done = store.completed()
-    metrics = store.load_metrics(done - 1) if done else {}
     if as_json:
-        print(json.dumps({key: value for key, value in metrics.items() if key != "confusions"}))
+        print(json.dumps(result_json(store)))
         return
     if done:
-        with interpreting(run / "phases" / f"{done - 1:02d}" / "metrics.json"):
-            say(result_table(f"{run}, {done} of {store.phases} phases, {len(metrics['classes'])} classes (%)", metrics))
+        results = results_of(store)
+        classes = len(next(iter(results.values())).classes)
+        say(result_table(f"{run}, {done} of {store.phases} phases, {classes} classes (%)", results))
     else:
         say(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):
         say(f"phase {done}, {summarize(run).state}: {_reached(store, done)}")
+
+
+def result_json(store: RunDirectory) -> dict[str, Any]:
+    """Return the metrics of a run's last complete phase without the counts, and what follows from those of all."""
+    done = store.completed()
+    metrics = store.load_metrics(done - 1) if done else {}
+    kept = {key: value for key, value in metrics.items() if key != "confusions"}
+    return kept | {"results": {name: result.to_dict() for name, result in results_of(store).items()}}
 
 
 def _reached(store: RunDirectory, phase: int) -> str:
