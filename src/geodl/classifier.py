@@ -137,7 +137,7 @@ class IncrementalClassifier:
         true: list[int] = []
         guessed: list[int] = []
         insist(strict, skipped)
-        for positions, scores, bad in self._recognizer(state, classifier, accelerator).stream(pictures, workers):
+        for positions, scores, _, bad in self._recognizer(state, classifier, accelerator).stream(pictures, workers):
             skipped += [(intake.names[known[i]], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))

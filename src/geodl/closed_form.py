@@ -343,12 +343,17 @@ def kernels(h: Blocks, others: Blocks) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All that maps features to scores: standardization, expansion, head (M, classes) float32, temperature of the softmax."""
+    """All that maps features to scores: standardization, expansion, head (M, classes) float32.
+
+    temperature: of the softmax that makes confidences of the scores; threshold: of the largest score, below which an image
+    is called unknown.
+    """
 
     standardization: Standardization
     expansion: Expansion
     head: Tensor
     temperature: float
+    threshold: float = -math.inf
 
     def scores(self, z: Blocks, chunk: int = 2048) -> Tensor:
         """Return the scores (N, classes) of features z: (N, d_b) by block, some images at a time."""
@@ -366,15 +371,15 @@ class Fitted:
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all numbers as named tensors; the expansion as its sizes, in the order of the blocks' names."""
         sizes = torch.tensor([self.expansion.sizes[name] for name in sorted(self.expansion.sizes)])
-        own = {"head": self.head, "temperature": torch.tensor(self.temperature), "sizes": sizes}
-        return self.standardization.to_tensors() | own
+        numbers = torch.tensor([self.temperature, self.threshold], dtype=torch.float64)
+        return self.standardization.to_tensors() | {"head": self.head, "numbers": numbers, "sizes": sizes}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], seed: int) -> Fitted:
         """Undo `to_tensors`; the expansion is drawn again from its seed."""
         standardization = Standardization.from_tensors(tensors)
         sizes = dict(zip(sorted(standardization.mean), tensors["sizes"].tolist(), strict=True))
-        return cls(standardization, Expansion(sizes, seed), tensors["head"], float(tensors["temperature"]))
+        return cls(standardization, Expansion(sizes, seed), tensors["head"], *tensors["numbers"].tolist())
 
 
 # ---------------------------------------------------------------------------------------- choices by leave-one-out
@@ -387,6 +392,22 @@ class Choice:
     blocks: tuple[str, ...]
     gamma: float
     accuracy: float
+
+
+def near_duplicates(z: Tensor, likeness: float = 0.96) -> Tensor:
+    """Return groups, int64 (N,), equal for images of one series. z: (N, d), pooled features of the deepest level.
+
+    Two images belong together where the cosine of their features is above `likeness`, and so do friends of friends.
+    """
+    rows = F.normalize(z.float(), dim=1)
+    pairs = (rows @ rows.T > likeness).fill_diagonal_(True)
+    groups = torch.arange(len(rows))
+    for _ in range(len(rows)):  # the least number in the neighborhood spreads, at most along the longest series
+        least = torch.where(pairs, groups, len(rows)).amin(1)
+        if torch.equal(least, groups):
+            break
+        groups = least
+    return groups
 
 
 def judged(labels: Tensor, groups: Tensor | None = None) -> Tensor:

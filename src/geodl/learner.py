@@ -152,7 +152,7 @@ class Learner:
             memory=memory,
             old=old,
             new=classes - old,
-            features=lambda some: trainer.features(network, some, transform).pooled,
+            read=partial(trainer.features, network, transform=transform, levels=method.levels(network)),
             device=trainer.device,
             ranks=trainer.ranks,
         )
@@ -213,8 +213,7 @@ class Learner:
         """Return the memory for the next phase: exemplars chosen under the trained network, class means."""
         config, classes = self.config, phase.old + phase.new
         share = quota(classes, config.exemplars, config.memory_budget)
-        levels = self.method.levels(phase.network)
-        phase.settled = self.trainer.features(phase.network, phase.at_hand(), phase.transform, levels=levels)
+        phase.settled = phase.read(phase.at_hand())
         chosen = self.method.exemplars(phase, share - self.method.held_out(share))
         means = self._means(phase, phase.settled)
         taken = self._exemplar_means(phase.network, chosen.images, phase.transform, classes)
@@ -303,9 +302,10 @@ class Learner:
                 found[name] = Scorer(partial(_nearest, mean), scale=scale)
         fitted = self.method.fitted(self.memory.own)
         if fitted is not None:
-            one = Scorer(lambda seen: fitted.scores(seen.levels), scale=1 / fitted.temperature)
-            found["analytic"] = replace(one, mirrors=self.method.mirrors)
-            if self.method.mirrors:
+            one = Scorer(lambda seen: fitted.scores(seen.levels), 1 / fitted.temperature, fitted.threshold)
+            mirrors = self.method.mirrors(self.memory.own)
+            found["analytic"] = replace(one, mirrors=mirrors)
+            if mirrors:
                 found["analytic_single"] = one
         return found
 
@@ -321,9 +321,14 @@ class Learner:
         """Return what every classifier makes of images whose labels are rows and whose features are known."""
         oracle = None if old is None else self._all_means(self.rows_of(old))
         classifiers = self.classifiers(oracle)
-        mirrored = self.features(images, mirror=True) if self.method.mirrors else None
+        mirrored = self.features(images, mirror=True) if any(each.mirrors for each in classifiers.values()) else None
         scores = {name: each(found, mirrored) for name, each in classifiers.items()}
         return {name: Confusion.of(found.labels, predict(each), self.classes) for name, each in scores.items()}
+
+    def left_out(self) -> Confusion | None:
+        """Return what the classifier makes of learned images when each is left out of the fit; None where that is unknown."""
+        pairs = self.method.validated(self.memory.own)
+        return None if pairs is None else Confusion.of(pairs[:, 0], pairs[:, 1], self.classes)
 
     def _all_means(self, images: Images) -> Tensor:
         """Return the (C, d) means of AME: over all training images, or the first ``ame_images`` of each class."""

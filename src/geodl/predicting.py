@@ -1,5 +1,6 @@
 """From pictures of any kind to the likeliest classes: whatever cannot be read is skipped and named, never in the way."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from geodl.events import ImagesPredicted, Listener, ignore
 from geodl.nets import Network
 from geodl.predictors import Features, features_of
 
+UNKNOWN = "unknown"
+"""The label of an image that is unlike all classes."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -25,11 +29,13 @@ class Prediction:
 
     name: str
     top: tuple[tuple[str, float], ...]
+    unknown: bool = False
+    """Whether the image is unlike all classes."""
 
     @property
     def label(self) -> str:
-        """The likeliest class."""
-        return self.top[0][0]
+        """The likeliest class, or "unknown"."""
+        return UNKNOWN if self.unknown else self.top[0][0]
 
     @property
     def confidence(self) -> float:
@@ -69,11 +75,12 @@ class Predictions(Sequence[Prediction]):
 class Scorer:
     """A classifier: `score` maps features of N images to scores (N, C); `scale` makes logits of them.
 
-    mirrors: whether the scores of an image and of its mirrored copy are averaged.
+    threshold: of the largest score, below which an image is unlike all classes; mirrors: whether the scores of an image and of its mirrored copy are averaged.
     """
 
     score: Callable[[Features], Tensor]
     scale: float = 1.0
+    threshold: float = -math.inf
     mirrors: bool = False
 
     def __call__(self, found: Features, mirrored: Features | None = None) -> Tensor:
@@ -94,22 +101,25 @@ class Recognizer:
     scorer: Scorer
     levels: tuple[str, ...] = ()
 
-    def confidences(self, images: Images) -> Tensor:
-        """Return the probabilities (N, C) of images in memory."""
+    def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
         device = next(self.network.parameters()).device
         sides = (False, True) if self.scorer.mirrors else (False,)
         views = [
             features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
             for side in sides
         ]
-        return (self.scorer.scale * self.scorer(*views)).softmax(dim=1)
+        scores = self.scorer(*views)
+        return (self.scorer.scale * scores).softmax(dim=1), scores.amax(1) < self.scorer.threshold
 
-    def stream(self, images: Images, workers: int | None = None) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
-        """Yield (positions, confidences (b, C), [(position, reason)]) batch by batch; decoding goes on meanwhile."""
+    def stream(
+        self, images: Images, workers: int | None = None
+    ) -> Iterator[tuple[list[int], Tensor, Tensor, list[Any]]]:
+        """Yield (positions, probabilities (b, C), unknown (b,), [(position, reason)]) by batch; decoding goes on meanwhile."""
         threads = workers if workers is not None else torch.get_num_threads() + 1
         for positions, pixels, bad in squares(images, self.transform.shorter_side, threads):
             batch = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-            yield positions, self.confidences(batch), bad
+            yield positions, *self.recognize(batch), bad
 
     def predict(
         self,
@@ -129,15 +139,17 @@ class Recognizer:
         rows = [torch.empty(0, len(self.classes))]
         skipped = list(problems)
         insist(strict, skipped)
-        for positions, scores, bad in self.stream(pictures, workers):
+        for positions, scores, strange, bad in self.stream(pictures, workers):
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
             rows.append(scores)
             values, places = scores.topk(min(top, scores.shape[1]))
-            for i, value, place in zip(positions, values.tolist(), places.tolist(), strict=True):
+            for i, value, place, unknown in zip(
+                positions, values.tolist(), places.tolist(), strange.tolist(), strict=True
+            ):
                 best = tuple((self.classes[c], confidence) for c, confidence in zip(place, value, strict=True))
-                found.append(Prediction(names[i], best))
+                found.append(Prediction(names[i], best, unknown))
         seconds = max(time.perf_counter() - began, 1e-9)
         probabilities = torch.cat(rows).float().numpy()
         return Predictions(tuple(found), self.classes, probabilities, tuple(skipped), len(found) / seconds)

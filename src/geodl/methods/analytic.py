@@ -1,6 +1,7 @@
 """Learning in closed form: a backbone that is trained once, or never, and ridge regression for every phase (ACIL, RanPAC)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,16 +16,23 @@ from geodl.closed_form import (
     share_out,
     targets_of,
     temperature,
+    threshold,
 )
 from geodl.config import RunConfig, derive, option, restate
 from geodl.errors import TrainingError
+from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
+from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes
 from geodl.nets import Network
 
 CHUNK = 2048
 """Images that are expanded at a time."""
 JUDGED = 512
-"""Images of a phase whose leave-one-out scores fit the temperature."""
+"""Images of a phase whose leave-one-out scores fit temperature and threshold."""
+MIRRORED = 8
+"""Images of a class whose mirrored copies are looked at, to see whether mirroring keeps the class."""
+MOST = 5000
+"""Images whose features are kept one by one; of more, only the sums are kept."""
 
 
 class AnalyticConfig(RunConfig):
@@ -40,12 +48,22 @@ class AnalyticConfig(RunConfig):
         in_model="kept",
         in_grid=True,
     )
-    gamma: float = option(0.01, "Method", "Ridge: lambda = gamma x the mean square of a random feature.", gt=0)
+    gamma: float = option(
+        0.01, "Method", "Ridge: lambda = gamma x the mean square of a random feature.", gt=0, in_model="kept"
+    )
     expansion: int = option(
         4096, "Method", "Random features in all, shared out by the widths of the levels.", ge=1, le=65536
     )
-    levels: tuple[str, ...] | None = option(None, "Method", "Levels of the network that are read; unset: all.")
+    levels: tuple[str, ...] | None = option(
+        None, "Method", "Levels of the network that are read; unset: all.", in_model="fixed"
+    )
     mirror: bool = option(True, "Method", "Average the scores of test images and their mirrored copies (needs flip).")
+    keep_features: bool = option(
+        False,
+        "Method",
+        "Keep the features of all images: levels and ridge are then chosen at each step.",
+        in_model="fixed",
+    )
     train_base: bool | None = option(
         None, "Method", "Train the backbone in phase 0; unset: unless it comes with weights."
     )
@@ -70,31 +88,42 @@ class Analytic(Method):
         given = self.config.pretrained or self.config.weights is not None
         return phase == 0 and (not given if self.config.train_base is None else self.config.train_base)
 
-    @property
-    def mirrors(self) -> bool:
-        """Whether scores are averaged over mirrored test images."""
-        return self.config.mirror and self.config.flip
+    def mirrors(self, kept: Mapping[str, Tensor]) -> bool:
+        """Return whether scores are averaged over mirrored test images: where asked for, and the data do not object."""
+        return self.config.mirror and self.config.flip and bool(kept.get("mirrors", True))
 
     def levels(self, network: Network) -> tuple[str, ...]:
         """Return the levels that are read."""
         return self.config.levels or network.level_names
 
+    def exemplars(self, phase: Phase, quota: int) -> Memory:
+        """Keep exemplars only where no features are kept: they would serve k-NME alone."""
+        return replace(phase.memory, images=None) if self.config.keep_features else super().exemplars(phase, quota)
+
     def keep(self, phase: Phase) -> dict[str, Tensor]:
-        """Add the phase's images to the statistics, each rank its share, and solve; return both, and the temperature."""
+        """Return all that is kept of the images seen, and the classifier fitted to it."""
         assert phase.settled is not None
         # Without the exemplars of a class that comes back: they were counted when they were new.
-        count, classes = len(phase.images), phase.old + phase.new
+        count, before = len(phase.images), phase.memory.own
         labels = phase.settled.labels[:count]
         z = {name: rows[:count] for name, rows in phase.settled.levels.items()}
-        before = phase.memory.own
-        if before and "gram" not in before:
+        if before and not {"gram", "labels"} & before.keys():
             raise TrainingError("the statistics of earlier classes are gone: only the newest phase of a run keeps them")
-        # That of phase 0 for good: what was standardized otherwise is no longer there to be standardized again.
-        standardization = Standardization.from_tensors(before) if before else Standardization.of(z)
-        expansion = self._expansion(z)
+        if not self.config.keep_features or "gram" in before:
+            return self._statistics(phase, z, labels)
+        known = KeptFeatures.of(z, labels)
+        return self._features(phase, KeptFeatures.from_tensors(before) + known if before else known)
+
+    def _statistics(self, phase: Phase, z: Blocks, labels: Tensor) -> dict[str, Tensor]:
+        """Add the phase's images to the sums, each rank its share, and solve (primal form)."""
+        count, classes, before = len(labels), phase.old + phase.new, phase.memory.own
+        last = self.fitted(before)
+        # The first standardization for good: what was standardized otherwise is no longer there to be done again.
+        standardization = last.standardization if last else Standardization.of(z)
+        expansion = last.expansion if last else self._expansion(z)
 
         def expanded(rows: Tensor) -> Tensor:
-            return expansion(standardization({name: block[rows] for name, block in z.items()}))
+            return expansion(standardization({name: z[name][rows] for name in expansion.sizes}))
 
         added = Statistics.empty(expansion.width, classes)
         share = torch.arange(phase.ranks.rank, count, phase.ranks.world)
@@ -106,21 +135,55 @@ class Analytic(Method):
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
         solved = statistics.solve(self.config.gamma)
         some = torch.arange(0, count, max(1, count // JUDGED))
-        judged = solved.leave_one_out(expanded(some), targets_of(labels[some], classes))
-        heat = temperature(judged, labels[some])
-        return statistics.to_tensors() | Fitted(standardization, expansion, solved.head.float(), heat).to_tensors()
+        scores = solved.leave_one_out(expanded(some), targets_of(labels[some], classes))
+        heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
+        fitted = Fitted(standardization, expansion, solved.head.float(), heat, least)
+        validated = torch.stack([labels[some], scores.argmax(1)], dim=1)
+        return statistics.to_tensors() | fitted.to_tensors() | {"validated": validated}
+
+    def _features(self, phase: Phase, data: KeptFeatures) -> dict[str, Tensor]:
+        """Fit anew to the features of all images (dual form); beyond a number of images only their sums are kept."""
+        classes = phase.old + phase.new
+        found = fit(data, classes, self._seed)
+        first = len(data.labels) - len(phase.images)
+        if data.mirrors and self.config.flip:
+            sample = _first_of_each(phase.images.labels, MIRRORED)
+            copies = phase.read(phase.images.select(sample), mirror=True).levels
+            data = replace(data, mirrors=mirroring_keeps_classes(found, data, first + sample, copies))
+        known = found.left_out >= 0
+        validated = torch.stack([data.labels, found.left_out], dim=1)[known]
+        own = found.fitted.to_tensors() | {"validated": validated}
+        if len(data.labels) <= MOST:
+            return own | data.to_tensors()
+        statistics = Statistics.empty(found.fitted.expansion.width, classes)
+        statistics.add(torch.cat([found.h[name] for name in sorted(found.h)], dim=1), data.labels, classes)
+        return own | statistics.to_tensors() | {"mirrors": torch.tensor(data.mirrors)}
 
     def fitted(self, kept: Mapping[str, Tensor]) -> Fitted | None:
         """Return the head that was solved last."""
         return Fitted.from_tensors(kept, self._seed) if kept else None
 
+    def validated(self, kept: Mapping[str, Tensor]) -> Tensor | None:
+        """Return (true class, class predicted by the fit without the image) of images that were learned: (R, 2)."""
+        return kept.get("validated")
+
     def without(self, kept: Mapping[str, Tensor], gone: int) -> dict[str, Tensor]:
-        """Return what is kept, without a class; G still holds its images, which are then of no class."""
+        """Return what is kept, without a class: as if it had never been there, where the features are kept.
+
+        Where only sums are, G still holds its images, which are then of no class.
+        """
         fitted = self.fitted(kept)
         if fitted is None:
             return {}
-        statistics = Statistics.from_tensors(kept).without([gone]) if "gram" in kept else None
-        return fitted.without(gone).to_tensors() | (statistics.to_tensors() if statistics else {})
+        if "labels" in kept:
+            data = KeptFeatures.from_tensors(kept).without(gone)
+            found = fit(data, int(data.labels.max()) + 1, self._seed)
+            validated = torch.stack([data.labels, found.left_out], dim=1)[found.left_out >= 0]
+            return data.to_tensors() | found.fitted.to_tensors() | {"validated": validated}
+        pairs = kept["validated"]
+        pairs = pairs[(pairs != gone).all(1)]
+        rest = fitted.without(gone).to_tensors() | {"validated": pairs - (pairs > gone).long()}
+        return rest | (Statistics.from_tensors(kept).without([gone]).to_tensors() if "gram" in kept else {})
 
     @property
     def _seed(self) -> int:
@@ -129,3 +192,9 @@ class Analytic(Method):
     def _expansion(self, z: Blocks) -> Expansion:
         widths = {name: z[name].shape[1] for name in sorted(z)}
         return Expansion(share_out(self.config.expansion, widths), self._seed)
+
+
+def _first_of_each(labels: Tensor, count: int) -> Tensor:
+    """Return the rows of the first images of each class."""
+    found = [(labels == label).nonzero().squeeze(1)[:count] for label in sorted(set(labels.tolist()))]
+    return torch.cat(found)

@@ -43,14 +43,18 @@ class Phase:
     memory: Memory
     old: int
     new: int
-    features: Callable[[Images], Tensor]
-    """Pooled features (N, d) of un-augmented images under the network as it is now, in eval mode."""
+    read: Callable[..., Features]
+    """``read(images, mirror=False)``: what the network, as it is now, makes of un-augmented images, in eval mode."""
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
     settled: Features | None = None
     """What the network makes of the images at hand, once no stage will move it any more."""
     optimized: Memory | None = None
     """The memory for the next phase where a stage has made it; None: exemplars are chosen among the images."""
+
+    def features(self, images: Images) -> Tensor:
+        """Return pooled features (N, d) of un-augmented images under the network as it is now."""
+        return self.read(images).pooled
 
     def training_images(self) -> Images:
         """Return the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""
@@ -224,9 +228,8 @@ class Method:
 
     # What a method may keep of the images besides exemplars and class means, and a classifier made from it.
 
-    @property
-    def mirrors(self) -> bool:
-        """Whether that classifier averages over mirrored test images."""
+    def mirrors(self, kept: Mapping[str, Tensor]) -> bool:
+        """Return whether that classifier averages over mirrored test images."""
         return False
 
     statistics: ClassVar[frozenset[str]] = frozenset()
@@ -242,6 +245,10 @@ class Method:
 
     def fitted(self, kept: Mapping[str, Tensor]) -> Fitted | None:
         """Return the classifier that was made from what is kept."""
+        return None
+
+    def validated(self, kept: Mapping[str, Tensor]) -> Tensor | None:
+        """Return (true class, prediction by a fit without the image) of learned images, (R, 2), where the method can say."""
         return None
 
     def without(self, kept: Mapping[str, Tensor], gone: int) -> dict[str, Tensor]:

@@ -79,6 +79,10 @@ class Checkpoint:
         state = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "base": self.base}
         progress.save_progress(self.tensors, state)
 
+    def is_finite(self) -> bool:
+        """Return whether no tensor holds NaN or an infinite value."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
+
     def restore_network(self, network: Network) -> None:
         """Load the weights that the network had here."""
         load_weights(network, self._part("network"))

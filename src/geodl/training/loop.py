@@ -70,6 +70,7 @@ class Trainer:
         group = distributed.group.WORLD if processes > 1 else None
         self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size, group)
         self.device = self.fabric.device
+        self.read_steps = 1 if self.device.type == "cpu" else READ_STEPS
 
     def place(self, network: Network) -> Network:
         """Bring a network to the device, its batch statistics shared by all GPUs."""
@@ -136,7 +137,6 @@ class Trainer:
         steps = min(len(stage.batches), stage.steps or len(stage.batches))
         where = (phase.index, stage.name)
         self.listener(StageStarted(*where, schedule.epochs, steps, epoch))
-        read = 1 if self.device.type == "cpu" else READ_STEPS
         every, saved = self.config.checkpoint_steps, time.monotonic()
 
         def save() -> None:
@@ -144,6 +144,8 @@ class Trainer:
             taken = Checkpoint.take(
                 phase.network, stage.module, optimizer, stage=number, epoch=epoch, step=step, base=base
             )
+            if self.ranks.any(not taken.is_finite(), self.device):  # the loss was computed before the step
+                raise FloatingPointError("the weights after that step")
             if self.ranks.is_main_process:
                 taken.save(progress)
             self.ranks.barrier()
@@ -151,7 +153,7 @@ class Trainer:
 
         while epoch < schedule.epochs:
             phase.network.train(stage.training)
-            meter, last = _Meter(step), epoch + 1 == schedule.epochs
+            at, meter, last = epoch, _Meter(step), epoch + 1 == schedule.epochs
             try:
                 for batch in islice(stage.batches.epoch(epoch, step), steps - step):
                     for group in wrapped.param_groups:
@@ -159,9 +161,9 @@ class Trainer:
                     meter.add(self._descend(stage, module, wrapped, _to(batch, self.device)), batch.size)
                     step += 1
                     due = bool(every) and (epoch * steps + step) % (every or 1) == 0
-                    if not due and step % read and step < steps:
+                    if not due and step % self.read_steps and step < steps:
                         continue
-                    meter.check()  # before anything is saved: no checkpoint holds NaN
+                    meter.check()
                     self.listener(StepTaken(*where, epoch, step, meter.loss, meter.rate))
                     stopping = self.ranks.any(self.stop(), self.device)
                     if stopping or due:
@@ -172,14 +174,14 @@ class Trainer:
                         )
                 if last and stage.module is phase.network:
                     self._check_sound(phase, stage)
+                epoch, step = epoch + 1, 0
+                self.listener(EpochEnded(*where, epoch, schedule.epochs, meter.loss, meter.parts, meter.rate))
+                late = not every and time.monotonic() - saved > SAVE_SECONDS
+                if last or self.ranks.any(late, self.device):
+                    self.ranks.broadcast(phase.network.buffers())
+                    save()
             except (FloatingPointError, GeometryError) as error:  # features that are not finite have no subspace
-                raise TrainingError(_not_finite(phase, stage, epoch, meter, str(error), progress)) from None
-            epoch, step = epoch + 1, 0
-            self.listener(EpochEnded(*where, epoch, schedule.epochs, meter.loss, meter.parts, meter.rate))
-            late = not every and time.monotonic() - saved > SAVE_SECONDS
-            if last or self.ranks.any(late, self.device):
-                self.ranks.broadcast(phase.network.buffers())
-                save()
+                raise TrainingError(_not_finite(phase, stage, at, meter, str(error), progress)) from None
         stage.finish()
 
     def _descend(self, stage: Stage, module: nn.Module, optimizer: Any, batch: Batch) -> Losses:
