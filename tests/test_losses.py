@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from geodl import losses
 from geodl.errors import GeodlError
-from geodl.geometry import GeodesicFlow, subspace
+from geodl.geometry import GeodesicFlow, subspace, unit
 from geodl.losses import (
     CosineDistillation,
     GeodesicDistillation,
     LogitDistillation,
-    global_mean,
     margin_ranking,
-    unit_rows,
 )
+from geodl.ranks import global_mean
 from oracles import geodesic_loss, random_orthogonal
 
 FLOAT32_EPS = torch.finfo(torch.float32).eps
@@ -128,25 +127,8 @@ def test_rows_nearly_orthogonal_to_few_directions_keep_their_digits(batch, d, di
         assert loss(student, teacher).item() == pytest.approx(loss(student.double(), teacher.double()).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("through_flow", [False, True])
-@pytest.mark.parametrize("decay", [1.0, 1e-3])
-def test_both_ways_to_a_basis_agree(monkeypatch, through_flow, decay):
-    new, old = (z.float() for z in spread(24, 60, decay, 0.3, seed=4, rotation=np.linspace(0.1, 1.2, 23)))
-    loss = GeodesicDistillation(23, through_flow)
-    called = []
-    spectrum = losses.leading_subspace
-    monkeypatch.setattr(losses, "leading_subspace", lambda *a: called.append(1) or spectrum(*a))
-    fast, fast_gradient = gradient(loss, new, old)
-    assert not called
-    monkeypatch.setattr(losses, "rank_tolerance", lambda *_: 1.0)  # nothing has the rank that the fast way asks for
-    safe, safe_gradient = gradient(loss, new, old)
-    assert called
-    torch.testing.assert_close(fast, safe, rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(fast_gradient, safe_gradient, rtol=1e-4, atol=1e-5 * safe_gradient.abs().max().item())
-
-
-@pytest.mark.parametrize("difference", [0.0, 3e-7])  # the second is no rank by the rule, though Cholesky still succeeds
-def test_the_fast_way_leaves_deficient_batches_to_the_safe_one(difference):
+@pytest.mark.parametrize("difference", [0.0, 3e-7])  # both are no rank by the rule
+def test_rows_that_are_alike_lower_the_rank(difference):
     student, teacher = pair(20, 50, dtype=torch.float32)
     student[7] = student[3] + difference * teacher[0]
     expected = geodesic_loss(student.numpy(), teacher.numpy(), 127, FLOAT32_EPS)
@@ -267,12 +249,12 @@ def test_a_row_without_projection_counts_nothing():
     value, slope = gradient(loss, student, teacher)
     rest = gradient(loss, student[:4], teacher[:4])[0]
     assert (slope[4] == 0).all()
-    assert value.item() == pytest.approx(losses_of_unit_rows(student, teacher), rel=1e-9)
+    assert value.item() == pytest.approx(losses_of_unit(student, teacher), rel=1e-9)
     assert rest.isfinite()
 
 
-def losses_of_unit_rows(student, teacher):
-    p, q = (subspace(unit_rows(z), 2, center=False) for z in (teacher, student))
+def losses_of_unit(student, teacher):
+    p, q = (subspace(unit(z), 2, center=False) for z in (teacher, student))
     flow = GeodesicFlow.between(p, q)
     inner = flow.inner(student, teacher)[:4] / (flow.norm(student) * flow.norm(teacher))[:4]
     return (1 - inner).sum().item() / 5
@@ -282,7 +264,7 @@ def test_a_zero_row_of_one_batch_counts_nothing():
     student, teacher = pair(9, 14, dtype=torch.float32)
     student[2] = 0
     value, slope = gradient(GeodesicDistillation(), student, teacher)
-    new, old = (unit_rows(z) for z in (student, teacher))
+    new, old = (unit(z) for z in (student, teacher))
     flow = GeodesicFlow.between(subspace(old, 127), subspace(new, 127))
     rows = 1 - flow.inner(new, old) / (flow.norm(new) * flow.norm(old))
     assert value.item() == pytest.approx(rows[torch.arange(9) != 2].sum().item() / 9, rel=1e-6)
@@ -303,7 +285,7 @@ def test_second_derivatives_exist_for_a_constant_flow_only(dtype):
     slope = torch.autograd.grad(GeodesicDistillation()(student, teacher), student, create_graph=True)[0]
     assert torch.autograd.grad(slope.square().sum(), student)[0].abs().max() > 0
     value = GeodesicDistillation(through_flow=True)(student, teacher)
-    with pytest.raises(GeodlError, match="no second derivatives"):
+    with pytest.raises(GeodlError, match="no second derivatives"):  # rather than silently wrong ones
         torch.autograd.grad(value, student, create_graph=True)
 
 
@@ -325,15 +307,21 @@ def test_half_precision_and_autocast(dtype, through_flow):
 @pytest.mark.parametrize(
     "loss", [GeodesicDistillation(), CosineDistillation(), LogitDistillation()], ids=lambda x: type(x).__name__
 )
-def test_unusable_input_is_one_clear_error(loss):
+def test_input_that_is_not_finite_gives_such_a_loss(loss):
+    for rows in (4, 1):
+        student, teacher = pair(rows, 6, dtype=torch.float32)
+        for bad in (math.nan, math.inf, -math.inf):
+            broken = student.clone()
+            broken[-1, 3] = bad
+            assert not loss(broken, teacher).isfinite()
+            assert not loss(student, broken).isfinite()
+
+
+@pytest.mark.parametrize(
+    "loss", [GeodesicDistillation(), CosineDistillation(), LogitDistillation()], ids=lambda x: type(x).__name__
+)
+def test_shapes_that_do_not_fit_are_one_clear_error(loss):
     student, teacher = pair(4, 6, dtype=torch.float32)
-    for bad in (math.nan, math.inf, -math.inf):
-        broken = student.clone()
-        broken[2, 3] = bad
-        with pytest.raises(GeodlError, match="the student's output contains NaN or infinite"):
-            loss(broken, teacher)
-        with pytest.raises(GeodlError, match="the teacher's output contains NaN or infinite"):
-            loss(student, broken)
     with pytest.raises(GeodlError, match=r"\(4, 6\) and \(4, 5\)"):
         loss(student, teacher[:, :5])
     with pytest.raises(ValueError, match=r"\(6,\) and \(6,\)"):
@@ -375,8 +363,8 @@ def test_by_default_the_flow_is_constant():
     for z, tolerance in ((student, 1e-10), (student.float(), 1e-5)):
         value, slope = gradient(GeodesicDistillation(6), z, teacher.to(z.dtype))
         rows = z.double().clone().requires_grad_()
-        old = unit_rows(teacher.to(z.dtype).double())
-        flow = GeodesicFlow.between(subspace(old, 6), subspace(unit_rows(z.double()), 6))
+        old = unit(teacher.to(z.dtype).double())
+        flow = GeodesicFlow.between(subspace(old, 6), subspace(unit(z.double()), 6))
         kernel = flow.dense()
         inner = (rows @ kernel * old).sum(1)
         expected = (1 - inner / ((rows @ kernel * rows).sum(1) * (old @ kernel * old).sum(1)).sqrt()).mean()
@@ -500,9 +488,8 @@ def _rank(rank, rendezvous, results):
         outcome["mean"] = gradient(lambda x, group: global_mean(x.square(), group), values, group)
         outcome["nothing"] = gradient(global_mean, torch.zeros(0, 2), group)
         broken = torch.full((2, 3), math.nan if rank else 1.0)
-        for make in CASES.values():  # neither waits for the other
-            with pytest.raises(GeodlError, match="the student's output" if rank else "the output on another rank"):
-                make(group=group)(broken, torch.ones(2, 3))
+        for make in CASES.values():  # every rank sees what one of them has
+            assert make(group=group)(broken, torch.ones(2, 3)).isnan()
         torch.save(outcome, f"{results}.{rank}")
     finally:
         dist.destroy_process_group()

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from geodl.config import option
 from geodl.errors import ConfigError
 from geodl.geometry import GeodesicFlow, GeometryError, common_subspaces, unit, working_dtype
-from geodl.geometry.subspaces import SHORTEST
 from geodl.ranks import Group, gather_rows, global_mean
 
 
@@ -188,7 +187,7 @@ class CosineDistillation(Distillation):
 
     def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return 1 - cos of every row: (batch,)."""
-        return one_minus_cosine(student.double(), teacher.double())
+        return one_minus_cosine(unit(student), unit(teacher))
 
 
 @register
@@ -282,7 +281,7 @@ class GeodesicDistillation(Distillation):
         return one_minus_cosine(on_old + change, on_old, least=16 * eps)
 
 
-def one_minus_cosine(a: Tensor, b: Tensor, least: float = SHORTEST) -> Tensor:
+def one_minus_cosine(a: Tensor, b: Tensor, least: float = 0.0) -> Tensor:
     """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either is no longer than `least`.
 
     Half the squared distance of the unit rows: the textbook form loses the digits of small losses.

@@ -102,11 +102,10 @@ for _k in range(1, _TERMS):
 
 def inverse_sinc(cosines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return j = w / sin w, J = (j - 1) / (1 - cos w), and the slope of J with respect to 1 - cos w, for cos w in [0, 1]."""
-    k = torch.arange(_TERMS, dtype=cosines.dtype, device=cosines.device)
-    coefficients = torch.tensor(_J, dtype=cosines.dtype, device=cosines.device)
     e = 1.0 - cosines
-    powers = e.unsqueeze(-1) ** k
-    big_j, slope = powers @ coefficients, powers[..., :-1] @ (k * coefficients)[1:]
+    powers = torch.linalg.vander(e, N=_TERMS)  # (..., n, terms)
+    coefficients = powers.new_tensor([_J, [k * a for k, a in enumerate(_J)][1:] + [0.0]])
+    big_j, slope = (powers @ coefficients.mT).unbind(-1)
     return 1.0 + e * big_j, big_j, slope
 
 
