@@ -5,6 +5,7 @@ self span on one batch are followed. Middle: the flow between two lines. Right: 
 """
 
 import math
+from importlib import resources
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from geodl import CosineDistillation, GeodesicDistillation
@@ -64,8 +64,9 @@ def train(
 
 def angles_along_training(axes: Axes) -> None:
     """Follow the angles for no distillation, cosine and geodesic distillation."""
-    digits = load_digits()
-    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    with np.load(resources.files("geodl.data") / "digits.npz") as digits:
+        x = torch.tensor(digits["images"].reshape(-1, 64) / 16, dtype=torch.float32)
+        y = torch.tensor(digits["labels"], dtype=torch.int64)
     old, new = y < 5, y >= 5
     torch.manual_seed(0)
     base = Net()

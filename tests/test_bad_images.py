@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from geodl.app import state
 from geodl.classifier import IncrementalClassifier
 from geodl.errors import DataError
-from geodl.own import state
 from geodl.store import RunDirectory
 
 QUICK = {"epochs": 1, "threads": 1, "workers": 2, "network": "convnet", "image_size": 8}

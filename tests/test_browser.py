@@ -103,7 +103,7 @@ def test_the_page_of_a_run(runs, tmp_path, width, dark):  # noqa: F811
     assert seen["overflow"] <= 0
     names = {plot["name"] for plot in seen["plots"] if plot["shown"]}
     angles = {"angles", "angles-training"}
-    assert names == {"accuracy", "forgetting", "likeness", *angles, "groups-nme", "confusion-nme", "training"}
+    assert names == {"accuracy", "forgetting", "similarity", *angles, "groups-nme", "confusion-nme", "training"}
     assert all(plot["width"] > 200 and plot["height"] > 80 for plot in seen["plots"] if plot["shown"])
     assert len(seen["images"]) == 6
     # Text stands out from the page, in both schemes.

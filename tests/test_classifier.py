@@ -14,16 +14,16 @@ from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
+from geodl.app import intake as intakes
+from geodl.app import preparing, state
+from geodl.app.advice import advise
+from geodl.app.choices import checked, choose_network
+from geodl.app.state import KnownClass
 from geodl.classifier import IncrementalClassifier
 from geodl.config import RunConfig
 from geodl.data import Dataset
 from geodl.errors import ConfigError, DataError, GeodlError, MissingExtraError, StoreError, TrainingError
 from geodl.files import readable
-from geodl.own import intake as intakes
-from geodl.own import preparing, state
-from geodl.own.advice import advise
-from geodl.own.choices import checked, choose_network
-from geodl.own.state import KnownClass
 from geodl.report import page
 from geodl.report.results import read_run, read_settings
 from geodl.store import RunDirectory

@@ -166,7 +166,7 @@ def test_runs_are_listed_shown_and_removed(finished, tmp_path):
     (run,) = (finished / "runs").iterdir()
     assert run.name in geodl("runs", cwd=finished).stdout.replace("\n", "")
     assert run.name in geodl("runs", "list", cwd=finished).stdout.replace("\n", "")
-    assert "honest AME" in geodl("runs", "show", f"runs/{run.name}", cwd=finished).stdout
+    assert "NCM (SDC)" in geodl("runs", "show", f"runs/{run.name}", cwd=finished).stdout
     assert "no runs in" in geodl("runs", "list", cwd=tmp_path).stdout
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from geodl.app import export as exports
+from geodl.app import state
 from geodl.classifier import IncrementalClassifier
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
-from geodl.own import export as exports
-from geodl.own import state
 from geodl.store import RunDirectory
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "src" / "geodl"
 
 # From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
 ROOMS = (
-    "errors config devices geometry losses nets data memory predictors metrics analysis files cache store methods training "
+    "errors text config devices geometry losses nets data memory predictors metrics analysis files cache store methods training "
     "experiment report reproduce own classifier cli __main__"
 ).split()
 

@@ -23,6 +23,7 @@ from geodl.data.images import (
     pack,
     to_pixels,
     to_tensors,
+    upright_rgb,
 )
 from geodl.errors import DataError
 
@@ -205,6 +206,27 @@ def test_damaged_exif_does_not_lose_the_picture(monkeypatch):
 
     monkeypatch.setattr(Image.Image, "getexif", fail)
     assert rgb(encode(Image.new("RGB", (3, 2), "red"))).shape == (2, 3, 3)
+
+
+def test_an_orientation_that_is_readable_counts_whatever_else_is_damaged(monkeypatch):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encode(Image.new("RGB", (3, 2), "red"), "JPEG", exif=exif)
+
+    def fail(self, offset=8):
+        raise ValueError("a tag of an unknown type")
+
+    monkeypatch.setattr(Image.Exif, "tobytes", fail)
+    assert open_image(content).size == (2, 3)
+
+
+def test_a_picture_in_memory_is_left_as_it_is():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = Image.open(io.BytesIO(encode(Image.new("RGB", (3, 2), "red"), "JPEG", exif=exif)))
+    assert upright_rgb(image).size == (2, 3)
+    assert image.size == (3, 2)
+    assert image.getexif()[0x0112] == 6
 
 
 @settings(max_examples=60)

@@ -50,7 +50,7 @@ def test_a_record_tells_what_the_run_reached(finished, tmp_path):
     assert found.training == ("icarl", "lwf")
     assert (found.config["method"], found.config["epochs"]) == ("lwf", 2)
     assert found.machine["threads"] == 1
-    assert set(found.results) == {"cnn", "nme", "ame", "honest_ame"}
+    assert set(found.results) == {"cnn", "nme", "ame", "ncm"}
     for name, result in metrics.items():
         assert found.results[name]["accuracy"] == result["accuracy"]
         assert found.value(name, "final") == result["accuracy"][-1]
@@ -158,7 +158,7 @@ def made(
     config = {k: v for k, v in configure(layers).config.identity().items() if k not in records.ELSEWHERE}
     result = {"average": average, "average_incremental": average, "forgetting": forgetting, "final": final}
     machine = {"device": "cpu", "machine": "x86_64", "threads": 1, "torch": "2"}
-    results = {name: {**result, "accuracy": [final]} for name in ("cnn", "nme", "ame", "honest_ame")}
+    results = {name: {**result, "accuracy": [final]} for name in ("cnn", "nme", "ame", "ncm")}
     return Record(json.loads(json.dumps(config)), seed, "abc1234", machine, [600.0, 60.0, 60.0], cached, results)
 
 

@@ -93,14 +93,14 @@ def test_a_run_is_read_as_it_was_stored(runs):
     assert [len(group) for group in found.groups] == [3, 1, 1, 1]
     assert found.seen == [3, 4, 5, 6]
     assert sorted(found.classes) == sorted(NAMES)
-    assert list(found.results) == ["cnn", "nme", "ame", "honest_ame"]
+    assert list(found.results) == ["cnn", "nme", "ame", "ncm"]
     for classifier, result in found.results.items():
         counts = found.confusion(classifier)
         assert counts.sum(axis=1).tolist() == [4] * 6
         assert 100 * np.trace(counts) / counts.sum() == pytest.approx(result["accuracy"][-1])
     assert [(e.phase, e.epoch) for e in found.epochs] == [(0, 1), (1, 1), (2, 1), (3, 1)]
     assert [bool(e.angles) for e in found.epochs] == [False, True, True, True]
-    assert len(found.likeness) == 4
+    assert len(found.similarity) == 4
     assert found.memory().per_class() == dict.fromkeys(range(6), 3)
 
 
@@ -140,14 +140,14 @@ def test_labels_say_what_differs(runs):
     ]
 
 
-def test_a_likeness_that_could_not_be_computed_is_left_out(runs, tmp_path):
+def test_a_similarity_that_could_not_be_computed_is_left_out(runs, tmp_path):
     shutil.copytree(runs / "geo-1", tmp_path / "run")
     path = tmp_path / "run" / "phases" / "02" / "metrics.json"
     metrics = json.loads(path.read_text())
-    del metrics["likeness"]["svcca"]  # features that do not vary have no correlation
+    del metrics["similarity"]["svcca"]  # features that do not vary have no correlation
     path.write_text(json.dumps(metrics))
     setting = read_settings([tmp_path / "run"])[0]
-    assert [value is None for value in setting.likeness("svcca")] == [False, False, True, False]
+    assert [value is None for value in setting.similarity("svcca")] == [False, False, True, False]
     assert "<svg" in page.render([setting])
 
 
@@ -239,7 +239,7 @@ def test_no_name_can_break_latex(name):
 def test_the_summary_marks_ame_as_an_oracle(runs):
     table = summary(read_settings([runs / "geo-1", runs / "none"]))
     names = [row[1] for row in table.rows]
-    assert names == ["CNN", "k-NME", "AME (oracle)", "honest AME", "CNN", "AME (oracle)", "honest AME"]
+    assert names == ["CNN", "k-NME", "AME (oracle)", "NCM (SDC)", "CNN", "AME (oracle)", "NCM (SDC)"]
     assert any("oracle" in words for words in table.notes)
 
 
@@ -396,7 +396,7 @@ def test_figures_are_files_for_papers(runs, tmp_path):
     paths = plots.write_figures(read_settings([runs / "none"]), tmp_path)
     names = {path.name for path in paths}
     stems = {"accuracy", "forgetting", "training"} | {
-        f"{k}-{c}" for k in ("groups", "confusion") for c in ("cnn", "ame", "honest_ame")
+        f"{k}-{c}" for k in ("groups", "confusion") for c in ("cnn", "ame", "ncm")
     }
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf")}
     for path in paths:
@@ -405,7 +405,7 @@ def test_figures_are_files_for_papers(runs, tmp_path):
 
 def test_equal_figures_are_equal_bytes(runs, tmp_path):
     settings = read_settings([runs / "geo-1", runs / "geo-2"])
-    first, second = ([path.read_bytes() for path in plots.likeness(settings)[0].files(tmp_path)] for _ in range(2))
+    first, second = ([path.read_bytes() for path in plots.similarity(settings)[0].files(tmp_path)] for _ in range(2))
     assert first == second
 
 
@@ -478,12 +478,12 @@ def test_the_page_of_a_run_has_all_its_parts(runs):
     for plot in (
         "accuracy",
         "forgetting",
-        "likeness",
+        "similarity",
         "angles",
         "angles-training",
         "training",
         "groups-nme",
-        "confusion-honest_ame",
+        "confusion-ncm",
     ):
         assert f'data-prefix="{plot}"' in text
     assert text.count('src="data:image/webp') == 6
@@ -504,8 +504,8 @@ def test_class_names_are_escaped(runs):
 
 def test_ame_never_stands_alone(runs):
     words = " ".join(Checker(render(runs, *PAGES["several"])).words)
-    for match in re.finditer(r"(honest )?\bAME\b(.{0,30})", words, re.DOTALL):
-        assert match[1] or "oracle" in match[2] or "AME needs data" in match[0], match[0]
+    for match in re.finditer(r"\bAME\b(.{0,30})", words, re.DOTALL):
+        assert "oracle" in match[1] or "AME needs data" in match[0], match[0]
 
 
 def test_photographs_are_shown_only_when_asked_for(runs):

@@ -23,9 +23,9 @@ from geodl.training import Interrupted
 ALL = ("cifar100", "imagenet-subset", "imagenet")
 
 
-def jobs_of(what, dataset=None, budget="paper", phases=None, **options):
+def jobs_of(what, dataset=None, length="paper", phases=None, **options):
     dataset, chosen = choose(what, dataset, phases)
-    return grid.grid(chosen, dataset, budget, **{"runs": 1} | options)
+    return grid.grid(chosen, dataset, length, **{"runs": 1} | options)
 
 
 # -- which runs
@@ -77,7 +77,7 @@ def test_paper_budget_is_the_presets_training():
     bic = next(j for j in jobs_of("table1") if j.training.method == "bic").config
     assert (bic.epochs, bic.weight_decay, bic.phases) == (250, 2e-4, 5)
     assert {job.config.phases for job in jobs_of("table1")} == {5, 10, 25}
-    assert {job.config.exemplars for job in jobs_of("table2", budget="cpu")} == {20, 40, 60, 80, 100}
+    assert {job.config.exemplars for job in jobs_of("table2", length="cpu")} == {20, 40, 60, 80, 100}
     assert {job.config.subspace_dim for job in jobs_of("table3")} == {16, 32, 64, 127}
     assert {job.config.base for job in jobs_of("init10")} == {10, 50}
 
@@ -118,8 +118,8 @@ def test_all_leaves_out_what_has_not_the_phases():
 
 
 def test_short_schedule_is_of_cifar_alone():
-    with pytest.raises(ConfigError, match="budget = 'cpu': there is a short schedule for cifar100 alone"):
-        jobs_of("table4", budget="cpu")
+    with pytest.raises(ConfigError, match="length = 'cpu': there is a short schedule for cifar100 alone"):
+        jobs_of("table4", length="cpu")
     with pytest.raises(ConfigError, match="runs = 0"):
         jobs_of("table3", runs=0)
 
@@ -244,7 +244,7 @@ def test_more_than_an_hour_is_asked_about(monkeypatch, answer, starts):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Make the smoke budget tiny, and speeds known."""
+    """Make the smoke length tiny, and speeds known."""
     monkeypatch.setattr(estimate, "measure", lambda shape: SPEED)
     small = grid._on_digits
 
@@ -258,7 +258,7 @@ def quick(monkeypatch):
 
 
 def test_dry_run_needs_no_data(quick, tmp_path):
-    options = ("--budget", "paper", "--data-dir", str(tmp_path / "nothing"), "--dry-run")
+    options = ("--length", "paper", "--data-dir", str(tmp_path / "nothing"), "--dry-run")
     shown = geodl("reproduce", "table1", "--phases", "5", "25", "--runs", "2", *options, cwd=tmp_path).stdout
     lines = shown.splitlines()
     assert len([line for line in lines if "table1)" in line]) == 2 * 6 * 2
@@ -290,7 +290,7 @@ def test_a_run_that_fails_does_not_stop_the_others(quick, tmp_path, monkeypatch)
         raise TrainingError("the loss is not finite")
 
     monkeypatch.setattr(command, "run", fails)
-    order = ("reproduce", "table3", "--budget", "smoke", "--runs", "1", "--out", "out")
+    order = ("reproduce", "table3", "--length", "smoke", "--runs", "1", "--out", "out")
     said = geodl(*order, cwd=tmp_path, status=2)
     assert len(tried) == 4
     assert "4 of 4 runs failed; the first: finetune + geodesic" in said.stderr
@@ -302,7 +302,7 @@ def test_stopping_stops_the_grid(quick, tmp_path, monkeypatch):
         raise Interrupted("stopped in phase 1")
 
     monkeypatch.setattr(command, "run", stops)
-    order = ("reproduce", "table3", "--budget", "smoke", "--out", "out")
+    order = ("reproduce", "table3", "--length", "smoke", "--out", "out")
     assert "stopped in phase 1; the same command continues" in geodl(*order, cwd=tmp_path, status=130).stderr
 
 
@@ -311,7 +311,7 @@ def test_stopping_stops_the_grid(quick, tmp_path, monkeypatch):
 
 def test_a_table_from_end_to_end(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
-    order = ("reproduce", "init10", "--budget", "smoke", "--runs", "2", "--out", "out")
+    order = ("reproduce", "init10", "--length", "smoke", "--runs", "2", "--out", "out")
     said = geodl(*order, cwd=tmp_path).stdout
     assert "run 8 of 8" in said
     assert said.count("taken from the cache") == 4  # two losses share each base of each seed
@@ -337,12 +337,12 @@ def test_a_table_from_end_to_end(quick, tmp_path, monkeypatch):
 
 def test_figures_from_end_to_end(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
-    geodl("reproduce", "fig-cca", "--budget", "smoke", "--runs", "1", "--out", "out", cwd=tmp_path)
+    geodl("reproduce", "fig-cca", "--length", "smoke", "--runs", "1", "--out", "out", cwd=tmp_path)
     names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
-    stems = {"fig-cca-T10-likeness-svcca", "fig-cca-T10-likeness-cka", "fig-cca-T10-angles"}
+    stems = {"fig-cca-T10-similarity-svcca", "fig-cca-T10-similarity-cka", "fig-cca-T10-angles"}
     figures = {f"{stem}.{kind}" for stem in stems for kind in ("svg", "pdf")}
     assert names == figures | {"fig-cca.md", "fig-cca.csv", "fig-cca.tex"}
-    svg = (tmp_path / "out" / "fig-cca-T10-likeness-svcca.svg").read_text()
+    svg = (tmp_path / "out" / "fig-cca-T10-similarity-svcca.svg").read_text()
     assert svg.count('id="line-') == 4
 
 
@@ -391,7 +391,7 @@ def test_figures_of_classifiers_and_phases(made, tmp_path):
     settings = outputs.read(jobs, root)
     written = outputs.write("fig-phases", "cifar100", "cpu", [5], settings, tmp_path)
     assert {path.name for path in written if path.suffix == ".svg"} == {
-        f"fig-phases-T5-accuracy-{name}.svg" for name in ("cnn", "nme", "ame", "honest_ame")
+        f"fig-phases-T5-accuracy-{name}.svg" for name in ("cnn", "nme", "ame", "ncm")
     }
     assert "| LwF / iCaRL, T = 5 | CNN | 2 |" in (tmp_path / "fig-phases.md").read_text()
     written = outputs.write("fig-classifiers", "cifar100", "cpu", [5], settings, tmp_path)
@@ -476,7 +476,7 @@ def test_time_and_memory_beside_the_papers():
 
 
 def test_grid_progress_in_estimated_seconds():
-    job = jobs_of("table3", budget="smoke")[0]
+    job = jobs_of("table3", length="smoke")[0]
     watch = command.GridWatch(job, [10.0, 4.0, 4.0, 4.0], 100.0, 200.0, "run 2 of 4")
     watch._stage = {"steps": 5, "epochs": 4}
     assert watch.passed("step", phase=1, stage="train", epoch=1, step=5) == 10 + 4 * (1 * 5 + 5) / 20

@@ -79,7 +79,7 @@ def test_imagenet_presets_run_end_to_end_on_a_folder(tmp_path, folder, preset, o
     store = run(config, out=tmp_path / "r")
     assert store.completed() == 3
     last = store.load_phase(2)
-    assert set(last.metrics["results"]) == {"cnn", "nme", "ame", "honest_ame"}
+    assert set(last.metrics["results"]) == {"cnn", "nme", "ame", "ncm"}
     assert all(tensor.isfinite().all() for tensor in last.model.values())
 
 

@@ -86,7 +86,7 @@ def test_a_run_writes_what_it_promises(tmp_path, data):
     assert store.completed() == 3
     metrics = store.load_phase(2).metrics
     assert sorted(metrics["classes"]) == sorted(data.classes)
-    assert set(metrics["results"]) == {"cnn", "nme", "ame", "honest_ame"}
+    assert set(metrics["results"]) == {"cnn", "nme", "ame", "ncm"}
     assert len(metrics["results"]["cnn"]["accuracy"]) == 3
     kinds = [kind for kind, _ in heard]
     assert kinds[0] == "run"
@@ -185,7 +185,7 @@ def test_memory_keeps_the_quota_of_every_class(tmp_path, data):
 def test_without_exemplars_it_still_learns_and_stored_means_predict(tmp_path, data):
     store = run(tiny.config(method="lucir", exemplars=0), out=tmp_path / "r", data=data)
     results = store.load_phase(2).metrics["results"]
-    assert set(results) == {"cnn", "ame", "honest_ame"}
+    assert set(results) == {"cnn", "ame", "ncm"}
 
 
 def test_joint_training_starts_anew_with_everything(tmp_path, data):

@@ -6,23 +6,48 @@ The names below are loaded on first use, so that ``import geodl`` costs nothing 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from geodl import geometry
     from geodl.classifier import IncrementalClassifier
+    from geodl.data import load
+    from geodl.data.scenario import ClassIncremental
+    from geodl.errors import GeodlError
+    from geodl.experiment import run
+    from geodl.learner import Learner
     from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
 
 _HOMES = {
-    "IncrementalClassifier": "geodl.classifier",
-    "GeodesicDistillation": "geodl.losses",
+    "ClassIncremental": "geodl.data.scenario",
     "CosineDistillation": "geodl.losses",
+    "GeodesicDistillation": "geodl.losses",
+    "GeodlError": "geodl.errors",
+    "IncrementalClassifier": "geodl.classifier",
+    "Learner": "geodl.learner",
     "LogitDistillation": "geodl.losses",
+    "load": "geodl.data",
+    "run": "geodl.experiment",
 }
 
-__all__ = ["CosineDistillation", "GeodesicDistillation", "IncrementalClassifier", "LogitDistillation", "__version__"]
+__all__ = [
+    "ClassIncremental",
+    "CosineDistillation",
+    "GeodesicDistillation",
+    "GeodlError",
+    "IncrementalClassifier",
+    "Learner",
+    "LogitDistillation",
+    "__version__",
+    "geometry",
+    "load",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "geometry":
+        return import_module("geodl.geometry")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'geodl' has no attribute {name!r}")

@@ -1,77 +1,38 @@
-"""``IncrementalClassifier``: a model directory that learns classes from images, again and again, and recognises them."""
+"""``IncrementalClassifier``: a model directory that learns classes from images, again and again, and recognizes them."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from geodl.data.batches import evaluation
-from geodl.data.images import ArrayImages, Images
+from geodl.app import state as states
+from geodl.app.choices import checked
+from geodl.app.state import State
+from geodl.data.intake import Problems, insist, take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
-from geodl.metrics import confusion
-from geodl.own import state as states
-from geodl.own.choices import checked
-from geodl.own.intake import Problems, as_images, insist, squares, take
-from geodl.own.state import State
-from geodl.predictors import features_of, nearest_mean
+from geodl.events import ImagesPredicted, Listener, ignore
+from geodl.learner import MODEL
+from geodl.metrics import Confusion, finite
+from geodl.predicting import Predictions, Recognizer
 from geodl.store import RunDirectory, remove_run
 
 if TYPE_CHECKING:
-    from geodl.own.learning import Learned
-
-Classifier = Literal["nme", "cnn"]
-Listener = Callable[..., None]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model makes of one image: `top` holds the likeliest classes with their confidences, best first."""
-
-    name: str
-    top: tuple[tuple[str, float], ...]
-
-    @property
-    def label(self) -> str:
-        """The likeliest class."""
-        return self.top[0][0]
-
-    @property
-    def confidence(self) -> float:
-        """Its confidence, 0 to 1: the softmax of the learned scale times the cosines."""
-        return self.top[0][1]
-
-
-@dataclass(frozen=True)
-class Predictions(Sequence[Prediction]):
-    """The predictions of some images, in their order, without those that could not be read; `rate` in images/s."""
-
-    items: tuple[Prediction, ...]
-    skipped: Problems
-    rate: float
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.items[index]
-
-    def __len__(self) -> int:
-        return len(self.items)
+    from geodl.app.learning import Learned
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good the model is on labelled images, in %; `confusion` is (C, C) with the true class first."""
+    """How good the model is on labelled images, in %; `confusion` holds the counts (C, C) with the true class first."""
 
     images: int
     accuracy: float
     per_class: dict[str, float | None]
     per_step: dict[int, float | None]
-    classes: tuple[str, ...]
-    confusion: Tensor
+    confusion: Confusion
     skipped: Problems
 
 
@@ -98,7 +59,7 @@ class IncrementalClassifier:
         classes: Sequence[str] | None = None,
         again: bool = False,
         strict: bool = False,
-        listener: Listener = lambda kind, **fields: None,
+        listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
         **options: Any,
     ) -> "Learned":
@@ -109,16 +70,16 @@ class IncrementalClassifier:
             labels: (N,) class names or numbers.
             classes: names for numbered labels.
             again: learn also where the last step learned exactly these images.
-            strict: raise a DataError for the first image that cannot be used, instead of leaving it out.
-            listener: called as ``listener(kind, **fields)`` with what happens.
+            strict: raise a DataError for the first image that cannot be used, instead of skipping it.
+            listener: called with each event (`geodl.events`).
             stop: asked after each step of training whether to stop; `Interrupted` is raised then.
             options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
 
         Returns:
-            A `geodl.own.learning.Learned`. A step that fails changes nothing; one that was stopped or killed goes on
+            A `geodl.app.learning.Learned`. A step that fails changes nothing; one that was stopped or killed goes on
             when it is called again with the same images and options.
         """
-        from geodl.own.learning import learn_step, summarise  # here, so that predicting never loads what trains
+        from geodl.app.learning import learn_step, summarize  # here, so that predicting never loads what trains
         from geodl.training import Interrupted
 
         wanted = checked(options)
@@ -127,11 +88,12 @@ class IncrementalClassifier:
         intake = take(images, labels, classes, strict=strict)
         made = not (self.path / "config.json").exists()
         store = self._create()
+        self._refuse_run(store)
         try:
             with store.lock():
                 last = states.load(store)
                 if last is not None and last.learned == intake.key and not again:
-                    return summarise(last, len(last.classes), (), already=True)
+                    return summarize(last, len(last.classes), (), already=True)
                 return learn_step(store, last, intake, wanted, strict=strict, listener=listener, stop=stop)
         except Interrupted:
             raise
@@ -141,39 +103,14 @@ class IncrementalClassifier:
             raise
 
     def predict(
-        self,
-        images: Any,
-        *,
-        classifier: Classifier = "nme",
-        top: int = 1,
-        strict: bool = False,
-        accelerator: str = "auto",
-        workers: int | None = None,
-        listener: Listener = lambda kind, **fields: None,
+        self, images: Any, *, classifier: str | None = None, accelerator: str = "auto", **how: Any
     ) -> Predictions:
-        """Recognise images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such; in their order.
+        """Recognize images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such; in their order.
 
-        An image that cannot be read is left out and named in `skipped`, or is a DataError if `strict`. `listener` hears of
-        each batch: ``listener("looked", done=images, total=images in all)``.
+        classifier: nme, ncm or cnn, as for `Learner.recognizer`; how: top, strict, workers, listener as for
+        `geodl.predicting.Recognizer.predict`. An image that cannot be read is skipped and named in `skipped`.
         """
-        state = self._state()
-        if top < 1:
-            raise ConfigError(f"top = {top}: at least 1 is needed")
-        pictures, names, problems = as_images(images)
-        began = time.perf_counter()
-        found = []
-        skipped = list(problems)
-        insist(strict, skipped)
-        for positions, scores, bad in self._confidences(state, pictures, classifier, accelerator, workers):
-            skipped += [(names[i], reason) for i, reason in bad]
-            insist(strict, skipped)
-            listener("looked", done=len(positions) + len(bad), total=len(pictures))
-            values, rows = scores.topk(min(top, scores.shape[1]))
-            for i, value, row in zip(positions, values.tolist(), rows.tolist(), strict=True):
-                best = tuple((state.names[c], confidence) for c, confidence in zip(row, value, strict=True))
-                found.append(Prediction(names[i], best))
-        seconds = max(time.perf_counter() - began, 1e-9)
-        return Predictions(tuple(found), tuple(skipped), len(found) / seconds)
+        return self._recognizer(self._state(), classifier, accelerator).predict(images, **how)
 
     def evaluate(
         self,
@@ -181,13 +118,13 @@ class IncrementalClassifier:
         labels: Any = None,
         *,
         classes: Sequence[str] | None = None,
-        classifier: Classifier = "nme",
+        classifier: str | None = None,
         strict: bool = False,
         accelerator: str = "auto",
         workers: int | None = None,
-        listener: Listener = lambda kind, **fields: None,
+        listener: Listener = ignore,
     ) -> Evaluation:
-        """Say how good the model is on labelled images, given as for `learn`; classes it does not know are left out."""
+        """Say how good the model is on labelled images, given as for `learn`; classes it does not know are skipped."""
         state = self._state()
         intake = take(images, labels, classes, strict=strict)
         unknown = [name for name in intake.classes if name not in state.names]
@@ -200,20 +137,20 @@ class IncrementalClassifier:
         true: list[int] = []
         guessed: list[int] = []
         insist(strict, skipped)
-        for positions, scores, bad in self._confidences(state, pictures, classifier, accelerator, workers):
+        for positions, scores, bad in self._recognizer(state, classifier, accelerator).stream(pictures, workers):
             skipped += [(intake.names[known[i]], reason) for i, reason in bad]
             insist(strict, skipped)
-            listener("looked", done=len(positions) + len(bad), total=len(pictures))
+            listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
             true += [rows[label] for label in pictures.labels[positions].tolist()]
             guessed += scores.argmax(dim=1).tolist()
         if not true:
             raise DataError(f"{intake.title}: no image could be read, such as {skipped[-1][0]}: {skipped[-1][1]}")
-        matrix = confusion(torch.tensor(true), torch.tensor(guessed), len(state.classes))
-        return _evaluation(state, matrix, tuple(skipped))
+        confusion = Confusion.of(torch.tensor(true), torch.tensor(guessed), state.names)
+        return _evaluation(state, confusion, tuple(skipped))
 
     def info(self) -> dict[str, Any]:
         """Say what the model knows and keeps: classes, stored images with their origins, sizes, steps, accuracies."""
-        from geodl.own.about import describe
+        from geodl.app.about import describe
 
         store = self._open()
         return describe(store, self._state())
@@ -250,22 +187,19 @@ class IncrementalClassifier:
 
     def export(self, path: str | Path) -> dict[str, Any]:
         """Write the model to an ONNX file with labels and preprocessing inside, checked against the model."""
-        from geodl.own.export import export
+        from geodl.app.export import export
 
         return export(self._state(), Path(path))
 
     def _create(self) -> RunDirectory:
         if (self.path / "config.json").exists():
             return self._open()
-        return RunDirectory.create_or_open(self.path, states.RECORD)
+        return RunDirectory.create_or_open(self.path, MODEL)
 
     def _open(self) -> RunDirectory:
         if not self.path.exists():
             raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
-        store = RunDirectory(self.path)
-        if store.kind != "model":
-            raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
-        return store
+        return RunDirectory(self.path)
 
     @property
     def unfinished(self) -> bool:
@@ -275,6 +209,7 @@ class IncrementalClassifier:
     @contextmanager
     def _writing(self) -> Iterator[RunDirectory]:
         store = self._open()
+        self._refuse_run(store)
         with store.lock():
             yield store
 
@@ -290,46 +225,30 @@ class IncrementalClassifier:
             self._loaded = (stamp, found)
         return self._loaded[1]
 
+    def _refuse_run(self, store: RunDirectory) -> None:
+        """A run's directory can be predicted with, but it is the record of an experiment: nothing else changes it."""
+        if store.kind != "model":
+            raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
+
     def _refuse_inside(self, folder: Path) -> None:
         here, there = self.path.resolve(), folder.resolve()
         if here == there or there in here.parents or here in there.parents:
             raise ConfigError(f"model {self.path} and images {folder}: one is inside the other; keep them apart")
 
-    def _confidences(
-        self, state: State, images: Images, classifier: str, accelerator: str, workers: int | None
-    ) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
-        """Give (positions, confidences (b, C), bad ones) batch by batch; decoding goes on while the network works."""
-        if classifier not in ("nme", "cnn"):
-            raise ConfigError(f"classifier = {classifier!r}: allowed are nme (nearest class mean) and cnn (the head)")
-        device = torch.device(device_kind(accelerator))
-        network = state.network.to(device)
-        threads = workers if workers is not None else torch.get_num_threads() + 1
-        for positions, pixels, bad in squares(images, state.transform.size, threads):
-            batch = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-            found = features_of(network, evaluation(batch, state.transform), device)
-            scores = found.logits
-            if classifier == "nme":
-                scale = network.head.scale.detach().cpu()  # type: ignore[operator]
-                scores = scale * nearest_mean(found.pooled, state.means)
-            yield positions, scores.softmax(dim=1), bad
+    def _recognizer(self, state: State, classifier: str | None, accelerator: str) -> Recognizer:
+        found = state.learner.recognizer(classifier)
+        found.network.to(device_kind(accelerator))
+        return found
 
 
-def _evaluation(state: State, matrix: Tensor, skipped: Problems) -> Evaluation:
-    counts, right = matrix.sum(dim=1).tolist(), matrix.diagonal().tolist()
-
-    def percent(rows: Sequence[int]) -> float | None:
-        total = sum(counts[i] for i in rows)
-        return 100 * sum(right[i] for i in rows) / total if total else None
-
-    every = range(len(counts))
+def _evaluation(state: State, confusion: Confusion, skipped: Problems) -> Evaluation:
     steps = sorted({known.step for known in state.classes})
-    per_step = {step: percent([i for i in every if state.classes[i].step == step]) for step in steps}
+    learned_in = {step: [i for i, known in enumerate(state.classes) if known.step == step] for step in steps}
     return Evaluation(
-        images=sum(counts),
-        accuracy=100 * sum(right) / sum(counts),
-        per_class={name: percent([i]) for i, name in enumerate(state.names)},
-        per_step=per_step,
-        classes=tuple(state.names),
-        confusion=matrix,
+        images=confusion.images,
+        accuracy=confusion.accuracy,
+        per_class={name: finite(value) for name, value in confusion.per_class.items()},
+        per_step={step: finite(confusion.rate(rows)) for step, rows in learned_in.items()},
+        confusion=confusion,
         skipped=skipped,
     )

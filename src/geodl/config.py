@@ -1,32 +1,57 @@
 """The options of a run: one validated definition for the command line, TOML files and Python.
 
 ``RunConfig`` declares what every method has. A method's own class, in the method's file, inherits it, adds its options and
-restates the defaults it wants otherwise. Values come in layers (preset, file, command line; later ones win) and
-``resolve`` merges them, so that the origin of every value can be told.
+restates the defaults it wants otherwise; a distillation declares its options beside its loss, and they are there only where
+it is in use. Values come in layers (preset, file, command line; later ones win) and ``resolve`` merges them, so that the
+origin of every value can be told.
 """
 
 import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from geodl.errors import ConfigError
 
-Distillation = Literal["none", "lwf", "cosine", "geodesic"]
-DISTILLATIONS: tuple[str, ...] = get_args(Distillation)
+InModel = Literal["fixed", "kept", "set"]
 
 
-def option(default: Any, group: str, description: str, *, identity: bool = True, **constraints: Any) -> Any:
-    """Declare one option. ``identity=False``: the option does not change what is computed, only how and where."""
-    extra: dict[str, Any] = {"group": group, "identity": identity}
-    return Field(default, description=description, json_schema_extra=extra, **constraints)
+def option(
+    default: Any,
+    group: str,
+    description: str,
+    *,
+    identity: bool = True,
+    base: bool = False,
+    in_model: InModel | None = None,
+    in_grid: bool = False,
+    repetition: bool = False,
+    **constraints: Any,
+) -> Any:
+    """Declare one option, and its roles.
+
+    Args:
+        default: its value where nobody sets it.
+        group: the heading under which it is shown.
+        description: one sentence for people.
+        identity: whether it changes what is computed; otherwise it says only how and where.
+        base: whether the trained base phase depends on it (beside its data, schedule and transform).
+        in_model: whether `geodl learn` takes it; ``fixed``: a model keeps it for good, ``kept``: later steps take it over
+            unless they set it, ``set``: each step has its own.
+        in_grid: whether the rows of one table may differ in it and still be rows of that table.
+        repetition: whether it says which files and which repetition, not what is done.
+        constraints: pydantic's ``ge``, ``lt``, ...
+    """
+    roles = {"identity": identity, "base": base, "in_model": in_model, "in_grid": in_grid, "repetition": repetition}
+    return Field(default, description=description, json_schema_extra={"group": group, **roles}, **constraints)
 
 
 class RunConfig(BaseModel):
@@ -34,38 +59,31 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
-    method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.")
-    distill: Distillation = option("none", "Method", "How the old network's knowledge is carried over.")
-    lwf_weight: float = option(1.0, "Method", "Weight of the lwf distillation.", ge=0)
-    cosine_weight: float = option(
-        5.0, "Method", "Weight of the cosine distillation, before the factor sqrt(old/new).", ge=0
+    method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.", in_model="kept")
+    distill: str = option(
+        "none", "Method", "How the old network's knowledge is carried over.", in_model="kept", in_grid=True
     )
-    cosine_features: Literal["pooled", "grid"] = option(
-        "pooled", "Method", "What cosine distillation compares: pooled features, or GeoDL's 2 x 2 grid."
-    )
-    geodesic_weight: float = option(6.0, "Method", "Weight of the geodesic distillation, before sqrt(old/new).", ge=0)
-    subspace_dim: int = option(127, "Method", "Dimension n of the subspaces of the geodesic distillation.", ge=1)
-    through_flow: bool = option(False, "Method", "Differentiate through the geodesic flow too.")
-    center: bool = option(True, "Method", "Subspaces of the geodesic distillation: about the mean of the batch.")
-    geodesic_distance: Literal["cosine", "squared"] = option(
-        "cosine", "Method", "Geodesic distillation: 1 - cos of the projected rows, or squared distance of unit rows."
-    )
-    temperature: float = option(2.0, "Method", "Temperature of the lwf distillation.", gt=0)
 
     data: str = option(
         "digits", "Data", "Data source: digits, folder, cifar100, hub, imagenet, imagenet-subset, arrays."
     )
-    data_dir: Path | None = option(None, "Data", "Where the source finds its files (hub: the dataset's name or path).")
+    data_dir: Path | None = option(
+        None, "Data", "Where the source finds its files (hub: the dataset's name or path).", repetition=True
+    )
     test_fraction: float = option(
         0.2, "Data", "Data without a test part (folder, arrays, hub): share kept for testing.", gt=0, lt=1
     )
     split_seed: int = option(0, "Data", "Data without a test part: seed of the split.")
-    image_column: str | None = option(None, "Data", "Hub: the column of images; unset: found.")
-    label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: found.")
+    image_column: str | None = option(None, "Data", "Hub: the column of images; unset: auto-detected.")
+    label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: auto-detected.")
     base: int | None = option(
-        None, "Data", "Classes of phase 0; unset: half of them; 0: no more than in the other phases.", ge=0
+        None,
+        "Data",
+        "Classes of phase 0; unset: half of them; 0: no more than in the other phases.",
+        ge=0,
+        in_grid=True,
     )
-    phases: int = option(5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0)
+    phases: int = option(5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0, in_grid=True)
     groups: tuple[int, ...] | tuple[tuple[str, ...], ...] | None = option(
         None, "Data", "Sizes of the groups, or lists of class names, instead of base and phases."
     )
@@ -77,69 +95,116 @@ class RunConfig(BaseModel):
     order_seed: int | None = option(None, "Data", "Seed of the class order, with order = seed.", ge=0, lt=2**32)
 
     network: str = option(
-        "resnet32", "Network", "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, or timm:NAME."
+        "resnet32",
+        "Network",
+        "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, or timm:NAME.",
+        in_model="fixed",
+        base=True,
     )
-    pretrained: bool = option(False, "Network", "timm backbones: start from timm's weights.")
-    weights: Path | None = option(None, "Network", "A safetensors file with weights for the backbone.")
+    pretrained: bool = option(
+        False, "Network", "timm backbones: start from timm's weights.", in_model="kept", base=True
+    )
+    weights: Path | None = option(None, "Network", "A safetensors file with weights for the backbone.", in_model="kept")
     scale: float = option(
-        1.0, "Network", "Initial scale sigma of the cosine head (about 10 suits short schedules).", gt=0
+        1.0,
+        "Network",
+        "Initial scale sigma of the cosine head (about 10 suits short schedules).",
+        gt=0,
+        in_model="fixed",
+        base=True,
     )
 
-    epochs: int = option(160, "Training", "Epochs of each phase.", ge=1)
+    epochs: int = option(160, "Training", "Epochs of each phase.", ge=1, in_model="set")
     base_epochs: int | None = option(None, "Training", "Epochs of phase 0; unset: as epochs.", ge=1)
-    batch_size: int = option(128, "Training", "Images a step, over all devices.", ge=2)
-    lr: float = option(0.1, "Training", "Learning rate (onecycle: its peak).", gt=0)
+    batch_size: int = option(128, "Training", "Images a step, over all devices.", ge=2, in_model="set", base=True)
+    lr: float = option(0.1, "Training", "Learning rate (onecycle: its peak).", gt=0, in_model="set")
     base_lr: float | None = option(None, "Training", "Learning rate of phase 0; unset: as lr.", gt=0)
     schedule: Literal["step", "onecycle"] = option(
-        "step", "Training", "step: lr x lr_decay at milestones; onecycle: up, then down."
+        "step", "Training", "step: lr x lr_decay at milestones; onecycle: up, then down.", in_model="set"
     )
     milestones: tuple[float, ...] = option(
-        (0.5, 0.75), "Training", "Where the step schedule decays, as fractions of the epochs."
+        (0.5, 0.75), "Training", "Where the step schedule decays, as fractions of the epochs.", in_model="set"
     )
-    lr_decay: float = option(0.1, "Training", "Factor of the step schedule at each milestone.", gt=0, le=1)
-    momentum: float = option(0.9, "Training", "Momentum of SGD.", ge=0, lt=1)
-    weight_decay: float = option(5e-4, "Training", "Weight decay of SGD.", ge=0)
-    label_smoothing: float = option(0.0, "Training", "Label smoothing of the cross-entropy.", ge=0, lt=1)
-    clip_norm: float | None = option(None, "Training", "Clip the gradient's norm; unset: no clipping.", gt=0)
-    seed: int = option(1, "Training", "Seed of initialisation, shuffling and augmentation.", ge=0)
+    lr_decay: float = option(
+        0.1, "Training", "Factor of the step schedule at each milestone.", gt=0, le=1, in_model="set"
+    )
+    momentum: float = option(0.9, "Training", "Momentum of SGD.", ge=0, lt=1, in_model="set")
+    weight_decay: float = option(5e-4, "Training", "Weight decay of SGD.", ge=0, in_model="set")
+    label_smoothing: float = option(
+        0.0, "Training", "Label smoothing of the cross-entropy.", ge=0, lt=1, in_model="set", base=True
+    )
+    clip_norm: float | None = option(
+        None, "Training", "Clip the gradient's norm; unset: no clipping.", gt=0, in_model="set", base=True
+    )
+    seed: int = option(
+        1,
+        "Training",
+        "Seed of initialization, shuffling and augmentation.",
+        ge=0,
+        in_model="kept",
+        base=True,
+        repetition=True,
+    )
 
     image_size: int | None = option(
-        None, "Images", "Side of the images fed to the network; unset: that of the data.", ge=1
+        None, "Images", "Side of the images fed to the network; unset: that of the data.", ge=1, in_model="fixed"
     )
-    crop: Literal["pad", "resized"] = option("pad", "Images", "Training crop: pad and crop, or crop and resize.")
-    padding: int = option(4, "Images", "Padding of the pad crop.", ge=0)
-    flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).")
-    jitter: float = option(0.0, "Images", "Colour jitter: brightness, contrast, saturation.", ge=0, lt=1)
-    mean: tuple[float, float, float] = option((0.5071, 0.4866, 0.4409), "Images", "Mean of the colours.")
-    std: tuple[float, float, float] = option((0.2009, 0.1984, 0.2023), "Images", "Standard deviation of the colours.")
+    crop: Literal["pad", "resized"] = option(
+        "pad", "Images", "Training crop: pad and crop, or crop and resize.", in_model="fixed"
+    )
+    padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, in_model="fixed")
+    flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="fixed")
+    jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
+    mean: tuple[float, float, float] = option(
+        (0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed"
+    )
+    std: tuple[float, float, float] = option(
+        (0.2009, 0.1984, 0.2023), "Images", "Standard deviation of the colors.", in_model="fixed"
+    )
 
-    exemplars: int = option(20, "Memory", "Exemplars: per class, or in total, as budget says.", ge=0)
-    budget: Literal["per_class", "total"] = option("per_class", "Memory", "What exemplars counts.")
-    selection: Literal["herding", "nearest"] = option("herding", "Memory", "How exemplars are chosen.")
-    embed: bool = option(True, "Memory", "Keep exemplars of image files as bytes; otherwise as path and content hash.")
+    exemplars: int = option(
+        20, "Memory", "Exemplars: per class, or in total, as memory_budget says.", ge=0, in_model="kept", in_grid=True
+    )
+    memory_budget: Literal["per_class", "total"] = option(
+        "per_class", "Memory", "What exemplars counts.", in_model="kept"
+    )
+    selection: Literal["herding", "nearest"] = option("herding", "Memory", "How exemplars are chosen.", in_model="kept")
+    store_images: bool = option(
+        True, "Memory", "Keep exemplars of image files as bytes; otherwise as path and content hash.", in_grid=True
+    )
 
+    ame: bool = option(
+        False, "Evaluation", "Evaluate AME too, an oracle that needs all the old classes' images.", in_grid=True
+    )
     ame_images: int | None = option(
         None, "Evaluation", "AME (oracle): at most this many images a class; unset: all.", ge=1
     )
-    analysis: bool = option(True, "Evaluation", "Compare features with phase 0 after each phase (SVCCA, CKA, angles).")
+    analysis: bool = option(
+        True, "Evaluation", "Compare features with phase 0 after each phase (SVCCA, CKA, angles).", in_grid=True
+    )
 
     threads: int | None = option(
-        None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False
+        None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False, in_model="set"
     )
     devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, identity=False)
     nodes: int = option(1, "Machine", "Nodes.", ge=1, identity=False)
     accelerator: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False
+        "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False, in_model="set"
     )
-    precision: Literal["32", "bf16"] = option("32", "Machine", "Arithmetic: 32 bits, or bf16 where it serves.")
-    compile: bool = option(False, "Machine", "torch.compile the network: pays for long phases.")
-    workers: int = option(2, "Machine", "Threads that decode image files.", ge=0, identity=False)
+    precision: Literal["32", "bf16"] = option(
+        "32", "Machine", "Arithmetic: 32 bits, or bf16 where it serves.", in_model="set", base=True
+    )
+    compile: bool = option(
+        False, "Machine", "torch.compile the network: pays for long phases.", in_model="set", base=True
+    )
+    workers: int = option(2, "Machine", "Threads that decode image files.", ge=0, identity=False, in_model="set")
     checkpoint_steps: int | None = option(
         None,
         "Machine",
         "Save progress every so many steps; unset: at the end of an epoch, 10 seconds apart or more.",
         ge=1,
         identity=False,
+        in_model="set",
     )
     tensorboard: bool = option(False, "Machine", "Write TensorBoard curves into the run directory.", identity=False)
 
@@ -153,32 +218,50 @@ class RunConfig(BaseModel):
             raise ValueError(f"milestones = {self.milestones}: rising fractions between 0 and 1 are allowed")
         return self
 
+    @classmethod
+    def having(cls, role: str, *values: Any) -> list[str]:
+        """Return the names of the options that have a role, or one of some values of it."""
+        return [name for name, info in cls.model_fields.items() if _extra(info)[role] in (values or (True,))]
+
     def identity(self) -> dict[str, Any]:
-        """Give the options that decide what is computed, ready for JSON: those that the hash of a run covers."""
-        values = self.model_dump(mode="json")
-        fields = type(self).model_fields
-        return {name: value for name, value in values.items() if _extra(fields[name])["identity"]}
+        """Return the options that decide what is computed, ready for JSON: those that the hash of a run covers."""
+        return self.model_dump(mode="json", include=set(self.having("identity")))
 
     def hash(self) -> str:
-        """Give a short hash of the effective configuration."""
+        """Return a short hash of the effective configuration."""
         text = json.dumps(self.identity(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+def restate(name: str, default: Any) -> Any:
+    """Declare a common option that has no constraints again, with a method's own default."""
+    common = RunConfig.model_fields[name]
+    return Field(default, description=common.description, json_schema_extra=common.json_schema_extra)
+
+
 @dataclass(frozen=True)
 class Layer:
-    """Values from one origin; a key that is a method's name holds a table of values for that method alone."""
+    """Values from one origin.
+
+    A key that is a method's name holds a table for that method alone, and ``distillation`` a table of such tables.
+    """
 
     origin: str
     values: Mapping[str, Any]
 
-    def flat(self, method: str, methods: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge the method's table over the common values."""
-        common = {key: value for key, value in self.values.items() if key not in methods}
-        own = self.values.get(method, {})
-        if not isinstance(own, Mapping):
-            raise ConfigError(f"{method} = {own!r} in {self.origin}: a table of options is allowed here")
-        return common | dict(own)
+    def table(self, name: str) -> Mapping[str, Any]:
+        """Return a table by its name; an empty one where there is none."""
+        found = self.values.get(name, {})
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"{name} = {found!r} in {self.origin}: a table of options is allowed here")
+        return found
+
+    def flat(self, methods: Collection[str], *tables: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge tables over the common values."""
+        flat = {key: value for key, value in self.values.items() if key not in methods and key != "distillation"}
+        for table in tables:
+            flat |= table
+        return flat
 
 
 @dataclass(frozen=True)
@@ -189,26 +272,46 @@ class Effective:
     origins: dict[str, str] = field(default_factory=dict)
 
 
-def resolve(layers: Sequence[Layer], methods: Mapping[str, type[RunConfig]]) -> Effective:
+@dataclass(frozen=True)
+class Kinds:
+    """The classes of options there are: those of the methods, and what the distillations add."""
+
+    methods: Mapping[str, type[RunConfig]]
+    distillations: Mapping[str, type[BaseModel]]
+
+    def of(self, method: str, distill: str) -> type[RunConfig]:
+        """Return the class of a method with a distillation: its options are there only where it is in use."""
+        return self.methods[method] if distill == "none" else _joined(self.methods[method], self.distillations[distill])
+
+    def owners(self, key: str) -> list[str]:
+        """Name the methods and distillations that have an option."""
+        return [name for name, kind in self.methods.items() if key in kind.model_fields] + [
+            f"the distillation {name}" for name, kind in self.distillations.items() if key in kind.model_fields
+        ]
+
+
+@cache
+def _joined(method: type[RunConfig], distillation: type[BaseModel]) -> type[RunConfig]:
+    return create_model(f"{method.__name__}With{distillation.__name__}", __base__=(distillation, method))
+
+
+def resolve(layers: Sequence[Layer], kinds: Kinds) -> Effective:
     """Merge layers, later ones winning, over the defaults of the method they name, and check the result."""
-    named = [layer for layer in layers if "method" in layer.values]
-    method = named[-1].values["method"] if named else RunConfig.model_fields["method"].default
-    if not isinstance(method, str) or method not in methods:
-        origin = f" ({named[-1].origin})" if named else ""
-        raise ConfigError(f"method = {method!r}{origin}: {', '.join(methods)} are allowed")
-    kind = methods[method]
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(kind.model_fields, "default")
-    for name, info in kind.model_fields.items():
-        common = RunConfig.model_fields.get(name)
-        if name != "method" and (common is None or common.default != info.default):
-            origins[name] = f"default of {method}"
+    method, _ = _last(layers, "method", RunConfig.model_fields["method"].default, kinds.methods)
     for layer in layers:
-        _check_tables(layer, methods)
-        flat = layer.flat(method, methods)
+        _check_tables(layer, kinds)
+    flats = [Layer(layer.origin, layer.flat(kinds.methods, layer.table(method))) for layer in layers]
+    allowed = ["none", *kinds.distillations]
+    distill, _ = _last(flats, "distill", kinds.methods[method].model_fields["distill"].default, allowed)
+    kind = kinds.of(method, distill)
+    values: dict[str, Any] = {}
+    origins = {name: _default_origin(name, info, method, distill) for name, info in kind.model_fields.items()}
+    for layer, common in zip(layers, flats, strict=True):
+        own = layer.table("distillation").get(distill, {})
+        flat = dict(common.values) | dict(own)
         for key in flat:
             if key not in kind.model_fields:
-                raise ConfigError(_unknown(key, layer.origin, method, methods))
+                raise ConfigError(_unknown(key, layer.origin, f"{method} with distill = {distill}", kind, kinds))
         values |= flat
         origins |= dict.fromkeys(flat, layer.origin)
     try:
@@ -217,8 +320,24 @@ def resolve(layers: Sequence[Layer], methods: Mapping[str, type[RunConfig]]) -> 
         raise ConfigError(_explain(error, origins)) from None
 
 
+def _last(layers: Sequence[Layer], key: str, default: str, allowed: Collection[str]) -> tuple[str, str]:
+    """Return what the last layer says of a choice by name, and where it says so."""
+    named = [layer for layer in layers if key in layer.values]
+    value, origin = (named[-1].values[key], f" ({named[-1].origin})") if named else (default, "")
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{key} = {value!r}{origin}: {', '.join(allowed)} are allowed")
+    return value, origin
+
+
+def _default_origin(name: str, info: Any, method: str, distill: str) -> str:
+    common = RunConfig.model_fields.get(name)
+    if name == "method" or (common is not None and common.default == info.default):
+        return "default"
+    return f"default of {distill if _extra(info)['group'] == 'Distillation' else method}"
+
+
 def presets() -> dict[str, str]:
-    """Give the names of the presets in the package, each with its first comment line."""
+    """Return the names of the presets in the package, each with its first comment line."""
     files = (item for item in resources.files("geodl").joinpath("presets").iterdir() if item.name.endswith(".toml"))
     found = {
         item.name.removesuffix(".toml"): item.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for item in files
@@ -247,7 +366,7 @@ def file_layers(path: Path) -> list[Layer]:
 
 
 def groups_of_options(kind: type[RunConfig]) -> dict[str, dict[str, Any]]:
-    """Give the options by group, in the order of their declaration: group -> name -> pydantic's field."""
+    """Return the options by group, in the order of their declaration: group -> name -> pydantic's field."""
     grouped: dict[str, dict[str, Any]] = {}
     for name, info in kind.model_fields.items():
         grouped.setdefault(str(_extra(info)["group"]), {})[name] = info
@@ -255,7 +374,7 @@ def groups_of_options(kind: type[RunConfig]) -> dict[str, dict[str, Any]]:
 
 
 def derive(seed: int, *keys: int | str) -> int:
-    """Give the random key of one purpose: a stable 63-bit hash of the seed and of what it is used for."""
+    """Return the random key of one purpose: a stable 63-bit hash of the seed and of what it is used for."""
     text = "/".join(str(part) for part in (seed, *keys))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -264,20 +383,33 @@ def _extra(info: Any) -> dict[str, Any]:
     return dict(info.json_schema_extra)
 
 
-def _check_tables(layer: Layer, methods: Mapping[str, type[RunConfig]]) -> None:
-    """Refuse unknown keys also in the tables of methods that are not used now."""
-    for method in methods:
-        table = layer.values.get(method, {})
-        for key in table if isinstance(table, Mapping) else ():
-            if key not in methods[method].model_fields:
-                raise ConfigError(_unknown(key, f"{layer.origin}, table {method}", method, methods))
+def _check_tables(layer: Layer, kinds: Kinds) -> None:
+    """Refuse unknown keys also in the tables of methods and distillations that are not used now."""
+    distillations = layer.table("distillation")
+    for name in distillations:
+        if name not in kinds.distillations:
+            raise ConfigError(
+                f"distillation.{name} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
+            )
+    tables = [(name, kind, layer.table(name)) for name, kind in kinds.methods.items()]
+    inner = Layer(f"{layer.origin}, table distillation", distillations)
+    tables += [(name, kind, inner.table(name)) for name, kind in kinds.distillations.items()]
+    for name, kind, table in tables:
+        for key in table:
+            # A method's table may also hold options of the distillation that it is used with.
+            if key not in kind.model_fields and not (name in kinds.methods and _distills(key, kinds)):
+                raise ConfigError(_unknown(key, f"{layer.origin}, table {name}", name, kind, kinds))
 
 
-def _unknown(key: str, origin: str, method: str, methods: Mapping[str, type[RunConfig]]) -> str:
-    owners = [name for name, kind in methods.items() if key in kind.model_fields]
+def _distills(key: str, kinds: Kinds) -> bool:
+    return any(key in kind.model_fields for kind in kinds.distillations.values())
+
+
+def _unknown(key: str, origin: str, user: str, kind: type[BaseModel], kinds: Kinds) -> str:
+    owners = kinds.owners(key)
     if owners:
-        return f"{key} ({origin}): an option of {', '.join(owners)}, not of {method}"
-    close = difflib.get_close_matches(key, [*methods[method].model_fields, "preset"], n=1)
+        return f"{key} ({origin}): an option of {', '.join(owners)}, not of {user}"
+    close = difflib.get_close_matches(key, [*kind.model_fields, "preset"], n=1)
     hint = f"did you mean {close[0]}?" if close else "`geodl config show` lists the options"
     return f"{key} ({origin}): no such option; {hint}"
 

@@ -121,8 +121,8 @@ class LogitDistillation(Distillation):
     class Options(BaseModel):
         """Options of the lwf distillation."""
 
-        lwf_weight: float = option(1.0, "Distillation", "Weight of the lwf distillation.", ge=0)
-        temperature: float = option(2.0, "Distillation", "Temperature of the lwf distillation.", gt=0)
+        lwf_weight: float = option(1.0, "Distillation", "Weight of the lwf distillation.", ge=0, in_model="kept")
+        temperature: float = option(2.0, "Distillation", "Temperature of the lwf distillation.", gt=0, in_model="kept")
 
     def __init__(self, temperature: float = 2.0, group: Group = None, *, base_weight: float = 1.0) -> None:
         super().__init__(group)
@@ -159,10 +159,17 @@ class CosineDistillation(Distillation):
         """Options of the cosine distillation."""
 
         cosine_weight: float = option(
-            5.0, "Distillation", "Weight of the cosine distillation, before the factor sqrt(old/new).", ge=0
+            5.0,
+            "Distillation",
+            "Weight of the cosine distillation, before the factor sqrt(old/new).",
+            ge=0,
+            in_model="kept",
         )
         cosine_features: Literal["pooled", "grid"] = option(
-            "pooled", "Distillation", "What cosine distillation compares: pooled features, or GeoDL's 2 x 2 grid."
+            "pooled",
+            "Distillation",
+            "What cosine distillation compares: pooled features, or GeoDL's 2 x 2 grid.",
+            in_model="kept",
         )
 
     def __init__(
@@ -207,13 +214,24 @@ class GeodesicDistillation(Distillation):
         """Options of the geodesic distillation."""
 
         geodesic_weight: float = option(
-            6.0, "Distillation", "Weight of the geodesic distillation, before the factor sqrt(old/new).", ge=0
+            6.0,
+            "Distillation",
+            "Weight of the geodesic distillation, before the factor sqrt(old/new).",
+            ge=0,
+            in_model="kept",
         )
-        subspace_dim: int = option(127, "Distillation", "Dimension n of the subspaces.", ge=1)
-        through_flow: bool = option(False, "Distillation", "Differentiate through the geodesic flow too.")
-        center: bool = option(True, "Distillation", "Find the subspaces about the mean of the batch.")
+        subspace_dim: int = option(
+            127, "Distillation", "Dimension n of the subspaces.", ge=1, in_model="kept", in_grid=True
+        )
+        through_flow: bool = option(
+            False, "Distillation", "Differentiate through the geodesic flow too.", in_model="kept"
+        )
+        center: bool = option(True, "Distillation", "Find the subspaces about the mean of the batch.", in_model="kept")
         geodesic_distance: Literal["cosine", "squared"] = option(
-            "cosine", "Distillation", "1 - cos of the projected rows, or the squared distance of unit rows."
+            "cosine",
+            "Distillation",
+            "1 - cos of the projected rows, or the squared distance of unit rows.",
+            in_model="kept",
         )
 
     def __init__(

@@ -27,7 +27,7 @@ def quota(classes: int, exemplars: int, budget: Budget) -> int:
         return exemplars
     if budget == "total":
         return exemplars // max(classes, 1)
-    raise ConfigError(f"budget = {budget!r}: allowed are 'per_class' and 'total'")
+    raise ConfigError(f"memory_budget = {budget!r}: allowed are 'per_class' and 'total'")
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,16 @@ class Memory:
 
     images: the exemplars, sorted by class and within a class by rank; None when there are none.
     held:   images held out for a bias correction (BiC), never trained on; None when there are none.
-    means:  (C, d) stored class means of honest AME; None when they are not kept.
-    embed:  whether image files are stored as their bytes or as references with content hashes.
+    means:  (C, d) class means of all samples, moved by drift since (NCM); None before the first class is learned.
+    exemplar_means: (C, d) class means of the exemplars under the present network (k-NME); None when there are none.
+    store_images: whether image files are stored as their bytes or as references with content hashes.
     """
 
     images: Images | None = None
     held: Images | None = None
     means: Tensor | None = None
-    embed: bool = True
-
-    @classmethod
-    def empty(cls, *, embed: bool = True) -> "Memory":
-        """Return the memory before the first class is learned."""
-        return cls(embed=embed)
+    exemplar_means: Tensor | None = None
+    store_images: bool = True
 
     def per_class(self) -> dict[int, int]:
         """Count the exemplars: class -> number, for the classes that have any."""
@@ -99,14 +96,27 @@ class Memory:
         parts = [part for part in (held, images.select(chosen)) if part is not None and len(part)]
         return images.select(~chosen), replace(self, held=concat(parts) if parts else None)
 
+    def without(self, gone: int) -> "Memory":
+        """Return the memory without a class; those after it move up."""
+
+        def rest(images: Images | None) -> Images | None:
+            return None if images is None else without_class(images, gone)
+
+        def rows(means: Tensor | None) -> Tensor | None:
+            return None if means is None else torch.cat([means[:gone], means[gone + 1 :]])
+
+        parts = {"means": rows(self.means), "exemplar_means": rows(self.exemplar_means)}
+        return replace(self, images=rest(self.images), held=rest(self.held), **parts)
+
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all that is kept as named tensors, ready for a safetensors file."""
-        tensors = {"embed": torch.tensor(self.embed)}
-        if self.means is not None:
-            tensors["means"] = self.means
+        tensors = {"store_images": torch.tensor(self.store_images)}
+        for name in ("means", "exemplar_means"):
+            if (mean := getattr(self, name)) is not None:
+                tensors[name] = mean
         for name, images in (("images", self.images), ("held", self.held)):
             if images is not None:
-                parts = to_tensors(images, embed=self.embed)
+                parts = to_tensors(images, store_images=self.store_images)
                 tensors.update({f"{name}.{key}": tensor for key, tensor in parts.items()})
         return tensors
 
@@ -119,7 +129,14 @@ class Memory:
             parts = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
             return from_tensors(parts) if parts else None
 
-        return cls(images("images"), images("held"), tensors.get("means"), bool(tensors["embed"]))
+        means, exemplar_means = tensors.get("means"), tensors.get("exemplar_means")
+        return cls(images("images"), images("held"), means, exemplar_means, bool(tensors["store_images"]))
+
+
+def without_class(images: Images, gone: int) -> Images | None:
+    """Leave out the images of a class and close the gap in the labels; None where nothing is left."""
+    rest = images.select(images.labels != gone)
+    return replace(rest, labels=rest.labels - (rest.labels > gone).long(), names=()) if len(rest) else None
 
 
 def _take(images: Images, rows: Sequence[Tensor]) -> Images:

@@ -1,9 +1,10 @@
 """The figures of a run: accuracy per phase, forgetting, transfer, all in % and in float64."""
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,12 +12,83 @@ from torch import Tensor
 from geodl.errors import DataError
 
 
-def confusion(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
-    """Count pairs of true class and prediction: labels, predictions (N,) -> (classes, classes) int64, true class first."""
-    for name, values in (("label", labels), ("prediction", predictions)):
-        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < classes:
-            raise DataError(f"{name}s from {int(values.min())} to {int(values.max())}: allowed are 0 to {classes - 1}")
-    return torch.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
+@dataclass(frozen=True)
+class Confusion:
+    """How often each class is taken for each.
+
+    counts:  (C, C) int64, the true class first.
+    classes: the names of the C classes, in the order in which they were learned.
+    """
+
+    counts: Tensor
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, labels: Tensor, predictions: Tensor, classes: Sequence[str]) -> Self:
+        """Count pairs of true class and prediction: labels, predictions (N,)."""
+        size = len(classes)
+        for name, values in (("label", labels), ("prediction", predictions)):
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < size:
+                raise DataError(f"{name}s from {int(values.min())} to {int(values.max())}: allowed are 0 to {size - 1}")
+        counts = torch.bincount(labels * size + predictions, minlength=size * size).reshape(size, size)
+        return cls(counts, tuple(classes))
+
+    @property
+    def images(self) -> int:
+        """The number of images."""
+        return int(self.counts.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy in % on all images; nan where there are none."""
+        return self.rate(range(len(self.classes)))
+
+    @property
+    def per_class(self) -> dict[str, float]:
+        """The accuracy in % on each class; nan for a class without images."""
+        return {name: self.rate([i]) for i, name in enumerate(self.classes)}
+
+    def rate(self, classes: Iterable[int]) -> float:
+        """Return the accuracy in % on the images of some classes, by position; nan where there are none."""
+        rows = list(classes)
+        total = int(self.counts[rows].sum())
+        return 100 * int(self.counts.diagonal()[rows].sum()) / total if total else math.nan
+
+    def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
+        """Return the confusions that occur, as (true class, prediction, count), the most frequent first."""
+        wrong = self.counts.clone().fill_diagonal_(0)
+        found = [(int(i), int(j), int(wrong[i, j])) for i, j in wrong.nonzero()]
+        return sorted(found, key=lambda each: -each[2])[:most]
+
+    def without(self, gone: int) -> "Confusion":
+        """Return the counts without a class: its images, and those that were taken for it, are no longer counted."""
+        rest = [i for i in range(len(self.classes)) if i != gone]
+        return Confusion(self.counts[rest][:, rest], tuple(self.classes[i] for i in rest))
+
+    def to_json(self) -> list[list[int]]:
+        """Return [true, predicted, count] of the counts that are not 0."""
+        return [[int(i), int(j), int(self.counts[i, j])] for i, j in self.counts.nonzero()]
+
+    @classmethod
+    def from_json(cls, entries: Sequence[Sequence[int]], classes: Sequence[str]) -> Self:
+        """Undo `to_json`."""
+        counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
+        for true, predicted, count in entries:
+            counts[true, predicted] = count
+        return cls(counts, tuple(classes))
+
+
+def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> dict[str, Any]:
+    """Return what metrics.json holds of a phase: counts and figures alone, so that equal runs have equal bytes."""
+    classes = next(iter(confusions.values())).classes
+    counts = {name: confusion.to_json() for name, confusion in confusions.items()}
+    accuracy = {name: finite(confusion.accuracy) for name, confusion in confusions.items()}
+    return {"phase": phase, "classes": list(classes), "accuracy": accuracy, "confusions": counts, **more}
+
+
+def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
+    """Return the confusions in a metrics.json, by classifier."""
+    return {name: Confusion.from_json(entries, metrics["classes"]) for name, entries in metrics["confusions"].items()}
 
 
 @dataclass(frozen=True)
@@ -24,41 +96,47 @@ class Trajectory:
     """What one classifier could do after each phase.
 
     groups:     the classes (positions in the learning order) that each phase adds; of any sizes.
-    confusions: one (C, C) matrix for each phase done, over the test images of the classes seen by then; C may grow.
-    classes:    the names of the classes in the learning order.
+    confusions: one for each phase done, over the test images of the classes seen by then.
     """
 
     groups: Sequence[Sequence[int]]
-    confusions: Sequence[Tensor]
-    classes: Sequence[str]
+    confusions: Sequence[Confusion]
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.confusions) <= len(self.groups):
             raise DataError(f"{len(self.confusions)} phases evaluated: allowed are 1 to {len(self.groups)}")
-        for phase, counts in enumerate(self.confusions):
-            if len(counts) <= max(self._seen(phase)):
+        for phase, found in enumerate(self.confusions):
+            if len(found.classes) <= max(self._seen(phase)):
                 raise DataError(f"the confusion matrix of phase {phase} lacks class {max(self._seen(phase))}")
+
+    @classmethod
+    def of(cls, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
+        """Return the trajectory of every classifier that all of these metrics.json have, one for each phase."""
+        sizes = [0, *(len(each["classes"]) for each in metrics)]
+        groups = [range(*pair) for pair in itertools.pairwise(sizes)]
+        phases = [confusions_of(each) for each in metrics]
+        names = [name for name in (phases[-1] if phases else ()) if all(name in phase for phase in phases)]
+        return {name: cls(groups, [phase[name] for phase in phases]) for name in names}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes of the last phase, in the learning order."""
+        return self.confusions[-1].classes
 
     def _seen(self, phase: int) -> list[int]:
         return [c for group in self.groups[: phase + 1] for c in group]
 
-    def _rate(self, phase: int, classes: Sequence[int]) -> float:
-        """Return the accuracy in % of a phase's model on some classes' test images; nan where there are none."""
-        rows = self.confusions[phase][list(classes)]
-        total = int(rows.sum())
-        return 100 * int(self.confusions[phase].diagonal()[list(classes)].sum()) / total if total else math.nan
-
     @property
     def accuracy(self) -> list[float]:
         """A_t: the accuracy on all classes seen up to each phase t."""
-        return [self._rate(t, self._seen(t)) for t in range(len(self.confusions))]
+        return [self.confusions[t].rate(self._seen(t)) for t in range(len(self.confusions))]
 
     @property
     def matrix(self) -> list[list[float]]:
         """Group x phase accuracies; nan before the group is learned."""
         phases = range(len(self.confusions))
         return [
-            [self._rate(t, group) if t >= g else math.nan for t in phases]
+            [self.confusions[t].rate(group) if t >= g else math.nan for t in phases]
             for g, group in enumerate(self.groups[: len(self.confusions)])
         ]
 
@@ -66,7 +144,7 @@ class Trajectory:
     def per_class(self) -> list[float]:
         """The last model's accuracy on each class seen, in the learning order; nan without test images."""
         last = len(self.confusions) - 1
-        return [self._rate(last, [c]) for c in sorted(self._seen(last))]
+        return [self.confusions[last].rate([c]) for c in sorted(self._seen(last))]
 
     @property
     def average(self) -> float | None:
@@ -97,15 +175,15 @@ class Trajectory:
         """Return everything by name, ready for JSON: classes by their names, None where there is no number."""
         seen = sorted(self._seen(len(self.confusions) - 1))
         return {
-            "accuracy": _json(self.accuracy),
+            "accuracy": _numbers(self.accuracy),
             "average": self.average,
             "average_incremental": self.average_incremental,
             "forgetting": self.forgetting,
             "mean_forgetting": self.mean_forgetting,
             "backward_transfer": self.backward_transfer,
             "groups": [[self.classes[c] for c in group] for group in self.groups[: len(self.confusions)]],
-            "matrix": [_json(row) for row in self.matrix],
-            "per_class": dict(zip((self.classes[c] for c in seen), _json(self.per_class), strict=True)),
+            "matrix": [_numbers(row) for row in self.matrix],
+            "per_class": dict(zip((self.classes[c] for c in seen), _numbers(self.per_class), strict=True)),
         }
 
 
@@ -115,19 +193,10 @@ def _mean(values: Iterable[float]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _json(values: Sequence[float]) -> list[float | None]:
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    return [finite(value) for value in values]
+
+
+def finite(value: float) -> float | None:
     """Replace nan, which JSON does not know, by None."""
-    return [None if math.isnan(value) else value for value in values]
-
-
-def sparse(matrix: Tensor) -> list[list[int]]:
-    """Give a confusion matrix as [true, predicted, count] for the counts that are not 0."""
-    return [[int(i), int(j), int(matrix[i, j])] for i, j in matrix.nonzero()]
-
-
-def dense(entries: list[list[int]], classes: int) -> Tensor:
-    """Give back the (C, C) confusion matrix that ``sparse`` wrote."""
-    matrix = torch.zeros(classes, classes, dtype=torch.int64)
-    for true, predicted, count in entries:
-        matrix[true, predicted] = count
-    return matrix
+    return None if math.isnan(value) else value

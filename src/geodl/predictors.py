@@ -12,7 +12,13 @@ from geodl.herding import unit
 from geodl.nets import Network
 
 # The classifiers, as tables and figures name them. AME needs the old classes' data, which a real learner has thrown away.
-CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)", "honest_ame": "honest AME"}
+CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)", "ncm": "NCM (SDC)"}
+
+
+def default_classifier(names: Iterable[str]) -> str:
+    """Return the classifier to use, or to show where there is room for one, of those there are: no oracle."""
+    return next(name for name in ("nme", "ncm", "cnn") if name in names)
+
 
 # The weights of a drift are formed for at most this many (sample, class) pairs at a time.
 PAIRS = 1 << 22

@@ -132,7 +132,7 @@ _COMMANDS = [
         RESEARCH,
         "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to table4, init10, "
         "fig-phases, fig-classifiers, fig-cca, time-memory, or all. Complete runs are not run again.",
-        "geodl reproduce table1 --budget smoke --runs 1",
+        "geodl reproduce table1 --length smoke --runs 1",
     ),
     (
         "results add",

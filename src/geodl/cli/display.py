@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -13,6 +13,17 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from geodl.events import (
+    BaseCached,
+    EpochEnded,
+    Event,
+    PhaseEvaluated,
+    PhaseStarted,
+    RunStarted,
+    StageStarted,
+    StepTaken,
+)
+from geodl.metrics import Trajectory, confusions_of, finite
 from geodl.predictors import CLASSIFIERS
 
 
@@ -74,8 +85,9 @@ class Watch:
         self.quiet = quiet
         self.bar = progress_bar(console, hidden=quiet or not console.is_terminal)
         self._task: Any = None
-        self._work: list[int] = []
-        self._stage: dict[str, Any] = {}
+        self._work: Sequence[int] = []
+        self._base = 0
+        self.stage = StageStarted(0, "", 1, 1, 0)
 
     @contextmanager
     def shown(self) -> Iterator["Watch"]:
@@ -83,84 +95,100 @@ class Watch:
         with self.bar:
             yield self
 
-    def __call__(self, kind: str, **fields: Any) -> None:
+    def __call__(self, event: Event) -> None:
         """Hear what happens."""
-        if not self.quiet:
-            getattr(self, f"_on_{kind}", lambda **_: None)(**fields)
+        if self.quiet:
+            return
+        match event:
+            case RunStarted():
+                self._started(event)
+            case PhaseStarted():
+                names = event.classes
+                shown = ", ".join(names[:8]) + (f", ... ({len(names)} classes)" if len(names) > 8 else "")
+                say(f"  phase {event.phase}: {shown} ({event.images} images)")
+            case BaseCached():
+                say("    trained before with the same options: taken from the cache")
+            case StageStarted():
+                self.stage = event
+                if 0 < event.epoch < event.epochs:
+                    say(f"    going on with epoch {event.epoch + 1} of {event.epochs}")
+            case StepTaken():
+                self._step(event)
+            case EpochEnded():
+                long = self._work[event.phase] > 50_000
+                if long and event.stage == "train" and not console.is_terminal:
+                    say(f"    epoch {event.epoch}/{event.epochs}: loss {event.loss:.3f}, {event.rate:.0f} images/s")
+            case PhaseEvaluated():
+                self._evaluated(event)
 
-    def _on_run(self, directory: str, scenario: Any, done: int, total: int, work: list[int], **_: Any) -> None:
-        self._work = work
-        sizes = [len(group) for group in scenario.groups]
+    def _started(self, event: RunStarted) -> None:
+        self._work, sizes = event.work, event.sizes
+        self._base = sizes[0]
         say(Text(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
-        if done == total:
-            say(f"  complete already: {directory}")
-        elif done:
-            say(f"  going on with phase {done} of {total - 1}: {directory}")
-        self._task = self.bar.add_task("  starting", total=sum(work), completed=sum(work[:done]), state="")
+        if event.done == len(sizes):
+            say(f"  complete already: {event.directory}")
+        elif event.done:
+            say(f"  going on with phase {event.done} of {len(sizes) - 1}: {event.directory}")
+        done = sum(self._work[: event.done])
+        self._task = self.bar.add_task("  starting", total=sum(self._work), completed=done, state="")
 
-    def _on_phase(self, phase: int, classes: list[str], images: int, **_: Any) -> None:
-        shown = ", ".join(classes[:8]) + (f", ... ({len(classes)} classes)" if len(classes) > 8 else "")
-        say(f"  phase {phase}: {shown} ({images} images)")
-
-    def _on_stage(self, **fields: Any) -> None:
-        self._stage = fields
-        if fields["epoch"] and fields["epoch"] < fields["epochs"]:
-            say(f"    going on with epoch {fields['epoch'] + 1} of {fields['epochs']}")
-
-    def _on_cached(self, phase: int, **_: Any) -> None:
-        say("    trained before with the same options: taken from the cache")
-
-    def _on_step(self, phase: int, stage: str, epoch: int, step: int, loss: float, rate: float, **_: Any) -> None:
-        steps = self._stage["steps"]
-        part = (epoch * steps + step) / (self._stage["epochs"] * steps)
+    def _step(self, event: StepTaken) -> None:
         # Further stages are short: the bar waits at the end of the phase while they run.
-        done = sum(self._work[:phase]) + self._work[phase] * (part if stage == "train" else 1.0)
-        state = f"epoch {epoch + 1}/{self._stage['epochs']}  loss {loss:.3f}  {rate:.0f} images/s"
-        self.bar.update(self._task, completed=done, description=f"  phase {phase} {stage}", state=state)
+        part = part_of(event, self.stage) if event.stage == "train" else 1.0
+        done = sum(self._work[: event.phase]) + self._work[event.phase] * part
+        state = f"epoch {event.epoch + 1}/{self.stage.epochs}  loss {event.loss:.3f}  {event.rate:.0f} images/s"
+        self.bar.update(self._task, completed=done, description=f"  phase {event.phase} {event.stage}", state=state)
 
-    def _on_epoch(self, phase: int, stage: str, epoch: int, epochs: int, loss: float, rate: float, **_: Any) -> None:
-        long = self._work[phase] > 50_000
-        if long and stage == "train" and not console.is_terminal:
-            say(f"    epoch {epoch}/{epochs}: loss {loss:.3f}, {rate:.0f} images/s")
+    def _evaluated(self, event: PhaseEvaluated) -> None:
+        found = confusions_of(event.metrics)
+        shown = {CLASSIFIERS[name]: found[name] for name in HONEST if name in found}
+        everything = ", ".join(f"{name} {_number(finite(each.accuracy))}" for name, each in shown.items())
+        base = ", ".join(f"{name} {_number(finite(each.rate(range(self._base))))}" for name, each in shown.items())
+        say(
+            f"    accuracy (%) on all {len(event.metrics['classes'])} classes: {everything}; on the base classes: {base}"
+        )
 
-    def _on_evaluated(self, phase: int, metrics: dict[str, Any], **_: Any) -> None:
-        shown = {CLASSIFIERS[name]: metrics["results"][name] for name in HONEST if name in metrics["results"]}
-        everything = ", ".join(f"{name} {_number(result['accuracy'][-1])}" for name, result in shown.items())
-        base = ", ".join(f"{name} {_number(result['matrix'][0][-1])}" for name, result in shown.items())
-        say(f"    % right on all {len(metrics['classes'])} classes: {everything}; on the base classes: {base}")
+
+def part_of(event: StepTaken, stage: StageStarted) -> float:
+    """Return which part of a stage is over after a step."""
+    return (event.epoch * stage.steps + event.step) / (stage.epochs * stage.steps)
 
 
 HONEST = ("cnn", "nme")
 """The classifiers that a line has room for: those that need neither old data nor stored means."""
 
 
-def comparison_table(title: str, rows: dict[str, dict[str, Any]]) -> Table:
-    """Give a table of several runs: row name -> metrics of the last phase."""
+Results = Mapping[str, Trajectory]
+"""What each classifier could do after each phase."""
+
+
+def comparison_table(title: str, rows: Mapping[str, Results]) -> Table:
+    """Return a table of several runs, by the name of the row."""
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("method", no_wrap=True)
     for name in HONEST:
         for column in ("average", "final", "forgetting"):
             table.add_column(f"{CLASSIFIERS[name]}\n{column}", justify="right", no_wrap=True)
-    for row, metrics in rows.items():
-        table.add_row(Text(row), *(cell for name in HONEST for cell in _cells(metrics["results"].get(name))))
+    for row, results in rows.items():
+        table.add_row(Text(row), *(cell for name in HONEST for cell in _cells(results.get(name))))
     return table
 
 
-def result_table(title: str, metrics: dict[str, Any]) -> Table:
-    """Give a table of one run: its classifiers, with the metrics of the last phase."""
+def result_table(title: str, results: Results) -> Table:
+    """Return a table of one run: a row a classifier."""
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("classifier", no_wrap=True)
     for column in ("average", "final", "forgetting"):
         table.add_column(column, justify="right")
     for name, title in CLASSIFIERS.items():
-        if name in metrics["results"]:
-            table.add_row(title, *_cells(metrics["results"][name]))
+        if name in results:
+            table.add_row(title, *_cells(results[name]))
     return table
 
 
-def _cells(result: dict[str, Any] | None) -> list[str]:
-    """Give the paper's average, the last accuracy and the paper's forgetting."""
-    values = (result["average"], result["accuracy"][-1], result["forgetting"]) if result else (None, None, None)
+def _cells(result: Trajectory | None) -> list[str]:
+    """Return the paper's average, the last accuracy and the paper's forgetting."""
+    values = (result.average, finite(result.accuracy[-1]), result.forgetting) if result else (None, None, None)
     return [_number(value) for value in values]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from cyclopts import Group, Parameter
 
 from geodl.config import Effective, Layer, RunConfig, file_layers, groups_of_options, preset_layer
-from geodl.methods import METHODS, configure
+from geodl.methods import configure, kinds
 
 
 def _flag(name: str, info: Any, group: Group, owners: Sequence[str]) -> tuple[str, Any, Any]:
@@ -36,11 +36,9 @@ def _default(name: str, info: Any) -> str:
     """Show a default, and those of the methods that have their own."""
     common = _text(info.default)
     own = {
-        method: _text(kind.Config.model_fields[name].default)
-        for method, kind in METHODS.items()
-        if name in RunConfig.model_fields
-        and name != "method"
-        and kind.Config.model_fields[name].default != info.default
+        method: _text(kind.model_fields[name].default)
+        for method, kind in kinds().methods.items()
+        if name in RunConfig.model_fields and name != "method" and kind.model_fields[name].default != info.default
     }
     return "; ".join([common, *(f"{method}: {value}" for method, value in own.items())]) if common or own else ""
 
@@ -52,18 +50,22 @@ def _text(value: Any) -> str:
 
 
 def _declare() -> type[Any]:
-    """Make the class of all flags: the common ones by group, then the methods' own."""
+    """Make the class of all flags: the common ones by group, then those of single methods and distillations."""
     flags = []
     for number, (title, options) in enumerate(groups_of_options(RunConfig).items()):
         group = Group(title, sort_key=10 + number)
         flags += [_flag(name, info, group, ()) for name, info in options.items()]
-    group = Group("Options of single methods", sort_key=30)
-    own: dict[str, tuple[Any, list[str]]] = {}
-    for method, kind in METHODS.items():
-        for name, info in kind.Config.model_fields.items():
-            if name not in RunConfig.model_fields:
-                own.setdefault(name, (info, []))[1].append(method)
-    flags += [_flag(name, info, group, owners) for name, (info, owners) in own.items()]
+    known = kinds()
+    for number, (title, owners) in enumerate(
+        (("Options of single methods", known.methods), ("Options of single distillations", known.distillations))
+    ):
+        own: dict[str, tuple[Any, list[str]]] = {}
+        for owner, kind in owners.items():
+            for name, info in kind.model_fields.items():
+                if name not in RunConfig.model_fields:
+                    own.setdefault(name, (info, []))[1].append(owner)
+        group = Group(title, sort_key=30 + number)
+        flags += [_flag(name, info, group, names) for name, (info, names) in own.items()]
     made = make_dataclass("Flags", flags, frozen=True)
     made.__module__ = __name__  # where the command-line library looks for what the annotations mean
     return made
@@ -98,15 +100,15 @@ def effective(common: Common, flags: Any, **more: Any) -> Effective:
 
 def _parse(key: str, value: Any) -> Any:
     """Split lists: ``0.5,0.75``; groups of named classes: ``cat,dog;bird,fish``."""
-    kinds = {part for method in METHODS.values() for part in _kinds(method.Config, key)}
-    if not isinstance(value, str) or tuple not in kinds:
+    allowed = {part for config in kinds().methods.values() for part in _types(config, key)}
+    if not isinstance(value, str) or tuple not in allowed:
         return value
     if ";" in value:
         return [group.split(",") for group in value.split(";")]
-    return value.split(",") if "," in value or str not in kinds else value
+    return value.split(",") if "," in value or str not in allowed else value
 
 
-def _kinds(config: type[RunConfig], key: str) -> set[Any]:
+def _types(config: type[RunConfig], key: str) -> set[Any]:
     if key not in config.model_fields:
         return set()
     kind = config.model_fields[key].annotation

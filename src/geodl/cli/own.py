@@ -19,9 +19,9 @@ from geodl.cli.own_display import (
     count_steps,
     csv_predictions,
     line,
-    looking,
     percent,
     plain_table,
+    predicting,
     say_classes,
     say_confusion,
     say_history,
@@ -44,14 +44,17 @@ Model = Annotated[Path, Parameter(help="The model's directory.")]
 Folder = Annotated[Path, Parameter(help="A folder with one folder of images for each class.")]
 Strict = Annotated[
     bool,
-    Parameter(help="Stop at the first file that cannot be used, instead of leaving it out.", negative=(), group=_HOW),
+    Parameter(help="Stop at the first file that cannot be used, instead of skipping it.", negative=(), group=_HOW),
 ]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=(), group=_HOW)]
 Csv = Annotated[bool, Parameter(name="--csv", help="Print CSV.", negative=(), group=_HOW)]
 Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print the result alone.", negative=(), group=_HOW)]
 Classifier = Annotated[
-    Literal["nme", "cnn"],
-    Parameter(help="nme: the class whose mean is nearest; cnn: the network's own output.", group=_HOW),
+    Literal["nme", "ncm", "cnn"] | None,
+    Parameter(
+        help="nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's own output; unset: the best there is.",
+        group=_HOW,
+    ),
 ]
 Device = Literal["auto", "cpu", "cuda"]
 Accelerator = Annotated[Device, Parameter(help="Where the network runs.", group=_MACHINE)]
@@ -73,13 +76,13 @@ class LearnFlags:
     weights: Annotated[Path | None, _choice("Begin with the weights in this safetensors file.")] = None
     image_size: Annotated[int | None, _choice("Side of the squares, in pixels, that the network sees.")] = None
     flip: Annotated[bool | None, _choice("Learn mirrored images too; not for text, signs or left and right.")] = None
-    epochs: Annotated[int | None, _choice("How often training goes through all the images.")] = None
+    epochs: Annotated[int | None, _choice("Epochs: how often training goes through all the images.")] = None
     batch_size: Annotated[int | None, _choice("Images in one training step.")] = None
     lr: Annotated[float | None, _choice("Learning rate, at its highest.")] = None
     exemplars: Annotated[int | None, _choice("Images to keep in the model, so that old classes are not forgotten.")] = (
         None
     )
-    budget: Annotated[
+    memory_budget: Annotated[
         Literal["per_class", "total"] | None, _choice("Whether --exemplars counts for each class or in total.")
     ] = None
     seed: Annotated[int | None, _choice("Another number gives another, equally good model.")] = None
@@ -131,7 +134,7 @@ def predict(
     /,
     *,
     top: Annotated[int, Parameter(help="Show so many of the likeliest classes.", group=_HOW)] = 1,
-    classifier: Classifier = "nme",
+    classifier: Classifier = None,
     strict: Strict = False,
     as_json: Json = False,
     as_csv: Csv = False,
@@ -145,7 +148,7 @@ def predict(
     """
     if as_json and as_csv:
         raise ConfigError("--json and --csv: one of them, not both")
-    with looking() as listener:
+    with predicting() as listener:
         found = IncrementalClassifier(model).predict(
             images,
             classifier=classifier,
@@ -179,20 +182,20 @@ def evaluate(
     images: Folder,
     /,
     *,
-    classifier: Classifier = "nme",
+    classifier: Classifier = None,
     strict: Strict = False,
     as_json: Json = False,
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
     """Say how good the model is on images whose classes you know, none of which it has learned."""
-    with looking() as listener:
+    with predicting() as listener:
         found = IncrementalClassifier(model).evaluate(
             images, classifier=classifier, strict=strict, accelerator=accelerator, workers=workers, listener=listener
         )
     if as_json:
-        ready = {"confusion": found.confusion.tolist(), "skipped": skipped_json(found.skipped)}
-        print(json.dumps(vars(found) | ready, ensure_ascii=False))
+        ready = {"classes": found.confusion.classes, "confusion": found.confusion.counts.tolist()}
+        print(json.dumps(vars(found) | ready | {"skipped": skipped_json(found.skipped)}, ensure_ascii=False))
         return
     say_skipped(found.skipped)
     line(f"accuracy: {found.accuracy:.1f} % of {found.images} images", "bold")
@@ -217,13 +220,13 @@ def info(
     line(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count_steps(facts)}", "bold")
     if facts["unfinished"]:
         line("a learn step was stopped; the same learn command goes on with it", "yellow")
-    table = plain_table("class", "step", "learned", ">images seen", ">kept", ">to check with", ">recognised")
+    table = plain_table("class", "step", "learned", ">images seen", ">kept", ">for validation", ">accuracy")
     for each in facts["classes"][:SHOWN]:
         table.add_row(
             Text(each["name"]),
             str(each["step"]),
             when(each["learned"]),
-            *(str(each[key]) for key in ("images", "exemplars", "checks")),
+            *(str(each[key]) for key in ("images", "exemplars", "validation")),
             percent(each["accuracy"]),
         )
     console.print(table)

@@ -3,7 +3,7 @@
 import csv as csv_format
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -12,14 +12,27 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from geodl.classifier import Evaluation, Listener, Predictions
-from geodl.cli.display import console, errors, progress_bar
+from geodl.app.choices import VALIDATION
+from geodl.classifier import Evaluation
+from geodl.cli.display import console, errors, part_of, progress_bar
+from geodl.data.intake import Problems
+from geodl.events import (
+    EpochEnded,
+    Event,
+    ImagesPredicted,
+    ImagesRead,
+    IntakeDone,
+    Listener,
+    OptionsChosen,
+    StageStarted,
+    StepContinued,
+    StepTaken,
+)
 from geodl.files import readable
-from geodl.own.choices import VALIDATION
-from geodl.own.intake import Problems
+from geodl.predicting import Predictions
 
 SECONDS = 30.0  # between two signs of life in a log
-SHOWN = 20  # lines of what was left out, of classes, of confusions; --json has all
+SHOWN = 20  # lines of what was skipped, of classes, of confusions; --json has all
 
 
 class LearnWatch:
@@ -27,72 +40,63 @@ class LearnWatch:
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
-        self._epochs, self._steps = 1, 1
+        self._stage = StageStarted(0, "", 1, 1, 0)
         self._reading: Any = None
         self._task: Any = None
         self._said = time.monotonic()
         self.progress = progress_bar(console)
         self.bar: Any = self.progress if console.is_terminal and not quiet else nullcontext()
 
-    def __call__(self, kind: str, **fields: Any) -> None:
+    def __call__(self, event: Event) -> None:
         """Hear what happens."""
-        if not self.quiet:
-            getattr(self, f"_on_{kind}", lambda **_: None)(**fields)
+        if self.quiet:
+            return
+        match event:
+            case ImagesRead():
+                if self._reading is None:
+                    self._reading = self.progress.add_task("  reading", total=event.total, state="")
+                self.progress.update(self._reading, completed=event.done, visible=event.done < event.total)
+            case IntakeDone():
+                say_skipped(event.skipped)
+                what = f"{count(event.images, 'image')} of {count(event.classes, 'class')}"
+                line(f"{event.title}: {what}, typically {event.side} pixels a side", "bold")
+            case OptionsChosen():
+                self._chosen(event)
+            case StepContinued():
+                line(f"going on where it was stopped: {count(event.epoch, 'epoch')} done")
+            case StageStarted():
+                self._stage = event
+                self._task = self.progress.add_task("  learning", total=1.0, state="")
+            case StepTaken():
+                state = f"epoch {event.epoch + 1}/{self._stage.epochs}, {event.rate:.0f} images/s"
+                self.progress.update(self._task, completed=part_of(event, self._stage), state=state)
+            case EpochEnded():
+                if not console.is_terminal and time.monotonic() - self._said > SECONDS:  # a log wants a sign of life
+                    line(f"  epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
+                    self._said = time.monotonic()
 
-    def _on_reading(self, done: int, total: int) -> None:
-        if self._reading is None:
-            self._reading = self.progress.add_task("  reading", total=total, state="")
-        self.progress.update(self._reading, completed=done, visible=done < total)
-
-    def _on_read(self, intake: Any, skipped: Problems, images: int, side: int) -> None:
-        say_skipped(skipped)
-        line(
-            f"{intake.title}: {count(images, 'image')} of {count(len(intake.classes), 'class')}, typically {side} pixels a side",
-            "bold",
-        )
-
-    def _on_chosen(self, choices: list[Any]) -> None:
+    def _chosen(self, event: OptionsChosen) -> None:
         line("chosen, unless you set it otherwise:")
         table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(style="dim")
-        for choice in choices:
-            table.add_row(f"  {choice.option}", Text(choice.value), Text(choice.why))
+        for option, value, why in event.choices:
+            table.add_row(f"  {option}", Text(value), Text(why))
         console.print(table)
-
-    def _on_continued(self, epoch: int) -> None:
-        line(f"going on where it was stopped: {epoch} times through the images are done")
-
-    def _on_stage(self, epochs: int, steps: int, **_: Any) -> None:
-        self._epochs, self._steps = epochs, steps
-        self._task = self.progress.add_task("  learning", total=epochs * steps, state="")
-
-    def _on_step(self, epoch: int, step: int, rate: float, **_: Any) -> None:
-        if self._task is not None:
-            self.progress.update(
-                self._task,
-                completed=epoch * self._steps + step,
-                state=f"{epoch + 1}/{self._epochs}, {rate:.0f} images/s",
-            )
-
-    def _on_epoch(self, epoch: int, epochs: int, rate: float, **_: Any) -> None:
-        if not console.is_terminal and time.monotonic() - self._said > SECONDS:  # a log wants a sign of life, no more
-            line(f"  {epoch} of {epochs} times through the images, {rate:.0f} images/s")
-            self._said = time.monotonic()
 
 
 @contextmanager
-def looking() -> Iterator[Listener]:
-    """Give a listener that shows, on a terminal, how many images were looked at; what is printed stays free of it."""
+def predicting() -> Iterator[Listener]:
+    """Yield a listener that shows, on a terminal, how many images were predicted; what is printed stays free of it."""
     with progress_bar(errors) if errors.is_terminal else nullcontext() as bar:
         task: Any = None
 
-        def listener(kind: str, *, done: int, total: int) -> None:
+        def listener(event: Event) -> None:
             nonlocal task
-            if bar is not None:
-                task = bar.add_task("  looking", total=total, state="") if task is None else task
-                bar.advance(task, done)
+            if bar is not None and isinstance(event, ImagesPredicted):
+                task = bar.add_task("  predicting", total=event.total, state="") if task is None else task
+                bar.advance(task, event.images)
 
         yield listener
 
@@ -104,7 +108,7 @@ def line(text: str, style: str = "") -> None:
 
 def percent(value: float | None) -> str:
     """Write an accuracy."""
-    return "not checked" if value is None else f"{value:.1f} %"
+    return "not measured" if value is None else f"{value:.1f} %"
 
 
 def plain_table(*columns: str) -> Table:
@@ -121,12 +125,12 @@ def say_more(count: int, what: str) -> None:
         line(f"and {count - SHOWN} more {what} (--json lists all)")
 
 
-def say_skipped(skipped: Problems, *, to_errors: bool = False) -> None:
-    """Name what was left out, and why."""
+def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
+    """Name what was skipped, and why."""
     if not skipped:
         return
     out = errors if to_errors else console
-    out.print(Text(f"left out or odd: {len(skipped)}", "yellow"))
+    out.print(Text(f"skipped: {len(skipped)}", "yellow"))
     for name, reason in skipped:
         out.print(Text(f"  {name}: {reason}"))
 
@@ -139,16 +143,18 @@ def say_learned(model: Path, done: Any) -> None:
         ]
         line(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
-        checked = sum(value is not None for value in done.per_class.values())
+        validated = sum(value is not None for value in done.per_class.values())
         parts = [
-            f"{value:.1f} % of {what}"
+            f"{value:.1f} % on {what}"
             for value, what in ((done.before, "the classes known before"), (done.after, "the new ones"))
             if value is not None and done.before is not None and done.after is not None
         ]
         line(
-            f"recognises {done.accuracy:.1f} % of the check images of {count(checked, 'class')}"
+            f"accuracy {done.accuracy:.1f} % on the validation images of {count(validated, 'class')}"
             + (f": {', '.join(parts)}" if parts else "")
-            + (f"; {count(rest, 'class')} cannot be checked" if (rest := len(done.per_class) - checked) else ""),
+            + (
+                f"; no validation images of {count(rest, 'class')}" if (rest := len(done.per_class) - validated) else ""
+            ),
             "bold",
         )
     earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""
@@ -160,7 +166,7 @@ def say_learned(model: Path, done: Any) -> None:
 
 
 def skipped_json(skipped: Problems) -> list[dict[str, str]]:
-    """Give what was left out, ready for JSON."""
+    """Return what was skipped, ready for JSON."""
     return [{"image": name, "reason": reason} for name, reason in skipped]
 
 
@@ -190,26 +196,23 @@ def table_predictions(found: Predictions, top: int) -> None:
 
 def say_classes(found: Evaluation) -> None:
     """Print the accuracy of each class, the weakest first."""
-    counts = found.confusion.sum(dim=1).tolist()
-    table = plain_table("class", ">images", ">right")
-    order = sorted(
-        (i for i, count in enumerate(counts) if count), key=lambda i: found.per_class[found.classes[i]] or 0.0
-    )
-    for i in order[:SHOWN]:
-        table.add_row(Text(found.classes[i]), str(counts[i]), percent(found.per_class[found.classes[i]]))
+    counts = dict(zip(found.confusion.classes, found.confusion.counts.sum(dim=1).tolist(), strict=True))
+    table = plain_table("class", ">images", ">accuracy")
+    order = sorted((name for name in counts if counts[name]), key=lambda name: found.per_class[name] or 0.0)
+    for name in order[:SHOWN]:
+        table.add_row(Text(name), str(counts[name]), percent(found.per_class[name]))
     console.print(table)
     say_more(len(order), "classes, all better than these")
 
 
 def say_confusion(found: Evaluation) -> None:
-    """Name the commonest mistakes."""
-    wrong = found.confusion.clone().fill_diagonal_(0)
-    pairs = [(int(wrong[i, j]), int(i), int(j)) for i, j in wrong.nonzero()]
-    if not pairs:
-        return
-    line("commonest mistakes:")
-    for count, i, j in sorted(pairs, key=lambda pair: -pair[0])[:10]:
-        line(f"  {found.classes[i]} taken for {found.classes[j]}: {count} of {int(found.confusion[i].sum())}")
+    """Name the most frequent confusions."""
+    confusion = found.confusion
+    mistakes = confusion.mistakes(10)
+    if mistakes:
+        line("most frequent confusions:")
+    for i, j, number in mistakes:
+        line(f"  {confusion.classes[i]} taken for {confusion.classes[j]}: {number} of {int(confusion.counts[i].sum())}")
 
 
 def count(number: int, what: str) -> str:
@@ -246,12 +249,12 @@ def say_history(facts: dict[str, Any]) -> None:
 
 def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
     """Say which images are stored and how large the model is."""
-    budget = facts["budget"]
+    budget = facts["memory_budget"]
     per = "a class" if budget["counted"] == "per_class" else "in all"
-    checks = f" and up to {VALIDATION} a class to check with" if budget["exemplars"] else ""
+    checks = f" and up to {VALIDATION} validation images a class" if budget["exemplars"] else ""
     line(
         f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} "
-        f"(budget: {budget['exemplars']} {per}{checks})"
+        f"(memory budget: {budget['exemplars']} {per}{checks})"
     )
     if listed:
         for each in facts["stored"]:

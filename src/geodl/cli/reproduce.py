@@ -3,24 +3,23 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from cyclopts import Parameter
 from rich.markup import escape
 
-from geodl.cache import Cache
-from geodl.cli.display import Stopper, Watch, console, say
-from geodl.config import DISTILLATIONS
+from geodl.cli.display import Stopper, Watch, console, part_of, say
 from geodl.data.sources import Dataset
 from geodl.devices import available_cores
 from geodl.errors import ConfigError, TrainingError
-from geodl.experiment import load_data, run
+from geodl.events import Event, PhaseEvaluated, StepTaken
+from geodl.experiment import load_data
 from geodl.report.results import DATA_NAMES
 from geodl.reproduce import estimate, outputs, steps
-from geodl.reproduce.grid import ARTEFACTS, Budget, Job, Training, choose, config_of, grid
+from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, choose, config_of, grid
 from geodl.store import RunDirectory
-from geodl.training import Interrupted
+from geodl.sweep.runner import run_job
 
 HOUR = 3600.0
 TURNS = {"paper": 30, "cpu": 30, "smoke": 5}
@@ -31,7 +30,7 @@ def reproduce(
     /,
     *,
     dataset: Literal["cifar100", "imagenet-subset", "imagenet"] | None = None,
-    budget: Budget = "paper",
+    length: Length = "paper",
     phases: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None,
     runs: int = 3,
     out: Path | None = None,
@@ -39,7 +38,7 @@ def reproduce(
     threads: int | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     yes: Annotated[bool, Parameter(negative=())] = False,
-    allow_drift: Annotated[bool, Parameter(negative=())] = False,
+    allow_environment_change: Annotated[bool, Parameter(negative=())] = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and write it beside the published numbers.
 
@@ -47,7 +46,7 @@ def reproduce(
     ----------
     dataset
         Unset: the first that the paper has it for.
-    budget
+    length
         paper: the full schedule; cpu: a short one (CIFAR-100); smoke: minutes, on digits.
     phases
         Numbers of phases T; unset: all that the paper has.
@@ -63,28 +62,28 @@ def reproduce(
         Print the runs and an estimate of their time, run nothing; needs no data.
     yes
         Start without asking, however long it takes.
-    allow_drift
+    allow_environment_change
         Go on with runs that were begun with another number of threads or kind of device.
     """
     source, chosen = choose(what, dataset, phases)
-    jobs = grid(chosen, source, budget, runs=runs, data_dir=data_dir, threads=threads)
-    out = out or Path("reproduced") / f"{source}-{budget}"
-    torch.set_num_threads(threads or (1 if budget == "smoke" else available_cores()))
+    jobs = grid(chosen, source, length, runs=runs, data_dir=data_dir, threads=threads)
+    out = out or Path("reproduced") / f"{source}-{length}"
+    torch.set_num_threads(threads or (1 if length == "smoke" else available_cores()))
     done = [_done(out / "runs" / job.name) for job in jobs]
     pending = any(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
     data = load_data(jobs[0].config) if pending and not dry_run else None  # before a person is asked to wait
-    shape = _shape(source, budget) if "time-memory" in chosen else None
-    times, steps_take = _announce(jobs, done, shape, budget, dry_run)
+    shape = _shape(source, length) if "time-memory" in chosen else None
+    times, steps_take = _announce(jobs, done, shape, length, dry_run)
     if dry_run:
         return
     confirm(sum(map(sum, times)) + steps_take, yes, sys.stdin.isatty())
-    failed = _run_all(jobs, times, out / "runs", data, allow_drift) if data else []
+    failed = _run_all(jobs, times, out / "runs", data, allow_environment_change) if data else []
     settings = outputs.read(jobs, out / "runs")
     for name, some in chosen.items():
         if shape is not None and name == "time-memory":
-            files = _time_memory(source, shape, TURNS[budget], out)
+            files = _time_memory(source, shape, TURNS[length], out)
         else:
-            files = outputs.write(name, source, budget, some, settings, out)
+            files = outputs.write(name, source, length, some, settings, out)
         say(f"{name}: {', '.join(str(path) for path in files)}")
     if settings:
         say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
@@ -109,7 +108,7 @@ def _done(path: Path) -> int:
 
 
 def _announce(
-    jobs: list[Job], done: list[int], shape: steps.Shape | None, budget: Budget, dry_run: bool
+    jobs: list[Job], done: list[int], shape: steps.Shape | None, length: Length, dry_run: bool
 ) -> tuple[list[list[float]], float]:
     """Print the grid and the estimate of its time.
 
@@ -129,7 +128,7 @@ def _announce(
         for number, (job, count, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
             state = "complete" if count > job.config.phases else f"about {estimate.words(sum(each))}"
             say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
-    steps_take = estimate.steps_seconds(shape, TURNS[budget], speed) if shape else 0.0
+    steps_take = estimate.steps_seconds(shape, TURNS[length], speed) if shape else 0.0
     slow, fast = min(speed.training.values()), max(speed.training.values())
     what = [f"{len(jobs)} runs, {left} of them not complete"] if jobs else []
     what += ["timed steps"] if shape else []
@@ -142,34 +141,34 @@ def _announce(
     return times, steps_take
 
 
-def _run_all(jobs: list[Job], times: list[list[float]], runs: Path, data: Dataset, allow_drift: bool) -> list[str]:
-    """Run what is not complete, with a bar over the whole grid; give the runs that failed and why: others go on."""
-    cache, started, total, passed = Cache(), time.monotonic(), sum(map(sum, times)), 0.0
-    stopper, failed = Stopper(), []
+def _run_all(
+    jobs: list[Job], times: list[list[float]], runs: Path, data: Dataset, allow_environment_change: bool
+) -> list[str]:
+    """Run what is not complete, with a bar over the whole grid; return the runs that failed and why: others go on."""
+    total = sum(map(sum, times))
+    started, passed, failed = time.monotonic(), 0.0, []
+    todo = [
+        (number, job, each) for number, (job, each) in enumerate(zip(jobs, times, strict=True), start=1) if sum(each)
+    ]
+    stopper = Stopper()
     with stopper.watching():
-        for number, (job, each) in enumerate(zip(jobs, times, strict=True), start=1):
-            if not sum(each):
-                continue
+        for number, job, each in todo:
             spent = time.monotonic() - started
             left = (total - passed) * (spent / passed if passed else 1.0)  # as fast as it went so far
             say(f"run {number} of {len(jobs)}, about {estimate.words(left)} left: {job.label}")
             watch = GridWatch(job, each, passed, total, f"run {number} of {len(jobs)}")
             with watch.shown():
-                try:
-                    run(
-                        job.config,
-                        out=runs / job.name,
-                        allow_drift=allow_drift,
-                        cache=cache,
-                        listener=watch,
-                        stop=stopper,
-                        data=data,
-                    )
-                except Interrupted as stop:
-                    raise Interrupted(f"{stop}; the same command continues") from None
-                except TrainingError as error:
-                    failed.append(f"{job.label}: {error}")
-                    say(f"  failed: {error}")
+                error = run_job(
+                    job.config,
+                    runs / job.name,
+                    data=data,
+                    listener=watch,
+                    stop=stopper,
+                    allow_environment_change=allow_environment_change,
+                )
+            if error:
+                failed.append(f"{job.label}: {error}")
+                say(f"  failed: {error}")
             passed += sum(each)
     return failed
 
@@ -183,25 +182,23 @@ class GridWatch(Watch):
         self._all = self.bar.add_task("  all runs", total=total, state=escape(state))
         self.bar.update(self._all, completed=before)
 
-    def __call__(self, kind: str, **fields: Any) -> None:
+    def __call__(self, event: Event) -> None:
         """Hear what happens."""
-        super().__call__(kind, **fields)
-        if kind in ("step", "evaluated"):
-            self.bar.update(self._all, completed=self.before + self.passed(kind, **fields))
+        super().__call__(event)
+        if isinstance(event, StepTaken | PhaseEvaluated):
+            self.bar.update(self._all, completed=self.before + self.passed(event))
 
-    def passed(self, kind: str, phase: int, stage: str = "", epoch: int = 0, step: int = 0, **_: Any) -> float:
-        """Give the estimated seconds of this run that are over; stages after the first count as the end of the phase."""
-        if kind == "evaluated" or stage != "train":
-            return sum(self.times[: phase + 1])
-        steps: int = self._stage["steps"]
-        part: float = (epoch * steps + step) / (self._stage["epochs"] * steps)
-        return sum(self.times[:phase]) + part * self.times[phase]
+    def passed(self, event: StepTaken | PhaseEvaluated) -> float:
+        """Return the estimated seconds of this run that are over; stages after the first count as the end of the phase."""
+        before = sum(self.times[: event.phase])
+        training = isinstance(event, StepTaken) and event.stage == "train"
+        return before + (part_of(event, self.stage) if training else 1.0) * self.times[event.phase]
 
 
-def _shape(dataset: str, budget: Budget) -> steps.Shape:
+def _shape(dataset: str, length: Length) -> steps.Shape:
     """Give what the steps of time-memory work on: the dataset's network and images."""
     training = Training("finetune", "geodesic", 50, 10)
-    return estimate.shape_of(config_of(training, dataset, budget, seed=1, data_dir=None, threads=None))
+    return estimate.shape_of(config_of(training, dataset, length, seed=1, data_dir=None, threads=None))
 
 
 def _time_memory(dataset: str, shape: steps.Shape, turns: int, out: Path) -> list[Path]:
@@ -209,7 +206,7 @@ def _time_memory(dataset: str, shape: steps.Shape, turns: int, out: Path) -> lis
     about = f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}"
     say(f"timing steps: {about}")
     times = steps.time_steps(shape, turns)
-    peaks = {name: steps.peak(name, shape) for name in DISTILLATIONS}
+    peaks = {name: steps.peak(name, shape) for name in steps.NAMES}
     about += f", {steps.device().type}, threads: {torch.get_num_threads()}"
     title = f"{ARTEFACTS['time-memory'].title} ({DATA_NAMES[dataset]})"
     return outputs.save("time-memory", title, outputs.time_memory(times, peaks, about), out)

@@ -12,8 +12,7 @@ from geodl.cli.options import Common, Flags, effective
 from geodl.config import RunConfig
 from geodl.data.sources import Dataset
 from geodl.errors import ConfigError
-from geodl.experiment import follows, load_data
-from geodl.experiment import run as run_experiment
+from geodl.experiment import follows, load_data, results_of, run_config
 from geodl.report import page
 from geodl.report.results import read_settings
 from geodl.store import RunDirectory
@@ -24,7 +23,7 @@ Out = Annotated[Path | None, Parameter(help="Directory of the run; unset: runs/N
 Fresh = Annotated[
     bool, Parameter(help="Start over, removing what a run with this directory left.", negative=(), group=_HOW)
 ]
-Drift = Annotated[
+EnvironmentChange = Annotated[
     bool,
     Parameter(
         help="Continue with another number of threads or kind of device: last digits may differ.",
@@ -43,7 +42,7 @@ def run(
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
     out: Out = None,
     fresh: Fresh = False,
-    allow_drift: Drift = False,
+    allow_environment_change: EnvironmentChange = False,
     cache: UseCache = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -51,16 +50,17 @@ def run(
     """Run one incremental experiment."""
     config = effective(common, flags).config
     data = _load(config, quiet or as_json)
-    store = _execute(config, data, out, fresh, allow_drift, cache, quiet or as_json, Stopper())
+    store = _execute(config, data, out, fresh, allow_environment_change, cache, quiet or as_json, Stopper())
     if follows():
         return
-    metrics = _result(store)
+    results = results_of(store)
     _write_pages([store])
     if as_json:
-        print(json.dumps({"directory": str(store.path), **metrics}))
+        print(json.dumps({"directory": str(store.path), **_json(store)}))
         return
-    say(result_table(f"{_label(config)} on {config.data}, {len(metrics['classes'])} classes (%)", metrics))
-    say(f"{LEGEND}; AME sees the old classes' images: an oracle")
+    classes = len(next(iter(results.values())).classes)
+    say(result_table(f"{_label(config)} on {config.data}, {classes} classes (%)", results))
+    say(f"{LEGEND}{'; AME sees the images of the old classes: an oracle' if 'ame' in results else ''}")
     _say_where([store])
 
 
@@ -71,7 +71,7 @@ def compare(
     common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
     fresh: Fresh = False,
-    allow_drift: Drift = False,
+    allow_environment_change: EnvironmentChange = False,
     cache: UseCache = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -80,16 +80,19 @@ def compare(
     configs = list({config.hash(): config for config in (_spec(spec, common, flags) for spec in specs)}.values())
     data = _load(configs[0], quiet or as_json)
     stopper = Stopper()
-    stores = [_execute(config, data, None, fresh, allow_drift, cache, quiet or as_json, stopper) for config in configs]
+    stores = [
+        _execute(config, data, None, fresh, allow_environment_change, cache, quiet or as_json, stopper)
+        for config in configs
+    ]
     if follows():
         return
-    rows = {_label(config): _result(store) for config, store in zip(configs, stores, strict=True)}
+    rows = {_label(config): results_of(store) for config, store in zip(configs, stores, strict=True)}
     together = _write_pages(stores)
     if as_json:
-        print(json.dumps({str(store.path): row for store, row in zip(stores, rows.values(), strict=True)}))
+        print(json.dumps({str(store.path): _json(store) for store in stores}))
         return
-    some = next(iter(rows.values()))
-    say(comparison_table(f"{configs[0].data}, {len(some['classes'])} classes (%)", rows))
+    classes = len(next(iter(next(iter(rows.values())).values())).classes)
+    say(comparison_table(f"{configs[0].data}, {classes} classes (%)", rows))
     say(LEGEND)
     _say_where(stores)
     if together is not None:
@@ -122,7 +125,7 @@ def _execute(
     data: Dataset,
     out: Path | None,
     fresh: bool,
-    allow_drift: bool,
+    allow_environment_change: bool,
     cache: bool,
     quiet: bool,
     stopper: Stopper,
@@ -132,11 +135,11 @@ def _execute(
         raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.shown():
         try:
-            return run_experiment(
+            return run_config(
                 config,
                 out=out,
                 fresh=fresh,
-                allow_drift=allow_drift,
+                allow_environment_change=allow_environment_change,
                 cache=Cache() if cache else None,
                 listener=watch,
                 stop=stopper,
@@ -146,9 +149,11 @@ def _execute(
             raise Interrupted(f"{stop}; the same command continues") from None
 
 
-def _result(store: RunDirectory) -> dict[str, Any]:
+def _json(store: RunDirectory) -> dict[str, Any]:
+    """Return a run's last metrics without the counts, and what follows from all of them."""
     metrics = store.load_metrics(store.completed() - 1)
-    return {key: value for key, value in metrics.items() if key != "confusions"}
+    kept = {key: value for key, value in metrics.items() if key != "confusions"}
+    return kept | {"results": {name: result.to_dict() for name, result in results_of(store).items()}}
 
 
 def _write_pages(stores: list[RunDirectory]) -> Path | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from geodl.config import derive
+from geodl.config import RunConfig, derive
 from geodl.data.images import ArrayImages, Images, open_image
 from geodl.errors import ConfigError, DataError
 
@@ -79,6 +79,15 @@ class Transform:
     def from_dict(cls, fields: dict[str, Any]) -> Transform:
         """Undo `to_dict`."""
         return cls(**fields | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
+
+
+def transform_of(config: RunConfig, images: Images | None = None, *, size: int = 224) -> Transform:
+    """Return the transform of a run; without image_size as large as the images in memory, or as ``size`` says."""
+    if isinstance(images, ArrayImages):
+        size = min(images.pixels.shape[2:])
+    return Transform(
+        config.image_size or size, config.mean, config.std, config.padding, config.flip, config.jitter, config.crop
+    )
 
 
 class Batch(NamedTuple):
@@ -206,7 +215,7 @@ def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
     transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     parts = [pixels for _, pixels in _decoded(images, transform, _in_order(0, len(images), 64), workers)]
     pixels = torch.cat(parts) if parts else torch.empty((0, 3, size, size), dtype=torch.uint8)
-    return ArrayImages(pixels.contiguous(), images.labels)
+    return ArrayImages(pixels.contiguous(), images.labels, images.names)
 
 
 # ---------------------------------------------------------------------------------------------- from images to pixels

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from geodl.errors import DataError
+from geodl.text import printable
 
 T = TypeVar("T")
 
@@ -28,16 +29,6 @@ Item = Path | bytes
 PIXEL_LIMIT = 89_478_485
 """Larger pictures are refused before they are decoded (Pillow's own threshold: 256 MB of RGB)."""
 
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
 
 # ---------------------------------------------------------------------------------------------------------- decoding
 
@@ -46,8 +37,7 @@ def shown(item: Item) -> str:
     """Name an item in a message: its path, printable even where the file name is not valid text."""
     if isinstance(item, bytes):
         return f"an embedded image of {len(item)} bytes"
-    text = os.fsencode(item).decode("utf-8", "backslashreplace")
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda sign: sign[0].encode("unicode_escape").decode(), text)
+    return printable(os.fsencode(item).decode("utf-8", "backslashreplace"))
 
 
 def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
@@ -122,16 +112,12 @@ def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
     if at_least is not None:
         image.draft(None, (at_least, at_least))  # None keeps the mode
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))
     rgb = _to_rgb(image)
-    return rgb if turn is None else rgb.transpose(turn)
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF data are no reason to lose the picture
-        return 1
+    rgb.info = {}  # of all that came with the pixels the orientation alone is kept: the rest may be damaged
+    with suppress(Exception):  # damaged EXIF data are no reason to lose the picture
+        rgb.getexif()[ExifTags.Base.Orientation] = image.getexif()[ExifTags.Base.Orientation]
+        ImageOps.exif_transpose(rgb, in_place=True)
+    return rgb
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -189,10 +175,11 @@ def _raw(tensor: Tensor) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size in memory. pixels: uint8 (N, 3, H, W); labels: int64 (N,)."""
+    """Images of one size in memory. pixels: uint8 (N, 3, H, W); labels: int64 (N,); names: those of the labels, if known."""
 
     pixels: Tensor
     labels: Tensor
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
@@ -205,11 +192,11 @@ class ArrayImages:
     def select(self, indices: Tensor | Sequence[int]) -> ArrayImages:
         """Return the images at these positions (or under this mask), in this order."""
         positions = _positions(indices)
-        return ArrayImages(self.pixels[positions], self.labels[positions])
+        return ArrayImages(self.pixels[positions], self.labels[positions], self.names)
 
-    def relabel(self, mapping: Tensor) -> ArrayImages:
-        """Replace each label l by mapping[l]. mapping: int64 (old classes,)."""
-        return replace(self, labels=mapping[self.labels])
+    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> ArrayImages:
+        """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
+        return replace(self, labels=mapping[self.labels], names=tuple(names))
 
     def decode(self, i: int) -> Image.Image:
         """Return image i as an RGB picture."""
@@ -233,10 +220,11 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Encoded images of any size: files, or their contents. items: N of them; labels: int64 (N,)."""
+    """Encoded images of any size: files, or their contents. items: N of them; labels and names as for ArrayImages."""
 
     items: tuple[Item, ...]
     labels: Tensor
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_labels(self.labels, len(self.items))
@@ -247,11 +235,11 @@ class FileImages:
     def select(self, indices: Tensor | Sequence[int]) -> FileImages:
         """Return the images at these positions (or under this mask), in this order."""
         positions = _positions(indices)
-        return FileImages(tuple(self.items[i] for i in positions.tolist()), self.labels[positions])
+        return FileImages(tuple(self.items[i] for i in positions.tolist()), self.labels[positions], self.names)
 
-    def relabel(self, mapping: Tensor) -> FileImages:
-        """Replace each label l by mapping[l]. mapping: int64 (old classes,)."""
-        return replace(self, labels=mapping[self.labels])
+    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> FileImages:
+        """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
+        return replace(self, labels=mapping[self.labels], names=tuple(names))
 
     def decode(self, i: int) -> Image.Image:
         """Return image i as an RGB picture."""
@@ -284,13 +272,14 @@ def concat(parts: Sequence[Images]) -> Images:
     if not filled:
         raise DataError("concat: no images given, at least one part needed")
     labels = torch.cat([part.labels for part in filled])
+    names = max((part.names for part in filled), key=len)
     arrays = [part.pixels for part in filled if isinstance(part, ArrayImages)]
     if len(arrays) == len(filled) and len({pixels.shape[2:] for pixels in arrays}) == 1:
-        return ArrayImages(torch.cat(arrays), labels)
+        return ArrayImages(torch.cat(arrays), labels, names)
     items: list[Item] = []
     for part in filled:
         items += part.items if isinstance(part, FileImages) else (part.encoded(i) for i in range(len(part)))
-    return FileImages(tuple(items), labels)
+    return FileImages(tuple(items), labels, names)
 
 
 def pack(images: Images, *, side: int = 64) -> Images:
@@ -301,7 +290,7 @@ def pack(images: Images, *, side: int = 64) -> Images:
     if max(size) > side or any(check_header(item) != size for item in images.items):
         return images
     pixels = stack_pixels(images.items, size)
-    return images if pixels is None else ArrayImages(pixels, images.labels)
+    return images if pixels is None else ArrayImages(pixels, images.labels, images.names)
 
 
 def stack_pixels(items: Sequence[Item], size: tuple[int, int]) -> Tensor | None:
@@ -318,16 +307,16 @@ def stack_pixels(items: Sequence[Item], size: tuple[int, int]) -> Tensor | None:
 # ----------------------------------------------------------------------------------------------------------- tensors
 
 
-def to_tensors(images: Images, *, embed: bool = True) -> dict[str, Tensor]:
+def to_tensors(images: Images, *, store_images: bool = True) -> dict[str, Tensor]:
     """Lay images out as tensors for a safetensors file.
 
-    Files are stored as their contents, or with `embed=False` as a path with the sha256 of the contents.
+    Files are stored as their contents, or with `store_images=False` as a path with the sha256 of the contents.
     """
     if isinstance(images, ArrayImages):
         return {"pixels": images.pixels.contiguous(), "labels": images.labels}
-    referenced = [isinstance(item, Path) and not embed for item in images.items]
+    referenced = [isinstance(item, Path) and not store_images for item in images.items]
     blobs = [
-        os.fsencode(item.absolute()) if isinstance(item, Path) and not embed else read_bytes(item)
+        os.fsencode(item.absolute()) if isinstance(item, Path) and not store_images else read_bytes(item)
         for item in images.items
     ]
     offsets = np.cumsum([0, *(len(blob) for blob in blobs)], dtype=np.int64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -25,10 +26,21 @@ _ICARL = (
 Classes = Sequence[str | int]
 
 
+@dataclass(frozen=True)
+class ScenarioPhase:
+    """One phase: the names of the classes that arrive, their training images, the test images of all classes seen so far."""
+
+    index: int
+    classes: tuple[str, ...]
+    train: Images
+    test: Images
+
+
 class ClassIncremental:
     """A dataset whose classes arrive in groups: a base group first, then one group a phase.
 
-    Labels of the images it gives are *internal*: 0 is the class learned first. `classes` has their original names.
+    Iterate over it for its phases. Labels of the images it gives are *internal*: 0 is the class learned first; `classes` has
+    their original names.
 
     Args:
         data: the dataset.
@@ -65,7 +77,20 @@ class ClassIncremental:
         self.classes = tuple(data.classes[i] for i in positions)
         internal = torch.full((len(data.classes),), -1, dtype=torch.int64)
         internal[torch.tensor(positions)] = torch.arange(len(positions))
-        self._train, self._test = data.train.relabel(internal), data.test.relabel(internal)
+        self._train, self._test = (part.relabel(internal, self.classes) for part in (data.train, data.test))
+
+    def __len__(self) -> int:
+        """Return the number of phases, phase 0 included."""
+        return len(self.groups)
+
+    def __getitem__(self, phase: int) -> ScenarioPhase:
+        if not 0 <= phase < len(self):
+            raise IndexError(f"phase {phase}: 0 to {len(self) - 1} allowed")
+        names = tuple(self.classes[c] for c in self.groups[phase])
+        return ScenarioPhase(phase, names, self.train(phase), self.test(phase))
+
+    def __iter__(self) -> Iterator[ScenarioPhase]:
+        return (self[phase] for phase in range(len(self)))
 
     def train(self, phase: int) -> Images:
         """Return the training images of the classes that arrive in this phase."""

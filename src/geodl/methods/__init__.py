@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 
-from geodl.config import Effective, Layer, RunConfig, resolve
+from geodl.config import Effective, Kinds, Layer, RunConfig, resolve
+from geodl.losses import DISTILLATIONS
 from geodl.methods.base import METHODS, Losses, Method, Phase, Schedule, Stage, register
 
 for _module in iter_modules(__path__):
@@ -15,9 +16,17 @@ __all__ = ["METHODS", "Losses", "Method", "Phase", "Schedule", "Stage", "build",
 
 def configure(layers: Sequence[Layer]) -> Effective:
     """Merge layers of options into the configuration of the method they name."""
-    return resolve(layers, {name: method.Config for name, method in METHODS.items()})
+    return resolve(layers, kinds())
+
+
+def kinds() -> Kinds:
+    """Return the classes of options of all methods and distillations."""
+    return Kinds(
+        {name: method.Config for name, method in METHODS.items()},
+        {name: distillation.Options for name, distillation in DISTILLATIONS.items()},
+    )
 
 
 def build(config: RunConfig) -> Method:
-    """Give the method that a configuration names."""
+    """Return the method that a configuration names."""
     return METHODS[config.method](config)

@@ -6,7 +6,7 @@ which schedule. The ordinary phase is the first stage; corrections and fine-tuni
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from geodl.config import RunConfig, derive
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import Images, concat
-from geodl.losses import distillation
+from geodl.losses import DISTILLATIONS
 from geodl.memory import Memory
 from geodl.nets import Network, Output
 from geodl.predictors import Features
@@ -45,42 +45,34 @@ class Phase:
     features: Callable[[Images], Tensor]
     """Pooled features (N, d) of un-augmented images under the network as it is now, in eval mode."""
     device: torch.device
-    shard: Ranks = field(default_factory=Ranks)
+    ranks: Ranks = Ranks()
     settled: Features | None = None
     """What the network makes of the images at hand, once no stage will move it any more."""
-    optimised: Memory | None = None
+    optimized: Memory | None = None
     """The memory for the next phase where a stage has made it; None: exemplars are chosen among the images."""
 
     def training_images(self) -> Images:
-        """Give the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""
+        """Return the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""
         return self.images if self.memory.images is None else concat([self.images, self.memory.images])
 
     def at_hand(self) -> Images:
-        """Give all there is of this phase's classes: its images and, of a class that comes back, the exemplars too."""
+        """Return all there is of this phase's classes: its images and, of a class that comes back, the exemplars too."""
         if self.memory.images is None:
             return self.images
         back = torch.isin(self.memory.images.labels, self.images.labels)
         return concat([self.images, self.memory.images.select(back)]) if back.any() else self.images
 
     def batches(self, images: Images, stage: str, batch_size: int | None = None) -> Batches:
-        """Give shuffled, augmented batches whose order depends on the seed, the phase and the stage alone."""
+        """Return shuffled, augmented batches whose order depends on the seed, the phase and the stage alone."""
         return Batches(
             images,
             self.transform,
             batch_size or self.config.batch_size,
             derive(self.config.seed, "batches", self.index, stage),
-            rank=self.shard.rank,
-            world=self.shard.world,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
             workers=self.config.workers,
         )
-
-    @property
-    def adaptive(self) -> float:
-        """The factor of feature distillation: sqrt(old / new), as LUCIR's and GeoDL's code have it; no new class: sqrt(old).
-
-        Their papers print new / old; the published numbers come from the code.
-        """
-        return math.sqrt(self.old / max(self.new, 1))
 
 
 @dataclass(frozen=True)
@@ -96,7 +88,7 @@ class Schedule:
     weight_decay: float = 0.0
 
     def lr_at(self, epoch: int, step: int, steps: int) -> float:
-        """Give the rate for step ``step`` of ``steps`` in epoch ``epoch``, all counted from 0."""
+        """Return the rate for step ``step`` of ``steps`` in epoch ``epoch``, all counted from 0."""
         if self.kind == "step":
             # Never before the second epoch, however few there are; less a hair, because 0.55 * 100 is a hair over 55.
             starts = (max(1, math.ceil(fraction * self.epochs - 1e-9)) for fraction in self.milestones)
@@ -148,20 +140,25 @@ class Method:
         return "cosine"
 
     @property
+    def distills_features(self) -> bool:
+        """Whether the chosen distillation compares features, not logits."""
+        return self.config.distill != "none" and DISTILLATIONS[self.config.distill].of_features
+
+    @property
     def freezes_old_rows(self) -> bool:
         """Whether the head's rows of absent classes stand still: with feature distillation, as in LUCIR."""
-        return self.head == "cosine" and self.config.distill in ("cosine", "geodesic")
+        return self.head == "cosine" and self.distills_features
 
     def held_out(self, quota: int) -> int:
         """How many of a class's ``quota`` stored images are held out of all training."""
         return 0
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
-        """Give the stages of a phase, one after the other: each is asked for when the one before is done."""
+        """Return the stages of a phase, one after the other: each is asked for when the one before is done."""
         yield self.main_stage(phase)
 
     def main_stage(self, phase: Phase) -> Stage:
-        """Give the ordinary stage: the whole network, on new images and exemplars (the paper's Algorithm 1)."""
+        """Return the ordinary stage: the whole network, on new images and exemplars (the paper's Algorithm 1)."""
         distill = self.distillation(phase)
 
         def loss(student: nn.Module, batch: Batch) -> Losses:
@@ -177,7 +174,7 @@ class Method:
         )
 
     def main_schedule(self, phase: int) -> Schedule:
-        """Give the schedule of the ordinary stage; training that starts anew may have its own epochs and rate."""
+        """Return the schedule of the ordinary stage; training that starts anew may have its own epochs and rate."""
         config = self.config
         base = phase == 0 or self.keeps_all_data
         return Schedule(
@@ -193,24 +190,24 @@ class Method:
     def losses(
         self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: "Distill | None"
     ) -> Losses:
-        """Give the named parts of the loss of a batch; their sum is minimised."""
+        """Return the named parts of the loss of a batch; their sum is minimised."""
         parts = {"ce": self.cross_entropy(phase, student.logits, batch.labels)}
         if teacher is not None and distill is not None:
             parts["distill"] = distill(student, teacher)
         return parts
 
     def cross_entropy(self, phase: Phase, logits: Tensor, labels: Tensor) -> Tensor:
-        """Give the mean cross-entropy over the batch of all ranks: logits (B, C), labels (B,)."""
+        """Return the mean cross-entropy over the batch of all ranks: logits (B, C), labels (B,)."""
         each = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self.config.label_smoothing)
-        return global_mean(each, phase.shard.group)
+        return global_mean(each, phase.ranks.group)
 
     def distillation(self, phase: Phase) -> "Distill | None":
-        """Give the chosen distillation with its weight; None without a teacher or with distill = none."""
+        """Return the chosen distillation with its weight; None without a teacher or with distill = none."""
         if phase.teacher is None or self.config.distill == "none":
             return None
-        loss = distillation(self.config.distill).build(self.config, phase.shard.group)
+        loss = DISTILLATIONS[self.config.distill].build(self.config, phase.ranks.group)
         weight, old = loss.weight(phase.old, phase.new), phase.old
-        return lambda s, t: weight * loss(loss.compared(s, old), loss.compared(t, old))
+        return lambda student, teacher: weight * loss(loss.compared(student, old), loss.compared(teacher, old))
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
         """Choose what is kept of this phase's classes and cut the rest to the quota: the memory for the next phase."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from geodl.config import Distillation, RunConfig, derive, option
+from geodl.config import RunConfig, derive, option
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import ArrayImages, Images
 from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
@@ -16,8 +16,8 @@ from geodl.nets import Output
 class BicConfig(RunConfig):
     """Options of BiC."""
 
-    method: Literal["bic"] = option("bic", "Method", "BiC.")
-    distill: Distillation = option("lwf", "Method", "How the old network's knowledge is carried over.")
+    method: Literal["bic"] = restate("method", "bic")
+    distill: str = restate("distill", "lwf")
     held_out: float = option(0.1, "Method", "Share of a class's exemplars held out for the correction.", gt=0, lt=1)
     correction_epochs: int = option(200, "Method", "Epochs of the bias correction; 0: no correction.", ge=0)
     correction_lr: float = option(0.1, "Method", "Learning rate of the bias correction.", gt=0)
@@ -47,7 +47,7 @@ class Bic(Method):
         return max(1, round(self.config.held_out * quota)) if quota >= 2 else 0
 
     def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:
-        """Give lambda L_d and (1 - lambda) L_ce with lambda = old / (old + new) (BiC Eq. 1); L_ce alone with no L_d."""
+        """Return lambda L_d and (1 - lambda) L_ce with lambda = old / (old + new) (BiC Eq. 1); L_ce alone with no L_d."""
         parts = super().losses(phase, batch, student, teacher, distill)
         if "distill" in parts:
             share = phase.old / (phase.old + phase.new)
@@ -55,7 +55,7 @@ class Bic(Method):
         return parts
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
-        """Give the ordinary stage, then the correction, which needs held-out images of old and of new classes."""
+        """Return the ordinary stage, then the correction, which needs held-out images of old and of new classes."""
         yield self.main_stage(phase)
         held = phase.memory.held
         if held is not None and self.config.correction_epochs:
@@ -105,9 +105,9 @@ class Correction(nn.Module):
 
 
 def _places(phase: Phase, held: Images) -> Batches:
-    """Give batches of which only places and labels matter: one black pixel stands for each image, nothing is decoded."""
+    """Return batches of which only places and labels matter: one black pixel stands for each image, nothing is decoded."""
     blank = ArrayImages(torch.zeros(len(held), 3, 1, 1, dtype=torch.uint8), held.labels)
     still = Transform(1, phase.transform.mean, phase.transform.std, padding=0, flip=False)
     seed = derive(phase.config.seed, "batches", phase.index, "correct")
-    rank, world = phase.shard.rank, phase.shard.world
+    rank, world = phase.ranks.rank, phase.ranks.world
     return Batches(blank, still, max(phase.config.batch_size, world), seed, rank=rank, world=world)

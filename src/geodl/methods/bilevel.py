@@ -22,7 +22,7 @@ class Pixels(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, rows: Tensor, directions: Tensor) -> Tensor:
-        """Give a number whose gradient is directions: (E, 3, H, W) at rows: (E,)."""
+        """Return a number whose gradient is directions: (E, 3, H, W) at rows: (E,)."""
         self.steps += 1
         return (self.values[rows] * directions).sum()
 
@@ -32,12 +32,12 @@ class Pixels(nn.Module):
         self.values.clamp_(0, 255)
 
     def stored(self) -> Tensor:
-        """Give the pixels to store: uint8 (N, 3, H, W), clipped and rounded, never wrapped."""
+        """Return the pixels to store: uint8 (N, 3, H, W), clipped and rounded, never wrapped."""
         return self.values.detach().clamp(0, 255).round().to(torch.uint8).cpu()
 
 
 def unrolled(network: Network, x: Tensor, y: Tensor, places: Tensor, lr: float) -> dict[str, Tensor]:
-    """Give the weights after SGD steps on exemplars x: (E, 3, H, W), y: (E,), differentiable by x (the inner problem).
+    """Return the weights after SGD steps on exemplars x: (E, 3, H, W), y: (E,), differentiable by x (the inner problem).
 
     places: (steps, batch), the exemplars that each step takes.
     """

@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from geodl.config import RunConfig, option
+from geodl.config import RunConfig, restate
 from geodl.methods.base import Method, register
 
 
 class FinetuneConfig(RunConfig):
     """Options of fine-tuning."""
 
-    method: Literal["finetune"] = option("finetune", "Method", "Fine-tuning.")
+    method: Literal["finetune"] = restate("method", "finetune")
 
 
 @register

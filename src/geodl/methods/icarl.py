@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from geodl.config import Distillation, RunConfig, option
+from geodl.config import RunConfig, option, restate
 from geodl.data.batches import Batch
 from geodl.methods.base import Losses, Method, Phase, register
 from geodl.nets import Output
@@ -16,8 +16,8 @@ from geodl.ranks import global_mean
 class IcarlConfig(RunConfig):
     """Options of iCaRL."""
 
-    method: Literal["icarl"] = option("icarl", "Method", "iCaRL.")
-    distill: Distillation = option("lwf", "Method", "How the old network's knowledge is carried over.")
+    method: Literal["icarl"] = restate("method", "icarl")
+    distill: str = restate("distill", "lwf")
     sigmoid: bool = option(
         False,
         "Method",
@@ -44,21 +44,21 @@ class Icarl(Method):
     @property
     def head(self) -> Literal["cosine", "linear"]:
         """Linear as published; cosine with feature distillation."""
-        return "cosine" if self.config.distill in ("cosine", "geodesic") else "linear"
+        return "cosine" if self.distills_features else "linear"
 
     def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:
-        """Give cross-entropy and distillation, or the original's one binary cross-entropy (iCaRL Alg. 3)."""
+        """Return cross-entropy and distillation, or the original's one binary cross-entropy (iCaRL Alg. 3)."""
         if not self.config.sigmoid:
             return super().losses(phase, batch, student, teacher, distill)
         old = teacher.logits if teacher is not None and self.config.distill == "lwf" else None
-        parts = {"bce": global_mean(sigmoid_losses(student.logits, batch.labels, old), phase.shard.group)}
+        parts = {"bce": global_mean(sigmoid_losses(student.logits, batch.labels, old), phase.ranks.group)}
         if teacher is not None and distill is not None and self.config.distill != "lwf":
             parts["distill"] = distill(student, teacher)
         return parts
 
 
 def sigmoid_losses(logits: Tensor, labels: Tensor, old: Tensor | None) -> Tensor:
-    """Give iCaRL's binary cross-entropy of each sample, (B,), mean over classes: the published rate of 2 belongs to that.
+    """Return iCaRL's binary cross-entropy of each sample, (B,), mean over classes: the published rate of 2 belongs to that.
 
     logits: (B, C). Targets are the labels (B,), but sigmoid(old) for the old classes where ``old``: (B, C_old) is given.
     """

@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-from geodl.config import RunConfig, option
+from geodl.config import RunConfig, restate
 from geodl.methods.base import Method, register
 
 
 class JointConfig(RunConfig):
     """Options of joint training."""
 
-    method: Literal["joint"] = option("joint", "Method", "Joint training.")
-    distill: Literal["none"] = option("none", "Method", "Joint training has no old network to distil from.")
+    method: Literal["joint"] = restate("method", "joint")
+    distill: Literal["none"] = restate("distill", "none")
 
 
 @register

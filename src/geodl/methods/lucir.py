@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from geodl.config import Distillation, RunConfig, option
+from geodl.config import RunConfig, option, restate
 from geodl.data.batches import Batch
 from geodl.data.images import Images
 from geodl.losses import margin_ranking
@@ -18,13 +18,15 @@ from geodl.ranks import global_mean
 class LucirConfig(RunConfig):
     """Options of LUCIR."""
 
-    method: Literal["lucir"] = option("lucir", "Method", "LUCIR.")
-    distill: Distillation = option("cosine", "Method", "How the old network's knowledge is carried over.")
-    margin: float = option(0.5, "Method", "Margin m of the inter-class separation.", ge=0)
-    hard_classes: int = option(2, "Method", "New classes K that each old-class sample is kept away from.", ge=1)
-    margin_weight: float = option(1.0, "Method", "Weight of the margin ranking loss.", ge=0)
+    method: Literal["lucir"] = restate("method", "lucir")
+    distill: str = restate("distill", "cosine")
+    margin: float = option(0.5, "Method", "Margin m of the inter-class separation.", ge=0, in_model="kept")
+    hard_classes: int = option(
+        2, "Method", "New classes K that each old-class sample is kept away from.", ge=1, in_model="kept"
+    )
+    margin_weight: float = option(1.0, "Method", "Weight of the margin ranking loss.", ge=0, in_model="kept")
     finetune_epochs: int = option(
-        0, "Method", "Epochs of class-balanced fine-tuning of the head after each phase.", ge=0
+        0, "Method", "Epochs of class-balanced fine-tuning of the head after each phase.", ge=0, in_model="kept"
     )
 
 
@@ -47,11 +49,11 @@ class Lucir(Method):
             # The cosines before sigma, so that the margin means the same whatever the scale.
             cosines = self._head(phase).cosines(student.pooled)
             pairs = margin_ranking(cosines, batch.labels, new, self.config.margin, self.config.hard_classes)
-            parts["margin"] = self.config.margin_weight * global_mean(pairs, phase.shard.group)
+            parts["margin"] = self.config.margin_weight * global_mean(pairs, phase.ranks.group)
         return parts
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
-        """Give the ordinary stage and, where asked for, class-balanced fine-tuning of the head (LUCIR Sec. 3.5)."""
+        """Return the ordinary stage and, where asked for, class-balanced fine-tuning of the head (LUCIR Sec. 3.5)."""
         yield self.main_stage(phase)
         if phase.memory.images is not None and self.config.finetune_epochs:  # without old images there is no balance
             # As many images of every class: the exemplars, those of the new classes chosen now.

@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-from geodl.config import Distillation, RunConfig, option
+from geodl.config import RunConfig, restate
 from geodl.methods.base import Method, register
 
 
 class LwfConfig(RunConfig):
     """Options of LwF."""
 
-    method: Literal["lwf"] = option("lwf", "Method", "Learning without forgetting.")
-    distill: Distillation = option("lwf", "Method", "How the old network's knowledge is carried over.")
+    method: Literal["lwf"] = restate("method", "lwf")
+    distill: str = restate("distill", "lwf")
 
 
 @register

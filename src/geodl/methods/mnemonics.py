@@ -1,4 +1,4 @@
-"""Mnemonics: LUCIR whose exemplars are optimised, pixel by pixel, by a bilevel problem (Liu et al. 2020)."""
+"""Mnemonics: LUCIR whose exemplars are optimized, pixel by pixel, by a bilevel problem (Liu et al. 2020)."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -10,7 +10,7 @@ from torch import Generator, Tensor, distributed, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from geodl.config import derive, option
+from geodl.config import derive, option, restate
 from geodl.data.batches import Batch, as_inputs, fit
 from geodl.data.images import ArrayImages
 from geodl.memory import Memory, quota
@@ -24,7 +24,7 @@ from geodl.ranks import global_mean
 class MnemonicsConfig(LucirConfig):
     """Options of Mnemonics: those of LUCIR and of the exemplars' optimisation."""
 
-    method: Literal["mnemonics"] = option("mnemonics", "Method", "Mnemonics.")  # type: ignore[assignment]
+    method: Literal["mnemonics"] = restate("method", "mnemonics")  # type: ignore[assignment]
     outer_steps: int = option(20, "Method", "Steps that the exemplars' pixels take in each phase.", ge=0)
     outer_rate: float = option(
         1.0, "Method", "Grey levels that an exemplar's pixels move in a step (root mean square).", gt=0
@@ -39,21 +39,21 @@ class Mnemonics(Lucir):
     """LUCIR; then its herded exemplars move to where training on them helps most (Mnemonics Sec. 4.3)."""
 
     name = "mnemonics"
-    summary = "lucir with exemplars whose pixels are optimised: training on them shall serve the phase's data"
+    summary = "lucir with exemplars whose pixels are optimized: training on them shall serve the phase's data"
     paper = "Liu, Su, Liu, Schiele, Sun: Mnemonics Training, CVPR 2020"
     Config = MnemonicsConfig
     config: MnemonicsConfig
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
-        """Give LUCIR's stages, then that of the exemplars, from the herded ones on."""
+        """Return LUCIR's stages, then that of the exemplars, from the herded ones on."""
         yield from super().stages(phase)
-        share = quota(phase.old + phase.new, self.config.exemplars, self.config.budget)
+        share = quota(phase.old + phase.new, self.config.exemplars, self.config.memory_budget)
         if share and self.config.outer_steps:
             yield self._exemplar_stage(phase, super().exemplars(phase, share))
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
-        """Keep the optimised exemplars; where nothing was optimised, as LUCIR."""
-        return phase.optimised or super().exemplars(phase, quota)
+        """Keep the optimized exemplars; where nothing was optimized, as LUCIR."""
+        return phase.optimized or super().exemplars(phase, quota)
 
     def _exemplar_stage(self, phase: Phase, herded: Memory) -> Stage:
         assert herded.images is not None
@@ -84,7 +84,7 @@ class Mnemonics(Lucir):
             return dict(zip(moves, values, strict=True)) | {"new": values[0] + (slope - slope.detach())}
 
         def finish() -> None:
-            phase.optimised = replace(herded, images=ArrayImages(pixels.stored(), start.labels))
+            phase.optimized = replace(herded, images=ArrayImages(pixels.stored(), start.labels))
 
         schedule = Schedule(self.config.outer_steps, self.config.outer_rate, momentum=0.0)
         batches = phase.batches(phase.images, "exemplars")
@@ -103,10 +103,10 @@ class Mnemonics(Lucir):
         with torch.autocast(phase.device.type, enabled=False):
             weights = unrolled(network, as_inputs(some, phase.transform), labels, places, lr)
             each = F.cross_entropy(functional_call(network, weights, (x,)).logits, y, reduction="none")
-            value = global_mean(each, phase.shard.group)
+            value = global_mean(each, phase.ranks.group)
             (gradient,) = torch.autograd.grad(value, some)
-        if phase.shard.group is not None:  # every rank moves the exemplars by the gradient of the whole batch
-            distributed.all_reduce(gradient, group=phase.shard.group)
+        if phase.ranks.group is not None:  # every rank moves the exemplars by the gradient of the whole batch
+            distributed.all_reduce(gradient, group=phase.ranks.group)
         # An image moves by one grey level (root mean square) times the rate; one without gradient stays.
         length = gradient.square().mean((1, 2, 3), keepdim=True).sqrt()
         return drawn, value.detach(), gradient / length.clamp(min=1e-30)

@@ -73,6 +73,14 @@ class Head(nn.Module):
         self.beta = torch.cat([self.beta, self.beta.new_zeros(n)])
         self.freeze(F.pad(frozen, (0, n)))
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order; all are trainable then."""
+        self.thaw()
+        index = torch.tensor(rows, dtype=torch.int64, device=self.alpha.device)
+        for name in self.row_parameters:
+            self._set_rows(name, self.rows(name)[index])
+        self.alpha, self.beta = self.alpha[index], self.beta[index]
+
     def freeze(self, rows: Tensor) -> None:
         """Put rows: (C,) bool out of the reach of gradient, momentum and weight decay; all others become trainable."""
         if rows.dtype != torch.bool or rows.shape != (self.classes,):

@@ -26,19 +26,19 @@ def forgetting(settings: Sequence[Setting]) -> list[Plot]:
     return _by_classifier("forgetting", grown, Setting.lost, "accuracy lost on the base classes (points)")
 
 
-def likeness(settings: Sequence[Setting]) -> list[Plot]:
+def similarity(settings: Sequence[Setting]) -> list[Plot]:
     """Draw SVCCA and linear CKA of the features with those of phase 0 (the paper's CCA figures)."""
-    compared = [setting for setting in settings if len(setting.likeness("svcca")) > 1]
+    compared = [setting for setting in settings if len(setting.similarity("svcca")) > 1]
     measures = {"svcca": "SVCCA", "cka": "linear CKA"}
     if not compared:
         return []
-    y = "likeness to the features of phase 0"
+    y = "similarity to the features of phase 0"
     if len(compared) == 1:
-        curves = [_curve(name, compared[0], compared[0].likeness(key)) for key, name in measures.items()]
-        return [_over_phases("likeness", compared, curves, y)]
+        curves = [_curve(name, compared[0], compared[0].similarity(key)) for key, name in measures.items()]
+        return [_over_phases("similarity", compared, curves, y)]
     return [
         _over_phases(
-            f"likeness-{key}", compared, [_curve(s.label, s, s.likeness(key)) for s in compared], f"{name}: {y}"
+            f"similarity-{key}", compared, [_curve(s.label, s, s.similarity(key)) for s in compared], f"{name}: {y}"
         )
         for key, name in measures.items()
     ]
@@ -134,7 +134,7 @@ def confusion(setting: Setting, classifier: str) -> Plot:
 
 def overview(settings: Sequence[Setting]) -> Iterator[Plot]:
     """Draw what shows all settings together."""
-    for draw in (accuracy, forgetting, likeness, angles, drift):
+    for draw in (accuracy, forgetting, similarity, angles, drift):
         yield from draw(settings)
 
 

@@ -115,9 +115,9 @@ class Run:
         return list(itertools.accumulate(len(group) for group in self.groups))
 
     @property
-    def likeness(self) -> list[dict[str, Any]]:
+    def similarity(self) -> list[dict[str, Any]]:
         """The comparison of the features with those of phase 0 after each phase; empty where it was not made."""
-        found = [metrics.get("likeness") for metrics in self.metrics]
+        found = [metrics.get("similarity") for metrics in self.metrics]
         return [item for item in found if item] if all(found) else []
 
     def confusion(self, classifier: str) -> NDArray[np.int64]:
@@ -295,13 +295,13 @@ class Setting:
         losses = [[_minus(row[0], now) for now in row] for row in rows]
         return [estimate(each) for each in zip(*losses, strict=True)]
 
-    def likeness(self, measure: str) -> list[Estimate | None]:
+    def similarity(self, measure: str) -> list[Estimate | None]:
         """Summarise svcca or cka for each phase; empty where a run has none."""
-        return [estimate([item.get(measure) for item in each]) for each in self._likenesses()]
+        return [estimate([item.get(measure) for item in each]) for each in self._similarities()]
 
     def angles(self) -> list[tuple[float, float, float]]:
         """Give the least, the median and the greatest principal angle to phase 0 in degrees, of all runs, by phase."""
-        found = [[angle for item in each for angle in item["angles"]] for each in self._likenesses()]
+        found = [[angle for item in each for angle in item["angles"]] for each in self._similarities()]
         return [_range(each) for each in found if each]
 
     @property
@@ -316,8 +316,8 @@ class Setting:
             found.setdefault((epoch.phase, epoch.stage, epoch.epoch), []).extend(epoch.angles)
         return [_range(found[epoch.phase, epoch.stage, epoch.epoch]) for epoch in self.turned]
 
-    def _likenesses(self) -> list[tuple[dict[str, Any], ...]]:
-        found = [run.likeness for run in self.runs]
+    def _similarities(self) -> list[tuple[dict[str, Any], ...]]:
+        found = [run.similarity for run in self.runs]
         return list(zip(*found, strict=True)) if all(found) else []
 
 

@@ -201,7 +201,7 @@ def _title(name: str) -> str:
 
 def representation(settings: Sequence[Setting]) -> str:
     """Show how far the features of the base classes have moved from those of phase 0."""
-    parts = [figure(plot, plot.name, "Likeness of features") for plot in plots.likeness(settings)]
+    parts = [figure(plot, plot.name, "Likeness of features") for plot in plots.similarity(settings)]
     parts += [figure(plot, plot.name, "Principal angles") for plot in plots.angles(settings)]
     words = (
         "Features of the base classes' test images after each phase, compared with those after phase 0. Angles: between the leading "

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from geodl.config import DISTILLATIONS, RunConfig
+from geodl.config import RunConfig
 from geodl.memory import quota
 from geodl.methods import build
 from geodl.reproduce.grid import Job
-from geodl.reproduce.steps import PEAK_STEPS, Shape, Step, take_turns
+from geodl.reproduce.steps import NAMES, PEAK_STEPS, Shape, Step, take_turns
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def work(config: RunConfig) -> list[Work]:
         before = 0 if t == 0 else base + (size.classes - base) * (t - 1) // config.phases
         seen = base + (size.classes - base) * t // max(config.phases, 1)
         images = size.train * (seen if method.keeps_all_data else seen - before)
-        kept = 0 if method.keeps_all_data else before * quota(max(before, 1), config.exemplars, config.budget)
+        kept = 0 if method.keeps_all_data else before * quota(max(before, 1), config.exemplars, config.memory_budget)
         # Looked at: for imprinting, for herding and the stored means, and for their drift; then the test images, the
         # exemplars and their mirrored copies, and for AME all images seen.
         passes = 1 if t == 0 or method.keeps_all_data else 3
-        exemplars = 2 * seen * quota(seen, config.exemplars, config.budget)
-        oracle = seen * min(size.train, config.ame_images or size.train)
+        exemplars = 2 * seen * quota(seen, config.exemplars, config.memory_budget)
+        oracle = seen * min(size.train, config.ame_images or size.train) if config.ame else 0
         looked_at = passes * images + seen * size.test + exemplars + oracle
         found.append(Work(method.main_schedule(t).epochs * (images + kept), looked_at))
     return found
@@ -102,7 +102,7 @@ def plan(jobs: Sequence[Job], done: Sequence[int], speed: Speed) -> list[list[fl
 def _base(config: RunConfig) -> tuple[object, ...]:
     """Give what tells base phases of one grid apart: head, held-out images, schedule, classes, seed."""
     method = build(config)
-    held = method.held_out(quota(max(config.base or 0, 1), config.exemplars, config.budget))
+    held = method.held_out(quota(max(config.base or 0, 1), config.exemplars, config.memory_budget))
     return method.head, held, method.main_schedule(0), config.base, config.seed
 
 
@@ -114,7 +114,7 @@ def shape_of(config: RunConfig) -> Shape:
 def measure(shape: Shape) -> Speed:
     """Time a few steps of each distillation, and of evaluation; large images in smaller batches."""
     shape = shape if shape.size <= 64 else replace(shape, batch=min(shape.batch, BATCH))
-    steps = {name: Step(name, shape) for name in DISTILLATIONS}
+    steps = {name: Step(name, shape) for name in NAMES}
     times = take_turns({**steps, "look": steps["none"].look}, STEPS)
     speeds = {name: shape.batch / statistics.median(each) for name, each in times.items()}
     return Speed({name: speeds[name] for name in steps}, speeds["look"])

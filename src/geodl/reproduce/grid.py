@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from geodl.config import DISTILLATIONS, Layer, RunConfig, preset_layer
+from geodl.config import Layer, RunConfig, preset_layer
 from geodl.errors import ConfigError
 from geodl.experiment import run_name
 from geodl.methods import configure
 from geodl.report.published import Published, numbers, same
+from geodl.reproduce.steps import NAMES
 
-Budget = Literal["paper", "cpu", "smoke"]
+Length = Literal["paper", "cpu", "smoke"]
 DATASETS = ("cifar100", "imagenet-subset", "imagenet")
 
 
@@ -34,7 +35,7 @@ ARTEFACTS = {
     "fig-phases": Artefact("Accuracy after each phase, with joint training", DATASETS, (5, 10)),
     "fig-classifiers": Artefact("Losses under the three classifiers", ("cifar100", "imagenet-subset"), (5, 10, 25)),
     # The paper does not say how many phases its CCA figures have; its ablations have 10.
-    "fig-cca": Artefact("Likeness of the features to phase 0", ("cifar100", "imagenet-subset"), (10,)),
+    "fig-cca": Artefact("Similarity of the representation to phase 0", ("cifar100", "imagenet-subset"), (10,)),
     "time-memory": Artefact("Time and memory of one iteration", DATASETS, (), "time and memory"),
 }
 
@@ -74,7 +75,7 @@ def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Traini
         joint = [Training("joint", "none", base, t) for t in phases]
         found = [*trainings("table1", dataset, phases), *joint]
     elif artefact in ("fig-classifiers", "fig-cca"):
-        found = [Training("finetune", loss, base, t) for t in phases for loss in DISTILLATIONS]
+        found = [Training("finetune", loss, base, t) for t in phases for loss in NAMES]
     else:
         found = map(training_of, published(artefact, dataset, phases))
     return list(dict.fromkeys(found))
@@ -98,32 +99,33 @@ def choose(artefact: str, dataset: str | None, phases: Sequence[int] | None) -> 
 
 
 def config_of(
-    training: Training, dataset: str, budget: Budget, *, seed: int, data_dir: Path | None, threads: int | None
+    training: Training, dataset: str, length: Length, *, seed: int, data_dir: Path | None, threads: int | None
 ) -> RunConfig:
-    """Give the configuration of a training under a budget."""
+    """Give the configuration of a training under a length."""
     options: dict[str, Any] = {
         "method": training.method,
         "distill": training.distill,
         "base": training.base,
         "phases": training.phases,
         "exemplars": training.memory,
-        "subspace_dim": training.subspace_dim,
         "seed": seed,
     }
-    if budget == "smoke":
+    if training.distill == "geodesic":
+        options["subspace_dim"] = training.subspace_dim
+    if length == "smoke":
         options |= _on_digits(training)
     elif data_dir is not None:
         options["data_dir"] = data_dir
     if threads is not None:
         options["threads"] = threads
-    return configure([preset_layer(preset_of(dataset, budget)), Layer("reproduce", options)]).config
+    return configure([preset_layer(preset_of(dataset, length)), Layer("reproduce", options)]).config
 
 
-def preset_of(dataset: str, budget: Budget) -> str:
-    """Give the preset of a budget."""
-    if budget == "cpu" and dataset != "cifar100":
-        raise ConfigError(f"budget = 'cpu': there is a short schedule for cifar100 alone; {dataset}: paper, smoke")
-    return {"paper": dataset, "cpu": "cifar100-cpu", "smoke": "digits"}[budget]
+def preset_of(dataset: str, length: Length) -> str:
+    """Give the preset of a length."""
+    if length == "cpu" and dataset != "cifar100":
+        raise ConfigError(f"length = 'cpu': there is a short schedule for cifar100 alone; {dataset}: paper, smoke")
+    return {"paper": dataset, "cpu": "cifar100-cpu", "smoke": "digits"}[length]
 
 
 def _on_digits(training: Training) -> dict[str, Any]:
@@ -158,15 +160,15 @@ class Job:
         config = self.config
         words = [f"{config.method} + {config.distill}", f"{config.base} classes + {config.phases} phases"]
         words.append(f"{config.exemplars} exemplars")
-        if config.distill == "geodesic" and config.subspace_dim != 127:
-            words.append(f"n = {config.subspace_dim}")
+        if self.training.subspace_dim != 127:
+            words.append(f"n = {self.training.subspace_dim}")
         return ", ".join([*words, f"seed {config.seed}"])
 
 
 def grid(
     chosen: dict[str, tuple[int, ...]],
     dataset: str,
-    budget: Budget,
+    length: Length,
     *,
     runs: int = 3,
     data_dir: Path | None = None,
@@ -182,7 +184,7 @@ def grid(
     return [
         Job(
             training,
-            config_of(training, dataset, budget, seed=seed, data_dir=data_dir, threads=threads),
+            config_of(training, dataset, length, seed=seed, data_dir=data_dir, threads=threads),
             tuple(names),
         )
         for seed in range(1, runs + 1)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from geodl.config import DISTILLATIONS, preset_layer
+from geodl.config import preset_layer
 from geodl.files import atomic_write
 from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
@@ -14,7 +14,7 @@ from geodl.report.figures import Curve, Plot, lines
 from geodl.report.published import not_as_published, numbers
 from geodl.report.results import DATA_NAMES, DISTILL_NAMES, Setting, read_run
 from geodl.report.tables import AVERAGE, FORMATS, PAPERS, Cell, Table, compare, comparison_table, summary
-from geodl.reproduce.grid import ARTEFACTS, Budget, Job, Training, preset_of, published, training_of, trainings
+from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, preset_of, published, training_of, trainings
 from geodl.reproduce.steps import Ratio, ratio
 
 Settings = Mapping[Training, Setting]
@@ -36,21 +36,21 @@ def read(jobs: Sequence[Job], runs: Path) -> dict[Training, Setting]:
 
 
 def write(
-    artefact: str, dataset: str, budget: Budget, phases: Sequence[int], settings: Settings, out: Path
+    artefact: str, dataset: str, length: Length, phases: Sequence[int], settings: Settings, out: Path
 ) -> list[Path]:
     """Write one table or figure of the paper, as far as its runs are complete; give the files."""
     title = f"{ARTEFACTS[artefact].title} ({DATA_NAMES[dataset]})"
     if ARTEFACTS[artefact].table:
-        return save(artefact, title, compared(artefact, dataset, budget, phases, settings), out)
+        return save(artefact, title, compared(artefact, dataset, length, phases, settings), out)
     needed = [training for training in trainings(artefact, dataset, phases) if training in settings]
     if artefact == "fig-phases":
         settings = {one: replace(s, label=NAMES.get((one.method, one.distill), s.label)) for one, s in settings.items()}
     table = summary([replace(settings[one], label=f"{settings[one].label}, T = {one.phases}") for one in needed])
-    paths = save(artefact, title, Table(table.header, table.rows, [*table.notes, *caution(dataset, budget)]), out)
+    paths = save(artefact, title, Table(table.header, table.rows, [*table.notes, *caution(dataset, length)]), out)
     return [*paths, *(path for plot in figures(artefact, needed, settings) for path in plot.files(out))]
 
 
-def compared(artefact: str, dataset: str, budget: Budget, phases: Sequence[int], settings: Settings) -> Table:
+def compared(artefact: str, dataset: str, length: Length, phases: Sequence[int], settings: Settings) -> Table:
     """Put every published number of a table beside ours, and the difference."""
     found = [
         each
@@ -64,13 +64,13 @@ def compared(artefact: str, dataset: str, budget: Budget, phases: Sequence[int],
         table = _with_column(table, 3, name, [getattr(each.published, key) for each in found])
     dropped = [] if any(each.published.metric == "forgetting" for each in found) else ["forgetting"]
     notes = list(table.notes)
-    if budget == "smoke":
+    if length == "smoke":
         # On digits there is nothing to compare: the published numbers keep their place, differences would mislead.
         dropped, notes = [*dropped, "difference", "compared with"], notes[1:]
     table = table.keeping([i for i, name in enumerate(table.header) if name not in dropped])
     if any(len(setting.runs) > 1 for setting in settings.values()):
         notes.append("Ours: mean ± sample standard deviation over runs.")
-    notes += caution(dataset, budget)
+    notes += caution(dataset, length)
     if waiting := sum(each.ours is None for each in found):
         notes.append(f"Not run yet: {waiting} of {len(found)} rows.")
     return Table(table.header, table.rows, notes)
@@ -82,15 +82,15 @@ def _with_column(table: Table, at: int, name: str, cells: Sequence[Cell]) -> Tab
     return Table(header, rows, table.notes)
 
 
-def caution(dataset: str, budget: Budget) -> list[str]:
-    """Say how a budget departs from the paper's training."""
-    if budget == "smoke":
+def caution(dataset: str, length: Length) -> list[str]:
+    """Say how a length departs from the paper's training."""
+    if length == "smoke":
         return [
             "Smoke test: ours are of the ten digits, with fewer phases, exemplars and epochs than the row says; the published "
             f"numbers are of {DATA_NAMES[dataset]}. The two cannot be compared."
         ]
-    departs = not_as_published(configure([preset_layer(preset_of(dataset, budget))]).config.identity())
-    return [f"Ours are of budget {budget}: {', '.join(departs)}."] if departs else []
+    departs = not_as_published(configure([preset_layer(preset_of(dataset, length))]).config.identity())
+    return [f"Ours are of length {length}: {', '.join(departs)}."] if departs else []
 
 
 def save(name: str, title: str, table: Table, out: Path) -> list[Path]:
@@ -114,7 +114,7 @@ def figures(artefact: str, needed: Sequence[Training], settings: Settings) -> li
     drawn = []
     for t in sorted({training.phases for training in needed}):
         some = [settings[training] for training in needed if training.phases == t]
-        kind = plots.accuracy(some) if artefact == "fig-phases" else [*plots.likeness(some), *plots.angles(some)]
+        kind = plots.accuracy(some) if artefact == "fig-phases" else [*plots.similarity(some), *plots.angles(some)]
         drawn += [replace(plot, name=f"{artefact}-T{t}-{plot.name}") for plot in kind]
     return drawn
 
@@ -122,7 +122,7 @@ def figures(artefact: str, needed: Sequence[Training], settings: Settings) -> li
 def _by_phases(classifier: str, needed: Sequence[Training], settings: Settings) -> Plot | None:
     """Draw the average accuracy over the number of phases, a line for each loss."""
     curves = []
-    for loss in DISTILLATIONS:
+    for loss in NAMES:
         mine = sorted((training for training in needed if training.distill == loss), key=lambda one: one.phases)
         found = [(one.phases, value) for one in mine if (value := settings[one].value(classifier, "average"))]
         if found:
@@ -147,7 +147,7 @@ def time_memory(times: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
     times: seconds of single steps, in turns; peaks: bytes; both by distillation.
     """
     rows: list[list[Cell]] = []
-    for name in DISTILLATIONS:
+    for name in NAMES:
         against = [_against("time_ratio", times, name), _against("memory_gb", {k: [v] for k, v in peaks.items()}, name)]
         middle = sorted(times[name])[len(times[name]) // 2]
         row: list[Cell] = [

@@ -19,12 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from geodl.config import DISTILLATIONS
+from geodl.config import Layer
 from geodl.devices import device_kind
 from geodl.errors import TrainingError
-from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
+from geodl.losses import DISTILLATIONS
+from geodl.methods import configure
 from geodl.nets import Output, build_network, frozen_copy
 
+NAMES = ("none", "lwf", "cosine", "geodesic")
+"""The distillations that the paper compares."""
 PEAK_STEPS = 4
 """Steps after which memory no longer grows: the momenta are there after the first."""
 
@@ -59,12 +62,11 @@ class Step:
         self.teacher = frozen_copy(base).to(self.device) if distill != "none" else None
         self.student = build_network(shape.network, shape.old + shape.new, head="cosine", seed=0)
         self.student.to(self.device).train()
-        self.optimiser = torch.optim.SGD(self.student.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True)
-        self.losses = {
-            "lwf": LogitDistillation(),
-            "cosine": CosineDistillation(),
-            "geodesic": GeodesicDistillation(shape.dim),
-        }
+        self.optimizer = torch.optim.SGD(self.student.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True)
+        self.loss = None
+        if distill != "none":
+            options = {"distill": distill} | ({"subspace_dim": shape.dim} if distill == "geodesic" else {})
+            self.loss = DISTILLATIONS[distill].build(configure([Layer("step", options)]).config)
         rng = torch.Generator().manual_seed(1)
         images = torch.randn(shape.batch, 3, shape.size, shape.size, generator=rng)
         self.images = images.to(self.device, memory_format=torch.channels_last)
@@ -76,19 +78,17 @@ class Step:
         new = self.student(self.images)
         loss = F.cross_entropy(new.logits, self.labels)
         if old is not None:
-            loss = loss + self._distillation(new, old)
-        self.optimiser.zero_grad()
+            loss = loss + self.distillation(new, old)
+        self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step()
+        self.optimizer.step()
         _wait(self.device)
 
-    def _distillation(self, new: Output, old: Output) -> Tensor:
-        loss = self.losses[self.distill]
-        if self.distill == "geodesic":
-            return loss(new.grid, old.grid)  # type: ignore[no-any-return]
-        if self.distill == "cosine":
-            return loss(new.pooled, old.pooled)  # type: ignore[no-any-return]
-        return loss(new.logits[:, : self.shape.old], old.logits)  # type: ignore[no-any-return]
+    def distillation(self, new: Output, old: Output) -> Tensor:
+        """Return the distillation loss of the student's and the teacher's output."""
+        assert self.loss is not None
+        value: Tensor = self.loss(*(self.loss.compared(output, self.shape.old) for output in (new, old)))
+        return value
 
     def look(self) -> None:
         """Run the network over the images without learning, as an evaluation does."""
@@ -140,7 +140,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
 
 def time_steps(shape: Shape, turns: int) -> dict[str, list[float]]:
     """Give the seconds of single steps with each distillation, in turns."""
-    return take_turns({name: Step(name, shape) for name in DISTILLATIONS}, turns)
+    return take_turns({name: Step(name, shape) for name in NAMES}, turns)
 
 
 # -------------------------------------------------------------------------------------------------------- memory

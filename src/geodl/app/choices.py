@@ -1,56 +1,35 @@
 """The options that a learn step takes when its user sets none: chosen from the data and the device, never from a clock."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from geodl.config import Effective, Layer, RunConfig
+from geodl.data.intake import Decoded
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, MissingExtraError
 from geodl.files import readable
-from geodl.methods import configure
-from geodl.own.intake import Decoded
-
-FIXED = ("network", "scale", "image_size", "crop", "padding", "flip", "mean", "std")
-"""What a model is made with: the same in every later step."""
-KEPT = (*FIXED, "weights", "pretrained", "method", "distill", "exemplars", "budget", "selection", "seed")
-"""What a later step takes over from the step before unless its user says otherwise."""
+from geodl.methods import configure, kinds
 
 TINY = 16
 """Pictures up to this many pixels a side need a small network and one thread."""
 VALIDATION = 10
-"""At most so many images of a class are set aside to check the model with."""
+"""At most so many images of a class are set aside to measure its accuracy on."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One line of what was chosen: the option as it is typed, its value, and why."""
-
-    option: str
-    value: str
-    why: str
-
-
-ALLOWED = (
-    *("method", "distill", "lwf_weight", "cosine_weight", "geodesic_weight", "subspace_dim", "through_flow"),
-    *("temperature", "margin", "hard_classes"),
-    *("margin_weight", "finetune_epochs", "network", "pretrained", "weights", "scale", "image_size", "padding", "flip"),
-    *("jitter", "mean", "std", "epochs", "batch_size", "lr", "schedule", "milestones", "lr_decay", "momentum"),
-    *("weight_decay", "label_smoothing", "clip_norm", "seed", "exemplars", "budget", "selection", "threads"),
-    *("accelerator", "precision", "compile", "workers", "checkpoint_steps"),
-)
-"""The options of a run that make sense for a learn step."""
+Choice = tuple[str, str, str]
+"""One line of what was chosen: the option as it is typed, its value, and why."""
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check what the user set, before anything is read or written; give the values as they were understood."""
+    """Check what the user set, before anything is read or written; return the values as they were understood."""
     wanted = {key: value for key, value in options.items() if value is not None}
-    for key in wanted:
-        if key not in ALLOWED:
-            raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(ALLOWED)}")
     if wanted.get("method", "lucir") not in ("lucir", "finetune"):
         raise ConfigError(f"method = {wanted['method']!r}: allowed for your own images are lucir and finetune")
-    config = configure([Layer("your option", wanted)]).config
+    config = configure([Layer("your option", {"distill": "geodesic"} | wanted)]).config
+    allowed = config.having("in_model", "fixed", "kept", "set")
+    for key in wanted:
+        if key not in allowed:
+            raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(allowed)}")
     return {key: getattr(config, key) for key in wanted}
 
 
@@ -114,8 +93,11 @@ def choose(
         values |= {"method": "lucir", "distill": "geodesic", "scale": 10.0} | dict(network)
     else:
         _refuse_other(last, wanted)
-        values = {key: getattr(last, key) for key in KEPT if hasattr(last, key)}
+        values = {key: getattr(last, key) for key in last.having("in_model", "fixed", "kept")}
         wanted = {key: value for key, value in wanted.items() if key not in ("weights", "pretrained")}
+        # Another distillation or method than before has other options.
+        there = kinds().of(*(str(wanted.get(key, getattr(last, key))) for key in ("method", "distill"))).model_fields
+        values = {key: value for key, value in values.items() if key in there}
     kind = device_kind(str(wanted.get("accelerator", "auto")))
     values |= _schedule(images, first=not trained, foreign=str(values["network"]).startswith("timm:"), kind=kind)
     return configure([Layer("chosen", values), Layer("your option", wanted)])
@@ -133,7 +115,7 @@ def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str
 
 
 def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
-    for key in FIXED:
+    for key in last.having("in_model", "fixed"):
         there = getattr(last, key)
         if key in wanted and wanted[key] != there:
             raise ConfigError(f"{key} = {wanted[key]}: this model was made with {there}; another needs a new model")
@@ -142,33 +124,34 @@ def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
 def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, first: bool) -> list[Choice]:
     """Put the choices into words; `first`: this step makes the model."""
     config = found.config
+    fixed = config.having("in_model", "fixed")
 
     def why(option: str, reason: str) -> str:
         if found.origins[option] == "your option":
             return "as you set it"
-        return reason if first or option not in FIXED else "as this model was made"
+        return reason if first or option not in fixed else "as this model was made"
 
     pixels = 3 * (config.image_size or 0) ** 2
     held = VALIDATION if config.exemplars else 0
-    each = config.exemplars + held if config.budget == "per_class" else held
-    most = each * classes + (config.exemplars if config.budget == "total" else 0)
-    mirrored = "grey pictures are often writing" if decoded.grey else "colour pictures are often photographs"
+    each = config.exemplars + held if config.memory_budget == "per_class" else held
+    most = each * classes + (config.exemplars if config.memory_budget == "total" else 0)
+    mirrored = "grey pictures are often writing" if decoded.grey else "color pictures are often photographs"
     size = f"{config.image_size} x {config.image_size} pixels"
     return [
-        Choice(
+        (
             "--backbone",
             config.network,
             why("network", f"for pictures of this size on this machine ({device_kind(config.accelerator)})"),
         ),
-        Choice("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
-        Choice("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
-        Choice("--epochs", str(config.epochs), why("epochs", f"times through {images} images")),
-        Choice("--batch-size", str(config.batch_size), why("batch_size", "images a training step")),
-        Choice("--lr", f"{config.lr:g}", why("lr", "learning rate, at its highest")),
-        Choice(
+        ("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
+        ("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
+        ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),
+        ("--batch-size", str(config.batch_size), why("batch_size", "images a training step")),
+        ("--lr", f"{config.lr:g}", why("lr", "learning rate, at its highest")),
+        (
             "--exemplars",
             str(config.exemplars),
-            f"images {'a class' if config.budget == 'per_class' else 'in all'} to keep, and up to {held} a class to check "
-            f"with: at most {most} images, {readable(most * pixels)} for {classes} classes",
+            f"images {'a class' if config.memory_budget == 'per_class' else 'in all'} to keep, and up to {held} a class for "
+            f"validation: at most {most} images, {readable(most * pixels)} for {classes} classes",
         ),
     ]

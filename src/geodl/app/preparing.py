@@ -1,4 +1,4 @@
-"""From what was handed over to what is learned: internal labels, no contradictions, check images set aside."""
+"""From what was handed over to what is learned: internal labels, no contradictions, validation images set aside."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from geodl.app.choices import VALIDATION
+from geodl.app.state import KnownClass, State, short_hashes
 from geodl.config import derive
 from geodl.data.images import Images
+from geodl.data.intake import Decoded, Intake, Problems
 from geodl.errors import DataError
-from geodl.own.choices import VALIDATION
-from geodl.own.intake import Decoded, Intake, Problems
-from geodl.own.state import KnownClass, State, short_hashes
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,18 @@ class Prepared:
     problems: Problems
 
     @property
+    def names_of_classes(self) -> tuple[str, ...]:
+        """The names of all classes known with this step, in the order of their labels."""
+        return tuple(known.name for known in self.classes)
+
+    @property
     def present(self) -> list[int]:
         """The classes that the step brings images of."""
         return sorted(set(self.images.labels.tolist()))
 
 
 def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> Prepared:
-    """Give the images internal labels and leave out what would contradict or repeat what is stored."""
+    """Return the images internal labels and leave out what would contradict or repeat what is stored."""
     old = list(last.classes) if last else []
     position = {known.name: i for i, known in enumerate(old)}
     problems = list(intake.problems + decoded.problems) + _case_clashes(intake.classes, list(position))
@@ -93,9 +98,9 @@ def _case_clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str,
 def _without_repeats(
     labels: Sequence[int], digests: Sequence[str], names: Sequence[str], last: State | None
 ) -> tuple[list[int], list[tuple[str, str]]]:
-    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for checking."""
+    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for validation."""
     checks = _labels_of(last.validation) if last else {}
-    stored = _labels_of(last.memory.images) | checks if last else {}
+    stored = _labels_of(last.learner.memory.images) | checks if last else {}
     equal: dict[str, list[int]] = {}
     for i, digest in enumerate(digests):
         equal.setdefault(digest, []).append(i)
@@ -120,7 +125,7 @@ def _labels_of(images: Images | None) -> dict[str, int]:
 
 
 def set_aside(ready: Prepared, last: State | None) -> Tensor:
-    """Choose the check images, (N,) bool, by their content: up to ten a class and a fifth of it.
+    """Choose the validation images, (N,) bool, by their content: up to ten a class and a fifth of it.
 
     A class that comes back gives more of them as long as it has fewer than ten.
     """

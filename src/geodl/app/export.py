@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from geodl.app.state import State
 from geodl.config import derive
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.files import atomic_write
-from geodl.own.state import State
 
 TOLERANCE = 1e-4
 _CHECKED = 5  # images: more than the two that the graph was traced with, so that the batch size is seen to be free
@@ -30,13 +30,17 @@ class Exported(nn.Module):
     def __init__(self, state: State) -> None:
         super().__init__()
         transform = state.transform
-        self.network = state.network.cpu().eval()  # predicting may have moved it to a GPU
+        assert state.learner.network is not None
+        self.network = state.learner.network.cpu().eval()  # predicting may have moved it to a GPU
         # As in the batches: x / (255 std) - mean / std.
         mean, std = (torch.tensor(values)[:, None, None] for values in (transform.mean, transform.std))
         self.register_buffer("factor", 1 / (255 * std))
         self.register_buffer("offset", mean / std)
-        self.register_buffer("means", nn.functional.normalize(state.means, dim=1))
-        self.register_buffer("unknown", (state.means == 0).all(dim=1))
+        memory = state.learner.memory
+        means = memory.exemplar_means if memory.exemplar_means is not None else memory.means
+        assert means is not None
+        self.register_buffer("means", nn.functional.normalize(means, dim=1))
+        self.register_buffer("unknown", (means == 0).all(dim=1))
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Map pixels: uint8 (B, 3, size, size) to confidences (B, C) of nearest-mean and of the head."""

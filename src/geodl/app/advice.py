@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
+from geodl.app.state import KnownClass
 from geodl.config import RunConfig
 from geodl.memory import quota
-from geodl.own.state import KnownClass
+from geodl.metrics import Confusion
 
 TINY = 10  # images: below, a class is called tiny
 FEW = 100  # images a class: below, training from scratch is called hard
-WEAK = 60.0  # % of its check images recognised: below, a class is called weak
-CHECKED = 2  # check images: with fewer, a class is not judged
+WEAK = 60.0  # % accuracy on its validation images: below, a class is called weak
+ENOUGH = 2  # validation images: with fewer, a class is not judged
 LIST = 8  # as many classes are named in one sentence
 
 
-def advise(matrix: Tensor, classes: Sequence[KnownClass], config: RunConfig, present: Sequence[int]) -> list[str]:
-    """Give the sentences. matrix: (C, C) counts of check images, true class first; `present`: the step's classes."""
+def advise(confusion: Confusion, classes: Sequence[KnownClass], config: RunConfig, present: Sequence[int]) -> list[str]:
+    """Return the sentences. confusion: of the validation images; `present`: the step's classes."""
     if len(classes) == 1:
         return [
             f"The model knows one class, {classes[0].name!r}: there is nothing to tell apart until a second one comes."
@@ -24,11 +23,11 @@ def advise(matrix: Tensor, classes: Sequence[KnownClass], config: RunConfig, pre
     sentences = _tiny([classes[i] for i in present])
     if max(known.step for known in classes) == 1:  # later it is too late for another network
         sentences += _few(classes, config)
-    sentences += _weak(matrix, classes) + _mixed(matrix, classes)
-    if not quota(len(classes), config.exemplars, config.budget):
+    sentences += _weak(confusion) + _mixed(confusion)
+    if not quota(len(classes), config.exemplars, config.memory_budget):
         sentences.append(
-            f"No images are kept (exemplars {config.exemplars}, {config.budget}): earlier classes will be forgotten faster"
-            + ("." if config.exemplars else ", and cannot be checked any more.")
+            f"No images are kept (exemplars {config.exemplars}, {config.memory_budget}): earlier classes will be forgotten faster"
+            + ("." if config.exemplars else ", and their accuracy cannot be measured any more.")
         )
     return sentences
 
@@ -53,26 +52,27 @@ def _few(classes: Sequence[KnownClass], config: RunConfig) -> list[str]:
     ]
 
 
-def _weak(matrix: Tensor, classes: Sequence[KnownClass]) -> list[str]:
-    counts = matrix.sum(dim=1).tolist()
-    right = matrix.diagonal().tolist()
+def _weak(confusion: Confusion) -> list[str]:
+    counts, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
     weak = [
-        f"{known.name} ({right[i]} of {counts[i]} right)"
-        for i, known in enumerate(classes)
-        if counts[i] >= CHECKED and 100 * right[i] < WEAK * counts[i]
+        f"{name} ({right[i]} of {counts[i]} correct)"
+        for i, name in enumerate(confusion.classes)
+        if counts[i] >= ENOUGH and confusion.rate([i]) < WEAK
     ]
-    return [f"Weak on the check images: {_listed(weak)}. More, and more varied, images of them help."] if weak else []
+    return (
+        [f"Weak on the validation images: {_listed(weak)}. More, and more varied, images of them help."] if weak else []
+    )
 
 
-def _mixed(matrix: Tensor, classes: Sequence[KnownClass]) -> list[str]:
-    found = []
-    for i, known in enumerate(classes):
-        total = int(matrix[i].sum())
-        row = matrix[i].clone()
-        row[i] = 0
-        other = int(row.argmax())
-        if total >= CHECKED and int(row[other]) >= 2 and 10 * int(row[other]) >= 3 * total:
-            found.append(f"{known.name} is taken for {classes[other].name} ({int(row[other])} of {total})")
+def _mixed(confusion: Confusion) -> list[str]:
+    counts, worst = confusion.counts.sum(dim=1).tolist(), {}
+    for true, other, count in confusion.mistakes():
+        worst.setdefault(true, (other, count))
+    found = [
+        f"{confusion.classes[true]} is taken for {confusion.classes[other]} ({count} of {counts[true]})"
+        for true, (other, count) in sorted(worst.items())
+        if count >= 2 and 10 * count >= 3 * counts[true]
+    ]
     return [f"Mixed up: {_listed(found)}."] if found else []
 
 

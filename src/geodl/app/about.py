@@ -4,8 +4,10 @@ from typing import Any
 
 import torch
 
+from geodl.app.state import State, accuracy_of
+from geodl.metrics import confusions_of, finite
 from geodl.nets.network import parameter_count
-from geodl.own.state import State
+from geodl.predictors import default_classifier
 from geodl.store import RunDirectory, directory_size
 
 
@@ -14,21 +16,18 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     times = store.times("learned")
     learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
     count = len(state.classes)
-    checked, right = [0] * count, [0] * count
-    for true, guess, number in state.metrics["confusions"]["nme"]:
-        checked[true] += number
-        right[true] += number * (true == guess)
-    exemplars = state.memory.per_class()
+    accuracy = _per_class(state)
+    exemplars = state.learner.memory.per_class()
     checks = [] if state.validation is None else torch.bincount(state.validation.labels, minlength=count).tolist()
     classes = [
         {
             "name": known.name,
             "step": known.step,
-            "learned": times.get(learns[known.step - 1]),
+            "learned": times.get(learns[known.step - 1]) if learns else None,
             "images": known.images,
             "exemplars": exemplars.get(i, 0),
-            "checks": checks[i] if checks else 0,
-            "accuracy": 100 * right[i] / checked[i] if checked[i] else None,
+            "validation": checks[i] if checks else 0,
+            "accuracy": accuracy.get(known.name),
         }
         for i, known in enumerate(state.classes)
     ]
@@ -36,12 +35,12 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "model": str(store.path),
         "classes": classes,
         "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
-        "accuracy": state.metrics["accuracy"]["nme"],
+        "accuracy": accuracy_of(state.metrics),
         "network": state.config.network,
-        "parameters": parameter_count(state.network),
+        "parameters": parameter_count(state.learner.network),
         "image_size": state.transform.size,
         "preprocessing": state.transform.to_dict(),
-        "budget": {"exemplars": state.config.exemplars, "counted": state.config.budget},
+        "memory_budget": {"exemplars": state.config.exemplars, "counted": state.config.memory_budget},
         "stored_images": state.stored_images,
         "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
@@ -52,10 +51,17 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     }
 
 
+def _per_class(state: State) -> dict[str, float | None]:
+    found = confusions_of(state.metrics) if state.metrics else {}
+    if not found:
+        return {}
+    return {name: finite(value) for name, value in found[default_classifier(found)].per_class.items()}
+
+
 def _stored(state: State) -> list[dict[str, str]]:
     """List the stored images: class, what for, and where it came from."""
     found = []
-    for use, images in (("exemplar", state.memory.images), ("check", state.validation)):
+    for use, images in (("exemplar", state.learner.memory.images), ("validation", state.validation)):
         if images is None:
             continue
         for label, digest in zip(images.labels.tolist(), images.item_digests(), strict=True):

@@ -1,0 +1,249 @@
+"""One learn step: images in, a state out. Nothing is kept of it until it is complete, except where to go on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl.app.advice import advise
+from geodl.app.choices import TINY, choose, choose_network, explain
+from geodl.app.preparing import Prepared, prepare, set_aside
+from geodl.app.state import State, accuracy_of, save, short_hashes
+from geodl.config import RunConfig
+from geodl.data.batches import fit
+from geodl.data.images import ArrayImages, Images, concat
+from geodl.data.intake import Intake, Problems, decode, insist, typical_side
+from geodl.devices import available_cores, device_kind
+from geodl.events import Event, ImagesRead, IntakeDone, Listener, OptionsChosen, StepContinued, StepTaken, ignore
+from geodl.files import fingerprint
+from geodl.learner import Learner
+from geodl.memory import Memory
+from geodl.metrics import confusions_of, finite, to_metrics
+from geodl.nets import build_network
+from geodl.predictors import default_classifier
+from geodl.store import RunDirectory
+from geodl.training import Interrupted
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a learn step did; accuracies in %, on the validation images; None where there are none.
+
+    before, after: the accuracy on the classes that were known before the step, and on those that it added.
+    earlier_images: whether the state before the step, which `undo` would bring back, holds images.
+    """
+
+    already: bool
+    step: int
+    classes: tuple[str, ...]
+    new: tuple[str, ...]
+    returning: tuple[str, ...]
+    images: int
+    accuracy: float | None
+    before: float | None
+    after: float | None
+    per_class: dict[str, float | None]
+    stored_images: int
+    stored_bytes: int
+    earlier_images: bool
+    warnings: tuple[str, ...]
+    skipped: Problems
+
+
+def learn_step(
+    store: RunDirectory,
+    last: State | None,
+    intake: Intake,
+    options: Mapping[str, Any],
+    *,
+    strict: bool = False,
+    listener: Listener = ignore,
+    stop: Callable[[], bool] = lambda: False,
+) -> Learned:
+    """Learn the classes and images of an intake and save the new state; the caller holds the lock."""
+    step = (last.steps if last else 0) + 1
+    kind = device_kind(str(options.get("accelerator") or "auto"))
+    side = typical_side(intake.images)
+    network = {} if last else choose_network(side, options, kind)
+    size = last.transform.size if last else int(network["image_size"])
+    if last is None:  # a network that cannot be built is named before thousands of images are read
+        weights = Path(options["weights"]) if options.get("weights") else None
+        build_network(network["network"], 1, head="cosine", weights=weights, pretrained=bool(network.get("pretrained")))
+
+    def told(done: int, problems: Problems) -> None:
+        listener(ImagesRead(done, len(intake.images)))
+        insist(strict, problems)
+        if stop():
+            raise Interrupted("stopped while the images were read")
+
+    decoded = decode(intake, size, int(options.get("workers") or available_cores()), told)
+    ready = prepare(intake, decoded, last, step)
+    insist(strict, ready.problems)
+    listener(IntakeDone(intake.title, len(ready.images), len(intake.classes), side, ready.problems))
+    held = set_aside(ready, last)
+    train = ready.images.select(~held)
+    kept = 0 if last is None or last.learner.memory.images is None else len(last.learner.memory.images)
+    chosen = choose(
+        decoded,
+        len(train) + kept,
+        options,
+        network,
+        last.config if last else None,
+        trained=last is not None and last.learner.trained,
+    )
+    listener(OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
+    state = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop).learn(train, held)
+    save(store, state)
+    earlier = last is not None and last.stored_images > 0
+    result = summarize(
+        state, ready.known, ready.present, problems=ready.problems, images=len(train), earlier_images=earlier
+    )
+    store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
+    return result
+
+
+class _Progress:
+    """The store's checkpoint, valid only for the same images, options and place in the model's life."""
+
+    def __init__(self, store: RunDirectory, key: str) -> None:
+        self.store, self.key = store, key
+
+    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        self.store.save_progress(tensors, {**state, "key": self.key, "threads": torch.get_num_threads()})
+
+    def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        found = self.store.load_progress()
+        return found if found is not None and found[1].get("key") == self.key else None
+
+
+class _Step:
+    """What is around the learner in one step: progress, validation images, the story of the images."""
+
+    def __init__(
+        self,
+        store: RunDirectory,
+        last: State | None,
+        ready: Prepared,
+        config: RunConfig,
+        step: int,
+        learned: str,
+        listener: Listener,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.store, self.last, self.ready, self.config = store, last, ready, config
+        self.step, self.learned, self.listener = step, learned, listener
+        identity = {"images": learned, "config": config.identity(), "phase": store.completed()}
+        self.progress = _Progress(store, fingerprint(identity))
+        unfinished = self.progress.load_progress()
+        # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
+        began = unfinished[1]["threads"] if unfinished else None
+        # Work on tiny pictures is over before a second thread has begun.
+        usual = 1 if (config.image_size or 0) <= TINY else available_cores()
+        if unfinished:
+            listener(StepContinued(unfinished[1]["epoch"]))
+        how: dict[str, Any] = {"listener": self._tell, "stop": stop}
+        self.learner = last.learner.continued(config, **how) if last else Learner(config, **how)
+        torch.set_num_threads(began or config.threads or usual)
+
+    def _tell(self, event: Event) -> None:
+        self.listener(event)
+        if not isinstance(event, StepTaken):
+            self.store.events(event.kind, **event.record())
+
+    def learn(self, train: Images, aside: Tensor) -> State:
+        """Learn, and see how good the network is on all validation images, `aside` (N,) being new ones."""
+        learner, last, ready = self.learner, self.last, self.ready
+        learner.memory = _without_incoming(learner.memory, ready.digests)
+        learner.learn(replace(train, names=ready.names_of_classes), progress=self.progress)
+        if learner.memory.images is not None and not isinstance(learner.memory.images, ArrayImages):
+            learner.memory = replace(learner.memory, images=self._fitted(learner.memory.images))
+        held = ready.images.select(aside)
+        parts = [held] if last is None or last.validation is None else [last.validation, held]
+        checks = self._fitted(concat(parts))
+        checks = checks.select(checks.labels.argsort(stable=True))
+        metrics = to_metrics(self.store.completed(), learner.evaluate(replace(checks, names=ready.names_of_classes)))
+        keeps = bool(self.config.exemplars and len(checks))
+        assert learner.network is not None
+        learner.network.cpu().eval()
+        return State(
+            learner=learner,
+            validation=checks if keeps else None,
+            seen=self._seen(aside),
+            classes=ready.classes,
+            stored=self._sources(learner.memory.images, checks if keeps else None),
+            learned=self.learned,
+            history=(*(last.history if last else ()), self._record(len(train), checks, metrics)),
+            metrics=metrics,
+        )
+
+    def _fitted(self, images: Images) -> ArrayImages:
+        assert self.config.image_size is not None
+        return fit(images, self.config.image_size, workers=self.config.workers)
+
+    def _record(self, images: int, checks: Images, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        names, known = self.ready.names_of_classes, self.ready.known
+        return {
+            "action": "learn",
+            "step": self.step,
+            "new": list(names[known:]),
+            "returning": [names[i] for i in self.ready.present if i < known],
+            "images": images,
+            "accuracy": accuracy_of(metrics),
+            "validated": len(set(checks.labels.tolist())),
+        }
+
+    def _seen(self, aside: Tensor) -> Tensor:
+        """Return the short hashes of all images trained on so far."""
+        now = short_hashes(self.ready.digests)[~aside]
+        return now if self.last is None else torch.cat([self.last.seen, now[~torch.isin(now, self.last.seen)]])
+
+    def _sources(self, *parts: Images | None) -> dict[str, str]:
+        """Say where each stored image came from."""
+        before = dict(self.last.stored) if self.last else {}
+        known = before | dict(zip(self.ready.digests, self.ready.names, strict=True))
+        digests = [digest for part in parts if part is not None for digest in part.item_digests()]
+        return {digest: known.get(digest, "unknown") for digest in digests}
+
+
+def _without_incoming(memory: Memory, digests: Sequence[str]) -> Memory:
+    """Leave out exemplars that come again in this step, so that no picture counts twice."""
+    if memory.images is None:
+        return memory
+    incoming = set(digests)
+    rows = [i for i, digest in enumerate(memory.images.item_digests()) if digest not in incoming]
+    return replace(memory, images=memory.images.select(rows) if rows else None)
+
+
+def summarize(
+    state: State,
+    known: int,
+    present: Sequence[int],
+    *,
+    already: bool = False,
+    problems: Problems = (),
+    images: int = 0,
+    earlier_images: bool = False,
+) -> Learned:
+    """Put a state into figures; `known` classes were there before the step, which brought images of those `present`."""
+    names, found = state.names, confusions_of(state.metrics)
+    confusion = found[default_classifier(found)]
+    return Learned(
+        already=already,
+        step=state.steps,
+        classes=names,
+        new=names[known:],
+        returning=tuple(names[i] for i in present if i < known),
+        images=images,
+        accuracy=finite(confusion.accuracy),
+        before=finite(confusion.rate(range(known))),
+        after=finite(confusion.rate(range(known, len(names)))),
+        per_class={name: finite(value) for name, value in confusion.per_class.items()},
+        stored_images=state.stored_images,
+        stored_bytes=state.stored_bytes,
+        earlier_images=earlier_images,
+        warnings=tuple(advise(confusion, state.classes, state.config, present)),
+        skipped=problems,
+    )

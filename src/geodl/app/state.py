@@ -1,0 +1,200 @@
+"""What a model directory holds after a step: a learner, validation images, and the story of a person's images."""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl.config import RunConfig
+from geodl.data.batches import Transform
+from geodl.data.folder import is_text
+from geodl.data.images import Images, from_tensors, to_tensors
+from geodl.errors import ConfigError, StoreError
+from geodl.learner import Learner
+from geodl.memory import without_class
+from geodl.metrics import confusions_of, to_metrics
+from geodl.predictors import default_classifier
+from geodl.store import RunDirectory
+
+UNDO = 3
+"""So many steps can be taken back; states before them are removed."""
+
+
+@dataclass(frozen=True)
+class KnownClass:
+    """A class that the model knows: its name, the learn step it first came in, how many images of it were seen."""
+
+    name: str
+    step: int
+    images: int
+
+
+@dataclass(frozen=True)
+class State:
+    """A complete state of a model; the position of a class in `classes` is its row in the learner's head and means.
+
+    learner:    network, memory and class means.
+    validation: images set aside to measure accuracy on; never trained on.
+    seen:       short hashes (N,) of all images that were ever trained on: none of them can become a validation image.
+    stored:     hash of a stored image -> where it came from.
+    learned:    the key of the last learn step's images.
+    history:    one record for every step, oldest first.
+    metrics:    how good the model was on the validation images.
+    """
+
+    learner: Learner
+    validation: Images | None
+    seen: Tensor
+    classes: tuple[KnownClass, ...]
+    stored: Mapping[str, str]
+    learned: str
+    history: tuple[Mapping[str, Any], ...]
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> RunConfig:
+        """The options of the last learn step."""
+        return self.learner.config
+
+    @property
+    def transform(self) -> Transform:
+        """From a picture to the network's input."""
+        assert self.learner.transform is not None
+        return self.learner.transform
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The class names in the order of their rows."""
+        return self.learner.classes
+
+    @property
+    def steps(self) -> int:
+        """How many learn steps were taken."""
+        return sum(record["action"] == "learn" for record in self.history)
+
+    @property
+    def stored_images(self) -> int:
+        """How many images the model keeps: exemplars and validation images."""
+        return sum(len(part) for part in (self.learner.memory.images, self.validation) if part is not None)
+
+    @property
+    def stored_bytes(self) -> int:
+        """How many bytes they take: they are stored as pixels, at the size that the network sees."""
+        return self.stored_images * 3 * self.transform.size**2
+
+
+def save(store: RunDirectory, state: State) -> None:
+    """Add a state as the next phase, whole or not at all, and remove states that are too old to go back to."""
+    model, memory = state.learner.tensors()
+    memory |= {"seen": state.seen}
+    if state.validation is not None:
+        memory |= {f"validation.{key}": tensor for key, tensor in to_tensors(state.validation).items()}
+    extra = state.learner.facts() | {
+        "known": [asdict(known) for known in state.classes],
+        "stored": dict(state.stored),
+        "learned": state.learned,
+        "history": [dict(record) for record in state.history],
+    }
+    store.save_phase(store.completed(), model, memory, dict(state.metrics), extra)
+    forget(store, before=store.completed() - 1 - UNDO)
+
+
+def short_hashes(digests: Sequence[str]) -> Tensor:
+    """Return the first 63 bits of hexadecimal digests: int64 (N,)."""
+    return torch.tensor([int(digest[:16], 16) >> 1 for digest in digests], dtype=torch.int64)
+
+
+def accuracy_of(metrics: Mapping[str, Any]) -> float | None:
+    """Return the accuracy that is shown of a model, in %; None where it could not be measured."""
+    accuracy = metrics.get("accuracy")
+    return accuracy[default_classifier(accuracy)] if accuracy else None
+
+
+def forget(store: RunDirectory, *, before: int) -> None:
+    """Remove network and images of the states before a phase; what they were and how good they were stays."""
+    for t in range(before):
+        store.forget_phase(t)
+
+
+def load(store: RunDirectory) -> State | None:
+    """Read the last complete state; None where there is none."""
+    for attempt in (1, 2):
+        done = store.completed()
+        try:
+            return _load(store, done - 1) if done else None
+        except StoreError:
+            # Between counting and reading, another process may have taken the last step back.
+            if attempt == 2 or store.completed() == done:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _load(store: RunDirectory, phase: int) -> State:
+    found = store.load_phase(phase)
+    extra, prefix = found.extra, "validation."
+    learner = Learner.restored(found.model, found.memory, extra)
+    held = {key.removeprefix(prefix): value for key, value in found.memory.items() if key.startswith(prefix)}
+    # A learner that was saved by itself, or the learner of a run, has no story.
+    unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
+    return State(
+        learner=learner,
+        validation=from_tensors(held) if held else None,
+        seen=found.memory.get("seen", torch.empty(0, dtype=torch.int64)),
+        classes=tuple(KnownClass(**known) for known in extra.get("known", unknown)),
+        stored=extra.get("stored", {}),
+        learned=extra.get("learned", ""),
+        history=tuple(extra.get("history", ())),
+        metrics=found.metrics,
+    )
+
+
+def renamed(state: State, old: str, new: str) -> State:
+    """Give a class another name."""
+    new = unicodedata.normalize("NFC", new)  # as the names of folders are read
+    if not new.strip() or new != new.strip():
+        raise ConfigError(f"new name {new!r}: a name that is not empty and has no space at its ends is needed")
+    if new.startswith(".") or "/" in new or not is_text(new):
+        raise ConfigError(
+            f"new name {new!r}: no folder of images could have it (a dot first, a slash, a control character)"
+        )
+    position = state.learner.position(old)
+    learner = copy(state.learner)
+    learner.rename(old, new)
+    classes = list(state.classes)
+    classes[position] = replace(classes[position], name=new)
+    return replace(
+        state,
+        learner=learner,
+        classes=tuple(classes),
+        history=(*state.history, {"action": "rename", "old": old, "new": new}),
+        metrics=dict(state.metrics) | {"classes": list(learner.classes)},
+    )
+
+
+def without(state: State, name: str) -> State:
+    """Remove a class: its row in the head, its mean, its images."""
+    gone = state.learner.position(name)
+    learner = copy(state.learner)
+    learner.remove(name)
+    validation = None if state.validation is None else without_class(state.validation, gone)
+    kept = [images for images in (learner.memory.images, validation) if images is not None]
+    left = {digest for images in kept for digest in images.item_digests()}
+    metrics: dict[str, Any] = {}
+    if state.metrics:
+        rest = {each: confusion.without(gone) for each, confusion in confusions_of(state.metrics).items()}
+        metrics = to_metrics(state.metrics["phase"], rest)
+    # The key of the last step goes, too: the same images may be learned again.
+    return replace(
+        state,
+        learner=learner,
+        validation=validation,
+        classes=tuple(known for i, known in enumerate(state.classes) if i != gone),
+        stored={digest: source for digest, source in state.stored.items() if digest in left},
+        learned="",
+        history=(*state.history, {"action": "remove", "class": name}),
+        metrics=metrics,
+    )

@@ -1,0 +1,465 @@
+"""``Learner``: a network, its memory and its class statistics, and what a method does with them. It needs no directory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from geodl.cache import Cache
+from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
+from geodl.data.batches import Transform, transform_of
+from geodl.data.images import ArrayImages, FileImages, Images, concat
+from geodl.data.intake import take
+from geodl.errors import ConfigError, DataError, StoreError
+from geodl.events import BaseCached, Event, Listener, ignore
+from geodl.memory import Memory, quota
+from geodl.methods import Phase, Stage, build, configure
+from geodl.metrics import Confusion
+from geodl.nets import Network, build_network, frozen_copy
+from geodl.predicting import Predictions, Recognizer
+from geodl.predictors import Features, class_means, default_classifier, drift, exemplar_means, nearest_mean, predict
+from geodl.store import RunDirectory
+from geodl.training import Checkpoint, NoProgress, Progress, Trainer
+from geodl.training.angles import AngleWatch
+from geodl.training.base import base_key
+from geodl.training.checkpoint import load_weights
+
+MODEL = {"kind": "model"}
+"""The constant configuration of a model directory: what its steps were made with is kept with each step."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """Shared base phases: where they are kept, and the name of the data that phase 0 learns."""
+
+    cache: Cache
+    data: str
+
+
+class Learner:
+    """Learns classes group by group without forgetting, by a method and its options.
+
+    The options are those of the command line (``geodl config show`` lists them) but for where data come from:
+    ``Learner(method="lucir", distill="geodesic", exemplars=20)``; ``preset="cifar100"`` starts from a preset. Or it takes a
+    configuration that was checked before.
+
+    Attributes:
+        classes: the names of the classes known, in the order in which they were learned.
+        network: the network; None before anything is learned.
+        memory: exemplars and class means.
+        transform: from a picture to the network's input; None before anything is learned.
+        phases: how many groups were learned.
+        given: joint training alone: all images given so far. They are not saved with it.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig | None = None,
+        *,
+        listener: Listener = ignore,
+        stop: Callable[[], bool] = lambda: False,
+        base: Base | None = None,
+        **options: Any,
+    ) -> None:
+        self.config = config if config is not None else _configured(options)
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        self.method = build(self.config)
+        self.trainer = Trainer(self.config, stop=stop)
+        self.listener, self.base = listener, base
+        self.trainer.listener = listener
+        self.classes: tuple[str, ...] = ()
+        self.network: Network | None = None
+        self.memory = Memory(store_images=self.config.store_images)
+        self.transform: Transform | None = None
+        self.phases = 0
+        self.trained = False
+        self.given: Images | None = None
+
+    # ------------------------------------------------------------------------------------------------------ learning
+
+    def learn(self, images: Any, labels: Any = None, *, progress: Progress | None = None) -> None:
+        """Learn one group: new classes, more images of known ones, or both (the paper's Algorithm 1).
+
+        Args:
+            images: images of geodl's (``phase.train`` of a scenario), or uint8 or 0..1 float arrays (N, H, W[, C]) with
+                labels, or a torch Dataset of (image, label) pairs.
+            labels: (N,) class names or numbers.
+            progress: where checkpoints go; a group that was stopped is gone on with where they were kept.
+
+        Until a group is learned completely, nothing is changed.
+        """
+        train, classes = self._admitted(_labelled(images, labels))
+        transform = self.transform or transform_of(self.config, train)
+        if not self.trained and self.memory.images is not None:  # the first real training: all is new
+            train = concat([train, self.memory.images])
+        if self.method.keeps_all_data and self.phases:
+            train = concat([self._everything(), train])
+        if len(classes) == 1:
+            network, memory = self._one_class(train, transform)
+        else:
+            phase = self.prepare(train, len(classes), transform)
+            self._train(phase, progress or NoProgress())
+            network, memory = phase.network, self._settled(phase)
+        if self.method.keeps_all_data:
+            self.given = train
+        self.network, self.memory, self.transform = network, memory, transform
+        self.classes, self.trained, self.phases = classes, len(classes) > 1, self.phases + 1
+
+    def prepare(self, images: Images, classes: int, transform: Transform) -> Phase:
+        """Return the next phase, ready to be trained: teacher, grown head, imprinted rows, frozen rows of absent classes.
+
+        images: labels are rows of the head; classes counts all those known when the phase is over.
+        """
+        config, method, trainer = self.config, self.method, self.trainer
+        fresh = not self.trained or method.keeps_all_data
+        memory = Memory(store_images=config.store_images) if fresh else self.memory
+        last = None if fresh else self.network
+        old = 0 if last is None else last.head.classes
+        network = self._built(classes) if last is None else deepcopy(last)
+        if classes > network.head.classes:
+            network.head.grow(classes - old, derive(config.seed, "rows", self.phases))
+        trainer.place(network)
+        held = method.held_out(quota(classes, config.exemplars, config.memory_budget))
+        images, memory = memory.hold_out(images, range(old, classes), held, config.seed)
+        if old and network.head.can_imprint and classes > old:
+            found = trainer.features(network, images.select(images.labels >= old), transform)
+            network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])  # type: ignore[operator]
+        if old and method.freezes_old_rows:
+            absent = torch.arange(classes) < old
+            absent[images.labels] = False
+            network.head.freeze(absent)
+        return Phase(
+            index=self.phases,
+            config=config,
+            transform=transform,
+            network=network,
+            teacher=None if last is None else frozen_copy(last).to(trainer.device),
+            images=images,
+            memory=memory,
+            old=old,
+            new=classes - old,
+            features=lambda some: trainer.features(network, some, transform).pooled,
+            device=trainer.device,
+            ranks=trainer.ranks,
+        )
+
+    def _train(self, phase: Phase, progress: Progress) -> None:
+        """Run the method's stages, each from its start or from where it was stopped."""
+        checkpoint = Checkpoint.load(progress)
+        if checkpoint is not None:
+            checkpoint.restore_network(phase.network)
+        self.trainer.listener = self._listening(phase)
+        for number, stage in enumerate(self.method.stages(phase)):
+            if checkpoint is None or number > checkpoint.stage:
+                self._run(phase, stage, number, None, progress)
+            elif number == checkpoint.stage:
+                self._run(phase, stage, number, checkpoint, progress)
+        phase.network.head.thaw()
+
+    def _run(self, phase: Phase, stage: Stage, number: int, checkpoint: Checkpoint | None, progress: Progress) -> None:
+        """Run one stage; the first of phase 0 is taken from the shared base phases, or put there."""
+        key = self._base_key(phase, number)
+        if key and checkpoint is None and self._take_base(key, phase):
+            return
+        if checkpoint is not None and checkpoint.base != key:
+            key = None  # begun with other threads, devices or versions: what comes of it is nobody else's base
+        self.trainer.run(phase, stage, number=number, checkpoint=checkpoint, progress=progress, base=key)
+        if key and self.base is not None and self.trainer.ranks.is_main_process:
+            self.base.cache.put(key, phase.network.state_dict())
+
+    def _listening(self, phase: Phase) -> Listener:
+        """Return the listener of a phase: the user's, and one that takes the angles between the subspaces."""
+        if phase.teacher is None or not self.config.analysis:
+            return self.listener
+        watch = AngleWatch(phase, lambda net, some: self.trainer.features(net, some, phase.transform), self.listener)
+
+        def both(event: Event) -> None:
+            self.listener(event)
+            watch(event)
+
+        return both
+
+    def _base_key(self, phase: Phase, number: int) -> str | None:
+        if self.base is None or phase.index or number:
+            return None
+        where = (self.trainer.device.type, self.trainer.ranks.world)
+        return base_key(self.config, self.method, phase.transform, self.base.data, phase.new, *where)
+
+    def _take_base(self, key: str, phase: Phase) -> bool:
+        assert self.base is not None
+        entry, trainer = self.base.cache.load(key), self.trainer
+        # Every rank goes the same way, also when only one machine has it.
+        if trainer.ranks.any(entry is None, trainer.device) or entry is None:
+            return False
+        load_weights(phase.network, entry)
+        self.listener(BaseCached(phase.index))
+        return True
+
+    def _settled(self, phase: Phase) -> Memory:
+        """Return the memory for the next phase: exemplars chosen under the trained network, class means."""
+        config, classes = self.config, phase.old + phase.new
+        share = quota(classes, config.exemplars, config.memory_budget)
+        phase.settled = self.trainer.features(phase.network, phase.at_hand(), phase.transform)
+        chosen = self.method.exemplars(phase, share - self.method.held_out(share))
+        means = self._means(phase, phase.settled)
+        taken = self._exemplar_means(phase.network, chosen.images, phase.transform, classes)
+        return replace(chosen, means=means, exemplar_means=taken)
+
+    def _means(self, phase: Phase, now: Features) -> Tensor:
+        """Return the class means (C, d) of NCM: those of classes at hand are taken, the others drift along (SDC)."""
+        classes = phase.old + phase.new
+        taken = class_means(now.pooled, now.labels, classes)
+        if phase.teacher is None or phase.memory.means is None:
+            return taken
+        before = self.trainer.features(phase.teacher, phase.at_hand(), phase.transform)
+        moved = drift(phase.memory.means, before.pooled, now.pooled)
+        known = torch.cat([moved, moved.new_zeros(classes - len(moved), moved.shape[1])])
+        return torch.where((taken != 0).any(dim=1, keepdim=True), taken, known)
+
+    def _exemplar_means(
+        self, network: Network, images: Images | None, transform: Transform, classes: int
+    ) -> Tensor | None:
+        """Return the (C, d) means of k-NME: over exemplars and, where mirroring keeps the class, their mirrored copies."""
+        if images is None:
+            return None
+        sides = (False, True) if self.config.flip else (False,)
+        return exemplar_means([self.trainer.features(network, images, transform, mirror=m) for m in sides], classes)
+
+    def _one_class(self, train: Images, transform: Transform) -> tuple[Network, Memory]:
+        """Keep exemplars of the only class by the features of the untrained network: there is nothing to tell apart."""
+        share = quota(1, self.config.exemplars, self.config.memory_budget)
+        if not share:
+            raise ConfigError(
+                f"exemplars = {self.config.exemplars}: the first step needs two classes or more, since nothing can be kept of one"
+            )
+        network = self._built(1)
+        found = self.trainer.features(network, train, transform)
+        empty = Memory(store_images=self.config.store_images)
+        chosen = empty.update(train, found.pooled, [0], quota=share, selection=self.config.selection)
+        taken = self._exemplar_means(network, chosen.images, transform, 1)
+        return network, replace(chosen, means=class_means(found.pooled, found.labels, 1), exemplar_means=taken)
+
+    def _admitted(self, images: Images) -> tuple[Images, tuple[str, ...]]:
+        """Return the images with rows of the head as labels, and the names of all classes known with them."""
+        if not len(images):
+            raise DataError("no images given: at least one is needed")
+        new = [images.names[label] for label in sorted(set(images.labels.tolist()))]
+        classes = tuple(dict.fromkeys([*self.classes, *new]))
+        return _rows(images, classes), classes
+
+    def _everything(self) -> Images:
+        if self.given is None:
+            raise ConfigError("joint training needs all earlier images: set `given` to them, they are not saved")
+        return self.given
+
+    def check(self) -> None:
+        """Raise an error where the network cannot be built as it is configured."""
+        self._built(1)
+
+    def _built(self, classes: int, **other: Any) -> Network:
+        config = self.config
+        options = {"weights": config.weights, "pretrained": config.pretrained} | other
+        seed = derive(config.seed, "network")
+        return build_network(config.network, classes, head=self.method.head, scale=config.scale, seed=seed, **options)
+
+    # ---------------------------------------------------------------------------------------- evaluating, predicting
+
+    def features(self, images: Images) -> Features:
+        """Return the network's features and logits of un-augmented images, in eval mode."""
+        network, transform = self._known()
+        return self.trainer.features(network, images, transform)
+
+    def scores(self, found: Features, oracle: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the scores (N, C) of every classifier there is: CNN, k-NME, AME where its means are given, NCM."""
+        means = {"nme": self.memory.exemplar_means, "ame": oracle, "ncm": self.memory.means}
+        scores = {"cnn": found.logits} if self.trained else {}
+        return scores | {name: nearest_mean(found.pooled, mean) for name, mean in means.items() if mean is not None}
+
+    def evaluate(self, images: Any, labels: Any = None, *, old: Images | None = None) -> dict[str, Confusion]:
+        """Return what every classifier makes of labelled images of known classes, given as for `learn`.
+
+        old: all training images of all classes known: only with them AME, the oracle, can be evaluated.
+        """
+        return self.confusions(self.features(self.rows_of(images, labels)), old)
+
+    def confusions(self, found: Features, old: Images | None = None) -> dict[str, Confusion]:
+        """Return what every classifier makes of images whose features are known; old: as for `evaluate`."""
+        oracle = None if old is None else self._all_means(self.rows_of(old))
+        scores = self.scores(found, oracle)
+        return {name: Confusion.of(found.labels, predict(each), self.classes) for name, each in scores.items()}
+
+    def _all_means(self, images: Images) -> Tensor:
+        """Return the (C, d) means of AME: over all training images, or the first ``ame_images`` of each class."""
+        most = self.config.ame_images
+        if most is not None:
+            rows = [(images.labels == c).nonzero().squeeze(1)[:most] for c in range(len(self.classes))]
+            images = images.select(torch.cat(rows))
+        found = self.features(images)
+        return class_means(found.pooled, found.labels, len(self.classes))
+
+    def rows_of(self, images: Any, labels: Any = None) -> Images:
+        """Return labelled images with rows of the head as labels; a class that is not known is an error."""
+        given = _labelled(images, labels)
+        unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
+        if unknown:
+            raise DataError(f"class {unknown[0]!r} was not learned; known are {', '.join(self.classes[:20])}")
+        return _rows(given, self.classes)
+
+    def predict(self, images: Any, *, classifier: str | None = None, **how: Any) -> Predictions:
+        """Return the likeliest classes of images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such.
+
+        classifier: as for `recognizer`; how: top, strict, workers, listener as for `geodl.predicting.Recognizer.predict`.
+        """
+        return self.recognizer(classifier).predict(images, **how)
+
+    def recognizer(self, classifier: str | None = None) -> Recognizer:
+        """Return what predicts with a classifier: nme, ncm or cnn; None: the best of those that there are.
+
+        Confidence is the softmax of the scores: logits, or cosines times the head's scale (10 where it has none).
+        """
+        network, transform = self._known()
+        network.to(self.trainer.device)
+        there = {
+            "cnn": self.trained,
+            "nme": self.memory.exemplar_means is not None,
+            "ncm": self.memory.means is not None,
+        }
+        allowed = [name for name, known in there.items() if known]
+        name = classifier or default_classifier(allowed)
+        if name not in allowed:
+            raise ConfigError(f"classifier = {name!r}: this model has {', '.join(allowed)}")
+        scale = 1.0 if name == "cnn" else float(getattr(network.head, "scale", 10.0))
+        return Recognizer(
+            network, transform, self.classes, lambda found: (scale * self.scores(found)[name]).softmax(dim=1)
+        )
+
+    def _known(self) -> tuple[Network, Transform]:
+        if self.network is None or self.transform is None:
+            raise ConfigError("nothing was learned yet: call learn first")
+        return self.network, self.transform
+
+    # ------------------------------------------------------------------------------------------------------- changing
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name."""
+        if new in self.classes:
+            raise ConfigError(f"new name {new!r}: there is a class of that name already")
+        place = self.position(old)
+        self.classes = (*self.classes[:place], new, *self.classes[place + 1 :])
+
+    def remove(self, name: str) -> None:
+        """Remove a class: its row of the head, its means, its images."""
+        gone = self.position(name)
+        if len(self.classes) == 1:
+            raise ConfigError(f"{name!r} is the only class: a model without classes is no model")
+        network = deepcopy(self._known()[0])
+        network.head.keep([i for i in range(len(self.classes)) if i != gone])
+        self.network, self.memory = network, self.memory.without(gone)
+        self.classes = (*self.classes[:gone], *self.classes[gone + 1 :])
+
+    def position(self, name: str) -> int:
+        """Return the row of a class."""
+        if name not in self.classes:
+            few = [*self.classes[:20], *(["..."] if len(self.classes) > 20 else [])]
+            raise ConfigError(f"no class {name!r}; the model knows {', '.join(few)}")
+        return self.classes.index(name)
+
+    def continued(self, config: RunConfig, **how: Any) -> "Learner":
+        """Return a learner that goes on from here with other options; how: as for the constructor."""
+        learner = Learner(config, **how)
+        if self.transform is not None:
+            learner.transform = transform_of(config, size=self.transform.size)
+        for name in ("network", "memory", "classes", "phases", "trained", "given"):
+            setattr(learner, name, getattr(self, name))
+        return learner
+
+    # --------------------------------------------------------------------------------------------- saving and loading
+
+    def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the tensors of the network and of the memory."""
+        return self._known()[0].state_dict(), self.memory.to_tensors()
+
+    def facts(self) -> dict[str, Any]:
+        """Return all else that a saved learner consists of, ready for JSON."""
+        return {
+            "config": self.config.identity(),
+            "transform": self._known()[1].to_dict(),
+            "classes": list(self.classes),
+            "phases": self.phases,
+            "trained": self.trained,
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write the learner to a directory, which ``geodl predict`` opens too; one that is there gets a further state."""
+        store = RunDirectory.create_or_open(Path(path), MODEL)
+        with store.lock():
+            store.save_phase(store.completed(), *self.tensors(), {}, self.facts())
+
+    @classmethod
+    def load(cls, path: str | Path, **how: Any) -> Self:
+        """Read the last state in a directory of `save`, of ``geodl learn`` or of ``geodl run``; how: listener, stop."""
+        store = RunDirectory(Path(path))
+        if not (done := store.completed()):
+            raise StoreError(f"{path}: nothing was learned yet")
+        last = store.load_phase(done - 1)
+        return cls.restored(last.model, last.memory, last.extra, **how)
+
+    @classmethod
+    def restored(
+        cls, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: Mapping[str, Any], **how: Any
+    ) -> Self:
+        """Return the learner whose `tensors` and `facts` these are; how: what the constructor takes besides options."""
+        learner = cls(how.pop("config", None) or stored_config(facts["config"]), **how)
+        learner.restore(model, memory, facts)
+        return learner
+
+    def restore(self, model: Mapping[str, Tensor], memory: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Take over the state that `tensors` and `facts` gave, keeping our own configuration."""
+        # Without the first weights: neither the package nor the file that they came from is needed any more.
+        self.network = self._built(len(facts["classes"]), weights=None, pretrained=False)
+        load_weights(self.network, model)
+        self.network.eval()
+        self.memory = Memory.from_tensors(memory)
+        self.transform = Transform.from_dict(facts["transform"])
+        self.classes = tuple(facts["classes"])
+        self.phases, self.trained = facts["phases"], facts["trained"]
+
+
+def stored_config(values: Mapping[str, Any]) -> RunConfig:
+    """Return a configuration as it was stored with a state."""
+    return configure([Layer("the stored configuration", values)]).config
+
+
+def _configured(options: Mapping[str, Any]) -> RunConfig:
+    """Check the options of a Learner, which is handed its images: those about data sources are refused."""
+    about_data = groups_of_options(RunConfig)["Data"]
+    given = {key: value for key, value in options.items() if key != "preset"}
+    for key in given:
+        if key in about_data:
+            raise ConfigError(f"{key}: an option about where images come from; a Learner is handed its images")
+    layers: Sequence[Layer] = []
+    if "preset" in options:
+        preset = preset_layer(options["preset"])
+        layers = [Layer(preset.origin, {key: each for key, each in preset.values.items() if key not in about_data})]
+    return configure([*layers, Layer("option", given)]).config
+
+
+def _labelled(images: Any, labels: Any) -> Images:
+    """Return what was handed over as images whose labels are positions in their names."""
+    if isinstance(images, ArrayImages | FileImages) and labels is None:
+        names = images.names or tuple(map(str, range(int(images.labels.max()) + 1 if len(images) else 0)))
+        return replace(images, names=names)
+    found = take(images, labels, strict=True)
+    return replace(found.images, names=found.classes)
+
+
+def _rows(images: Images, classes: Sequence[str]) -> Images:
+    """Return images whose labels are positions in ``classes``."""
+    position = {name: i for i, name in enumerate(classes)}
+    mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
+    return images.relabel(mapping, classes)

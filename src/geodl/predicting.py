@@ -1,0 +1,115 @@
+"""From pictures of any kind to the likeliest classes: whatever cannot be read is skipped and named, never in the way."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geodl.data.batches import Transform, evaluation
+from geodl.data.images import ArrayImages, Images
+from geodl.data.intake import Problems, as_images, insist, squares
+from geodl.errors import ConfigError
+from geodl.events import ImagesPredicted, Listener, ignore
+from geodl.nets import Network
+from geodl.predictors import Features, features_of
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model makes of one image: `top` holds the likeliest classes with their confidences, best first."""
+
+    name: str
+    top: tuple[tuple[str, float], ...]
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return self.top[0][0]
+
+    @property
+    def confidence(self) -> float:
+        """Its confidence, 0 to 1."""
+        return self.top[0][1]
+
+
+@dataclass(frozen=True)
+class Predictions(Sequence[Prediction]):
+    """The predictions of some images, in their order, without those that could not be read.
+
+    classes:       the names of all classes.
+    probabilities: (N, C) float32, the confidence in each class.
+    skipped:       (image, reason) of those that could not be read.
+    rate:          images/s.
+    """
+
+    items: tuple[Prediction, ...]
+    classes: tuple[str, ...]
+    probabilities: NDArray[np.float32]
+    skipped: Problems
+    rate: float
+
+    @property
+    def labels(self) -> NDArray[np.str_]:
+        """The likeliest class of each image: (N,)."""
+        return np.array([each.label for each in self.items])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True)
+class Recognizer:
+    """What prediction needs of a model: `confidences` maps features of N images to probabilities (N, C)."""
+
+    network: Network
+    transform: Transform
+    classes: tuple[str, ...]
+    confidences: Callable[[Features], Tensor]
+
+    def stream(self, images: Images, workers: int | None = None) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
+        """Yield (positions, confidences (b, C), [(position, reason)]) batch by batch; decoding goes on meanwhile."""
+        device = next(self.network.parameters()).device
+        threads = workers if workers is not None else torch.get_num_threads() + 1
+        for positions, pixels, bad in squares(images, self.transform.shorter_side, threads):
+            batch = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
+            found = features_of(self.network, evaluation(batch, self.transform), device)
+            yield positions, self.confidences(found), bad
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        top: int = 1,
+        strict: bool = False,
+        workers: int | None = None,
+        listener: Listener = ignore,
+    ) -> Predictions:
+        """Predict images of any kind (see `as_images`); `strict` makes the first that cannot be read a DataError."""
+        if top < 1:
+            raise ConfigError(f"top = {top}: at least 1 is needed")
+        pictures, names, problems = as_images(images)
+        began = time.perf_counter()
+        found: list[Prediction] = []
+        rows = [torch.empty(0, len(self.classes))]
+        skipped = list(problems)
+        insist(strict, skipped)
+        for positions, scores, bad in self.stream(pictures, workers):
+            skipped += [(names[i], reason) for i, reason in bad]
+            insist(strict, skipped)
+            listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
+            rows.append(scores)
+            values, places = scores.topk(min(top, scores.shape[1]))
+            for i, value, place in zip(positions, values.tolist(), places.tolist(), strict=True):
+                best = tuple((self.classes[c], confidence) for c, confidence in zip(place, value, strict=True))
+                found.append(Prediction(names[i], best))
+        seconds = max(time.perf_counter() - began, 1e-9)
+        probabilities = torch.cat(rows).float().numpy()
+        return Predictions(tuple(found), self.classes, probabilities, tuple(skipped), len(found) / seconds)

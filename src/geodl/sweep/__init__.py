@@ -1,0 +1,1 @@
+"""Many runs: grids, one run after the other."""

@@ -1,0 +1,12 @@
+"""Text from elsewhere (names of classes, files and folders), made safe to show."""
+
+import re
+
+# Control characters, line and paragraph separators, what turns the direction of writing round, halves of surrogate
+# pairs, and the two code points that no XML may hold.
+_HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def printable(text: str) -> str:
+    r"""Return the text with every character that would act instead of being shown as its escape: ``\x1b``, ``\u202e``."""
+    return _HIDDEN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,109 @@
+"""Where an unfinished phase stands: weights, momenta and three counters, since everything random comes from a key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from geodl.nets import Network
+
+
+class Progress(Protocol):
+    """Where checkpoints of the phase in work go."""
+
+    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint."""
+
+    def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the last checkpoint."""
+
+
+class NoProgress:
+    """Checkpoints that are kept nowhere: a phase that is stopped begins again."""
+
+    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Forget it."""
+
+    def load_progress(self) -> None:
+        """Have none."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A place in training: stage, epoch and step, all counted from 0, and the tensors there.
+
+    base: the key under which the base phase in work will be shared; None where it will not.
+    """
+
+    tensors: Mapping[str, Tensor]
+    stage: int
+    epoch: int
+    step: int
+    base: str | None = None
+
+    @classmethod
+    def take(
+        cls,
+        network: Network,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        stage: int,
+        epoch: int,
+        step: int,
+        base: str | None,
+    ) -> Self:
+        """Take the network, the stage's module where that is another, and the optimizer's momenta."""
+        tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+        if module is not network:
+            tensors |= {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
+        for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
+            buffer = optimizer.state[parameter].get("momentum_buffer")
+            if buffer is not None:
+                tensors[f"momentum.{i}"] = buffer
+        return cls(tensors, stage, epoch, step, base)
+
+    @classmethod
+    def load(cls, progress: Progress) -> Self | None:
+        """Return the last checkpoint that was saved; None where there is none."""
+        found = progress.load_progress()
+        if found is None:
+            return None
+        tensors, state = found
+        return cls(tensors, state["stage"], state["epoch"], state["step"], state.get("base"))
+
+    def save(self, progress: Progress) -> None:
+        """Replace the checkpoint that was saved before."""
+        state = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "base": self.base}
+        progress.save_progress(self.tensors, state)
+
+    def restore_network(self, network: Network) -> None:
+        """Load the weights that the network had here."""
+        load_weights(network, self._part("network"))
+
+    def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+        """Load a stage's own module and the momenta; return the epoch and step to go on with."""
+        own = self._part("module")
+        if own:
+            module.load_state_dict(own)
+        parameters = optimizer.param_groups[0]["params"]
+        for i, buffer in self._part("momentum").items():
+            parameter = parameters[int(i)]
+            # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
+            optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
+        return self.epoch, self.step
+
+    def _part(self, name: str) -> dict[str, Tensor]:
+        prefix = f"{name}."
+        return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+
+
+def load_weights(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """Load weights into a network whose head may have other rows frozen than the saved one."""
+    network.head.thaw()
+    order = tensors.get("head.order")
+    if order is not None:
+        network.head.freeze(order >= len(tensors["head.weight"]))
+    network.load_state_dict(dict(tensors))
