@@ -6,13 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.literal import literal_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geodl.errors import GeodlError
 from geodl.geometry import GeodesicFlow, geodesic_distance, principal_angles, subspace
-from oracles import KnownFlow, principal_basis, random_orthogonal, spectral_kernel
+from oracles import KnownFlow, literal_kernel, principal_basis, random_orthogonal, spectral_kernel
 
 DEGREE = math.pi / 180
 ANGLES = {

@@ -1,26 +1,29 @@
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from benchmarks.literal import literal_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from geodl import losses
 from geodl.errors import GeodlError
-from geodl.geometry import GeodesicFlow, subspace, unit
+from geodl.geometry import GeodesicFlow, common_subspaces, subspace, unit
 from geodl.losses import (
+    DISTILLATIONS,
     CosineDistillation,
     GeodesicDistillation,
     LogitDistillation,
     margin_ranking,
+    register,
 )
 from geodl.ranks import global_mean
-from oracles import geodesic_loss, random_orthogonal
+from oracles import geodesic_loss, literal_loss, random_orthogonal
 
 FLOAT32_EPS = torch.finfo(torch.float32).eps
 
@@ -240,6 +243,52 @@ def test_one_row_has_no_subspace_and_no_loss():
     assert (slope == 0).all()
 
 
+class Waits(TorchDispatchMode):
+    """Finds where a GPU would be waited for: values that are read back, and shapes that depend on them."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        name = str(operation)
+        assert not any(word in name for word in ("_local_scalar_dense", "nonzero", "masked_select")), name
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "loss", [GeodesicDistillation(4), GeodesicDistillation(9, True), CosineDistillation(), LogitDistillation()]
+)
+def test_nothing_is_read_back_from_the_device(loss):
+    student, teacher = pair(8, 12, dtype=torch.float32)
+    with Waits():
+        gradient(loss, student, teacher)
+        hinges, counted = margin_ranking(student, torch.tensor([0, 11, 3, 0, 1, 5, 6, 7]), old=6)
+        global_mean(hinges, where=counted)
+    with Waits(), pytest.raises(AssertionError, match="_local_scalar_dense"):
+        student.sum().item()
+
+
+@pytest.mark.parametrize("through_flow", [False, True])
+@pytest.mark.parametrize(("old", "new"), [(3, 5), (5, 3), (3, 3)])
+def test_directions_beyond_the_common_rank_count_for_nothing(old, new, through_flow):
+    rng = np.random.default_rng(old)
+    batches = [rng.standard_normal((9, rank)) @ rng.standard_normal((rank, 12)) for rank in (new, old)]
+    student, teacher = (torch.tensor(z) for z in batches)
+    value, slope = gradient(GeodesicDistillation(8, through_flow, center=False), student, teacher)
+    assert value.item() == pytest.approx(geodesic_loss(*batches, 8, center=False), rel=1e-9)
+    assert slope.isfinite().all()
+    cut, cut_slope = gradient(GeodesicDistillation(3, through_flow, center=False), student, teacher)
+    torch.testing.assert_close(value, cut, rtol=1e-10, atol=0)
+    torch.testing.assert_close(slope, cut_slope, rtol=1e-7, atol=1e-12)
+
+
+def test_right_angles_beside_directions_beyond_the_rank():
+    eye = torch.eye(6, dtype=torch.float64)
+    student, teacher = (
+        eye[[0, 1, 1, 0]],
+        eye[[0, 2, 2, 0]],
+    )  # rank 2 of 4 rows; one direction in common, one at 90 degrees
+    flow = GeodesicFlow(*common_subspaces(teacher, student, 9, center=False, eps=2e-16), eps=2e-16)
+    torch.testing.assert_close(flow.dense(), torch.diag(torch.tensor([1, 0.5, 0.5, 0, 0, 0], dtype=torch.float64)))
+
+
 def test_a_row_without_projection_counts_nothing():
     student, teacher = (torch.zeros(5, 6, dtype=torch.float64) for _ in range(2))
     student[:, :3], teacher[:, :3] = (z[:, :3] for z in pair(5, 3))
@@ -434,29 +483,86 @@ def test_logit_distillation_is_the_divergence_of_the_classes():
 
 
 def test_margin_ranking_by_hand():
-    new = torch.tensor([False, False, True, True, True])
     cosines = torch.tensor(
         [
             [0.9, 0.8, 0.1, 0.7, 0.6],  # old class 0: hard new classes are 3 and 4
-            [0.2, 0.1, 0.9, 0.9, 0.9],  # a new class: not ranked
+            [0.2, 0.1, 0.9, 0.9, 0.9],  # a new class: does not count
             [0.9, 0.3, 0.0, 0.2, -0.5],  # old class 1; class 0 is old and no rival
         ]
     )
-    hinges = margin_ranking(cosines, torch.tensor([0, 2, 1]), new)
-    torch.testing.assert_close(hinges, torch.tensor([[0.3, 0.2], [0.4, 0.2]]))
-    narrow = margin_ranking(cosines, torch.tensor([0, 2, 1]), new, margin=0.2, top=1)
-    torch.testing.assert_close(narrow, torch.tensor([[0.0], [0.1]]))
+    hinges, counted = margin_ranking(cosines, torch.tensor([0, 2, 1]), old=2)
+    assert counted.tolist() == [[True], [False], [True]]
+    torch.testing.assert_close(hinges[[0, 2]], torch.tensor([[0.3, 0.2], [0.4, 0.2]]))
+    assert global_mean(hinges, where=counted).item() == pytest.approx(1.1 / 4)
+    narrow, _ = margin_ranking(cosines, torch.tensor([0, 2, 1]), old=2, margin=0.2, top=1)
+    torch.testing.assert_close(narrow[[0, 2]], torch.tensor([[0.0], [0.1]]))
 
 
 def test_margin_ranking_with_a_single_new_class_and_without_old_samples():
     cosines = torch.tensor([[0.5, 0.4], [0.1, 0.9]], requires_grad=True)
-    new = torch.tensor([False, True])
-    torch.testing.assert_close(margin_ranking(cosines, torch.tensor([0, 1]), new), torch.tensor([[0.4]]))
-    nothing = margin_ranking(cosines, torch.tensor([1, 1]), new)
-    assert nothing.shape == (0, 1)
-    mean = global_mean(nothing)
+    hinges, counted = margin_ranking(cosines, torch.tensor([0, 1]), old=1)
+    assert hinges.shape == (2, 1)
+    assert global_mean(hinges, where=counted).item() == pytest.approx(0.4)
+    hinges, counted = margin_ranking(cosines, torch.tensor([1, 1]), old=1)
+    mean = global_mean(hinges, where=counted)
     assert mean.item() == 0
     assert torch.autograd.grad(mean, cosines)[0].abs().max() == 0
+
+
+# ---- distillations by name
+
+
+def outputs(seed):
+    rng = torch.Generator().manual_seed(seed)
+    return SimpleNamespace(
+        **{name: torch.randn(6, d, generator=rng) for name, d in (("logits", 5), ("pooled", 4), ("grid", 16))}
+    )
+
+
+def test_each_distillation_is_built_from_its_own_options():
+    assert list(DISTILLATIONS) == ["lwf", "cosine", "geodesic"]
+    for name, kind in DISTILLATIONS.items():
+        assert kind.name == name
+        assert kind.of_features == (name != "lwf")
+    weights = {name: kind.build(kind.Options()).weight(50, 10) for name, kind in DISTILLATIONS.items()}
+    assert weights == {"lwf": 1.0, "cosine": 5 * math.sqrt(5), "geodesic": 6 * math.sqrt(5)}
+    assert CosineDistillation().weight(9, 0) == 5 * 3  # no new class
+    options = GeodesicDistillation.Options(
+        geodesic_weight=2, subspace_dim=3, through_flow=True, center=False, geodesic_distance="squared"
+    )
+    built = GeodesicDistillation.build(options)
+    assert (built.dim, built.through_flow, built.center, built.distance) == (3, True, False, "squared")
+    assert built.weight(4, 1) == 4
+    assert LogitDistillation.build(LogitDistillation.Options(temperature=3, lwf_weight=7)).temperature == 3
+
+
+def test_what_is_compared():
+    one = outputs(0)
+    assert LogitDistillation().compared(one, 3).equal(one.logits[:, :3])
+    assert CosineDistillation().compared(one, 3) is one.pooled
+    assert CosineDistillation.build(CosineDistillation.Options(cosine_features="grid")).compared(one, 3) is one.grid
+    assert GeodesicDistillation().compared(one, 3) is one.grid
+
+
+@pytest.mark.parametrize("name", ["cosine", "none"])
+def test_a_name_is_taken_once(name):
+    with pytest.raises(GeodlError, match=f"'{name}' is there already"):
+        register(type("Another", (CosineDistillation,), {"name": name}))
+    assert DISTILLATIONS["cosine"] is CosineDistillation
+
+
+def test_the_squared_distance_is_that_under_the_kernel():
+    student, teacher = pair(9, 14)
+    new, old = unit(student), unit(teacher)
+    kernel = GeodesicFlow.between(subspace(old, 5), subspace(new, 5)).dense()
+    expected = ((new - old) @ kernel * (new - old)).sum(1).mean()
+    value, slope = gradient(GeodesicDistillation(5, distance="squared"), student, teacher)
+    torch.testing.assert_close(value, expected)
+    rows = student.clone().requires_grad_()
+    (unit(rows) - old).mul((unit(rows) - old) @ kernel).sum(1).mean().backward()
+    torch.testing.assert_close(slope, rows.grad)
+    student[0] = 0
+    assert gradient(GeodesicDistillation(5, distance="squared"), student, teacher)[1].isfinite().all()
 
 
 # ---- data-parallel

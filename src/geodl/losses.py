@@ -90,13 +90,6 @@ def register(kind: type[Distillation]) -> type[Distillation]:
     return kind
 
 
-def distillation(name: str) -> type[Distillation]:
-    """Return the distillation of that name."""
-    if name not in DISTILLATIONS:
-        raise ConfigError(f"distill = {name!r}: none, {', '.join(DISTILLATIONS)} are allowed")
-    return DISTILLATIONS[name]
-
-
 def adaptive(old: int, new: int) -> float:
     """Return the factor of feature distillations: sqrt(old / new) classes, as LUCIR's and GeoDL's code have it; no new one: sqrt(old).
 
@@ -313,14 +306,15 @@ def one_minus_cosine(a: Tensor, b: Tensor, least: float = 0.0) -> Tensor:
 # ------------------------------------------------------------------------------------------------- margin ranking
 
 
-def margin_ranking(cosines: Tensor, labels: Tensor, new: Tensor, margin: float = 0.5, top: int = 2) -> Tensor:
-    """Return LUCIR's hinges (M, K): max(0, margin - cos of the true class + cos of a hard new class).
+def margin_ranking(
+    cosines: Tensor, labels: Tensor, old: int, margin: float = 0.5, top: int = 2
+) -> tuple[Tensor, Tensor]:
+    """Return LUCIR's hinges max(0, margin - cos of the true class + cos of a hard new class), (batch, K), and which count.
 
-    cosines: (batch, classes) before the scale sigma; labels: (batch,); new: (classes,) bool, the classes of this phase. M counts
-    the samples of old classes, K = min(top, new classes) their highest new ones. Take `global_mean` of the result.
+    cosines: (batch, classes) before the scale sigma, those of the `old` classes first; labels: (batch,). K = min(top, new classes)
+    are the highest new ones. The second result, (batch, 1) bool, tells the samples of old classes: LUCIR ranks those
+    alone. Take `global_mean` of both.
     """
-    old_rows = ~new[labels]
-    cosines, labels = cosines[old_rows], labels[old_rows]
     true = cosines.gather(1, labels.unsqueeze(1))
-    hardest = cosines[:, new].topk(min(top, int(new.sum())), dim=1).values
-    return (margin - true + hardest).clamp(min=0)
+    hardest = cosines[:, old:].topk(min(top, cosines.shape[1] - old), dim=1).values
+    return (margin - true + hardest).clamp(min=0), labels.unsqueeze(1) < old
