@@ -300,7 +300,8 @@ def test_the_examples_of_the_documentation_run():
     names = {}
     for example in examples:
         exec(example, names)
-    assert names["new"].grad.isfinite().all()
+    assert names["loss"].item() == pytest.approx(names["by_hand"].item(), rel=1e-6)
+    assert names["z_new"].grad.isfinite().all()
 
 
 # ---- derivatives
