@@ -226,7 +226,7 @@ class IncrementalClassifier:
         return self._loaded[1]
 
     def _refuse_run(self, store: RunDirectory) -> None:
-        """A run's directory can be predicted with, but it is the record of an experiment: nothing else changes it."""
+        """Refuse to change a run: one can predict with it, but it is the record of an experiment."""
         if store.kind != "model":
             raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
@@ -292,7 +292,9 @@ class Kinds:
 
 @cache
 def _joined(method: type[RunConfig], distillation: type[BaseModel]) -> type[RunConfig]:
-    return create_model(f"{method.__name__}With{distillation.__name__}", __base__=(distillation, method))
+    bases: Any = (distillation, method)
+    made: Any = create_model(f"{method.__name__}And{distillation.__qualname__}", __base__=bases)
+    return cast(type[RunConfig], made)
 
 
 def resolve(layers: Sequence[Layer], kinds: Kinds) -> Effective:
@@ -391,6 +393,7 @@ def _check_tables(layer: Layer, kinds: Kinds) -> None:
             raise ConfigError(
                 f"distillation.{name} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
             )
+    tables: list[tuple[str, type[BaseModel], Mapping[str, Any]]]
     tables = [(name, kind, layer.table(name)) for name, kind in kinds.methods.items()]
     inner = Layer(f"{layer.origin}, table distillation", distillations)
     tables += [(name, kind, inner.table(name)) for name, kind in kinds.distillations.items()]

@@ -333,7 +333,8 @@ class Learner:
         name = classifier or default_classifier(allowed)
         if name not in allowed:
             raise ConfigError(f"classifier = {name!r}: this model has {', '.join(allowed)}")
-        scale = 1.0 if name == "cnn" else float(getattr(network.head, "scale", 10.0))
+        learned = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
+        scale = 1.0 if name == "cnn" else learned
         return Recognizer(
             network, transform, self.classes, lambda found: (scale * self.scores(found)[name]).softmax(dim=1)
         )

@@ -105,8 +105,13 @@ class Memory:
         def rows(means: Tensor | None) -> Tensor | None:
             return None if means is None else torch.cat([means[:gone], means[gone + 1 :]])
 
-        parts = {"means": rows(self.means), "exemplar_means": rows(self.exemplar_means)}
-        return replace(self, images=rest(self.images), held=rest(self.held), **parts)
+        return replace(
+            self,
+            images=rest(self.images),
+            held=rest(self.held),
+            means=rows(self.means),
+            exemplar_means=rows(self.exemplar_means),
+        )
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all that is kept as named tensors, ready for a safetensors file."""

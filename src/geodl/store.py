@@ -84,12 +84,12 @@ class RunDirectory:
         must_match: Sequence[str] = (),
         phases: int | None = None,
         fresh: bool = False,
-        allow_drift: bool = False,
+        allow_environment_change: bool = False,
     ) -> Self:
         """Make the directory, or open the one that this configuration made before.
 
         Another configuration is an error, and so is another value of an environment key in `must_match` (something
-        that changes the last digits of results, such as the number of threads) unless `allow_drift`, which records
+        that changes the last digits of results, such as the number of threads) unless `allow_environment_change`, which records
         the new environment. `fresh` starts over: it removes what geodl wrote there, and nothing else.
         """
         wanted = {"config": config, "environment": environment or {}, "format": FORMAT, "phases": phases}
@@ -107,8 +107,10 @@ class RunDirectory:
             _refuse_difference(path, "configuration", _differences(run.config, record["config"]), "--fresh")
             then, now = ({key: env.get(key) for key in must_match} for env in (run.environment, record["environment"]))
             drift = _differences(then, now)
-            if drift and not allow_drift:
-                _refuse_difference(path, "environment", drift, "--allow-drift to continue all the same, or --fresh")
+            if drift and not allow_environment_change:
+                _refuse_difference(
+                    path, "environment", drift, "--allow-environment-change to continue all the same, or --fresh"
+                )
             if drift:
                 run._append_event("drift", {"differences": drift})
                 write_json(path / "config.json", run._record | {"environment": record["environment"]})

@@ -37,7 +37,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
         "accuracy": accuracy_of(state.metrics),
         "network": state.config.network,
-        "parameters": parameter_count(state.learner.network),
+        "parameters": parameter_count(state.network),
         "image_size": state.transform.size,
         "preprocessing": state.transform.to_dict(),
         "memory_budget": {"exemplars": state.config.exemplars, "counted": state.config.memory_budget},

@@ -65,7 +65,8 @@ def _weak(confusion: Confusion) -> list[str]:
 
 
 def _mixed(confusion: Confusion) -> list[str]:
-    counts, worst = confusion.counts.sum(dim=1).tolist(), {}
+    counts = confusion.counts.sum(dim=1).tolist()
+    worst: dict[int, tuple[int, int]] = {}
     for true, other, count in confusion.mistakes():
         worst.setdefault(true, (other, count))
     found = [

@@ -30,8 +30,7 @@ class Exported(nn.Module):
     def __init__(self, state: State) -> None:
         super().__init__()
         transform = state.transform
-        assert state.learner.network is not None
-        self.network = state.learner.network.cpu().eval()  # predicting may have moved it to a GPU
+        self.network = state.network.cpu().eval()  # predicting may have moved it to a GPU
         # As in the batches: x / (255 std) - mean / std.
         mean, std = (torch.tensor(values)[:, None, None] for values in (transform.mean, transform.std))
         self.register_buffer("factor", 1 / (255 * std))

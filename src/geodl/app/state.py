@@ -17,6 +17,7 @@ from geodl.errors import ConfigError, StoreError
 from geodl.learner import Learner
 from geodl.memory import without_class
 from geodl.metrics import confusions_of, to_metrics
+from geodl.nets import Network
 from geodl.predictors import default_classifier
 from geodl.store import RunDirectory
 
@@ -65,6 +66,12 @@ class State:
         """From a picture to the network's input."""
         assert self.learner.transform is not None
         return self.learner.transform
+
+    @property
+    def network(self) -> Network:
+        """The network."""
+        assert self.learner.network is not None
+        return self.learner.network
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -190,9 +190,8 @@ class GridWatch(Watch):
 
     def passed(self, event: StepTaken | PhaseEvaluated) -> float:
         """Return the estimated seconds of this run that are over; stages after the first count as the end of the phase."""
-        before = sum(self.times[: event.phase])
-        training = isinstance(event, StepTaken) and event.stage == "train"
-        return before + (part_of(event, self.stage) if training else 1.0) * self.times[event.phase]
+        part = part_of(event, self.stage) if isinstance(event, StepTaken) and event.stage == "train" else 1.0
+        return sum(self.times[: event.phase]) + part * self.times[event.phase]
 
 
 def _shape(dataset: str, length: Length) -> steps.Shape:
@@ -206,7 +205,7 @@ def _time_memory(dataset: str, shape: steps.Shape, turns: int, out: Path) -> lis
     about = f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}"
     say(f"timing steps: {about}")
     times = steps.time_steps(shape, turns)
-    peaks = {name: steps.peak(name, shape) for name in steps.NAMES}
+    peaks = {name: steps.peak(name, shape) for name in steps.LOSSES}
     about += f", {steps.device().type}, threads: {torch.get_num_threads()}"
     title = f"{ARTEFACTS['time-memory'].title} ({DATA_NAMES[dataset]})"
     return outputs.save("time-memory", title, outputs.time_memory(times, peaks, about), out)

@@ -6,7 +6,7 @@ which schedule. The ordinary phase is the first stage; corrections and fine-tuni
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -45,7 +45,7 @@ class Phase:
     features: Callable[[Images], Tensor]
     """Pooled features (N, d) of un-augmented images under the network as it is now, in eval mode."""
     device: torch.device
-    ranks: Ranks = Ranks()
+    ranks: Ranks = field(default_factory=Ranks)
     settled: Features | None = None
     """What the network makes of the images at hand, once no stage will move it any more."""
     optimized: Memory | None = None

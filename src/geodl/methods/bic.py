@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from geodl.config import RunConfig, derive, option
+from geodl.config import RunConfig, derive, option, restate
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import ArrayImages, Images
 from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register

@@ -8,15 +8,13 @@ from importlib import resources
 from typing import Any, Literal
 
 from geodl.config import Layer, preset_layer
-from geodl.methods import configure
+from geodl.methods import configure, kinds
 
 # Trainings with two names: LwF and iCaRL differ in the classifier they are read under, and iCaRL + GeoDL is CE + GeoDL
 # under k-NME.
 SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "geodesic")}
-# Options that say which files and which repetition, not what is done.
-ELSEWHERE = ("seed", "data_dir", "fingerprint")
-# Options that the paper's rows vary, and options that change no number.
-VARIED = ("base", "phases", "exemplars", "distill", "subspace_dim", "analysis", "embed")
+# What is stored beside the options: which files a run had, not what it did.
+FILES = ("fingerprint", "weights_sha256")
 
 Metric = Literal["average", "forgetting", "time_ratio", "memory_gb"]
 
@@ -64,7 +62,7 @@ def matching(config: Mapping[str, Any], base: int) -> list[Published]:
 
     config: the options of the run; base: the number of its base classes, which the options may leave open.
     """
-    if config.get("budget") != "per_class" or config.get("order") != "lucir-1993":
+    if config.get("memory_budget") != "per_class" or config.get("order") != "lucir-1993":
         return []
     training = same(str(config.get("method")), str(config.get("distill")))
     ours = {"dataset": config.get("data"), "base": base, "memory": config.get("exemplars")}
@@ -81,15 +79,18 @@ def matching(config: Mapping[str, Any], base: int) -> list[Published]:
 
 def not_as_published(config: Mapping[str, Any]) -> list[str]:
     """Say in words where a run on one of the paper's datasets was not trained as the paper does."""
-    return departures(config, str(config["data"]), VARIED)  # the preset that has the dataset's name is the paper's
+    kind = kinds().of(config["method"], config["distill"])
+    # The preset that has the dataset's name is the paper's; the rows of its tables differ in some options.
+    return departures(config, str(config["data"]), kind.having("in_grid"))
 
 
 def departures(config: Mapping[str, Any], preset: str, free: Collection[str] = ()) -> list[str]:
     """Say in words where a run departs from a preset, as that is for the run's method; options in ``free`` may differ."""
     method = {key: config[key] for key in ("method", "distill")}
-    expected = configure([preset_layer(preset), Layer("", method)]).config.identity()
+    paper = configure([preset_layer(preset), Layer("", method)]).config
+    expected = paper.identity()
     unused = ("milestones", "lr_decay") if config.get("schedule") == "onecycle" else ()
-    left_out = {*ELSEWHERE, *free, *unused}
+    left_out = {*FILES, *paper.having("repetition"), *free, *unused}
     found, wanted = _with_base(config), _with_base(expected)
     # A run may be older than an option, and know one that is gone: neither makes it another run.
     known = [key for key in expected if key in config and key not in left_out and config[key] != expected[key]]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from geodl.config import Layer, RunConfig, groups_of_options, preset_layer, presets
 from geodl.errors import ConfigError, StoreError
 from geodl.memory import Memory
-from geodl.methods import METHODS, configure
-from geodl.metrics import Trajectory, dense
+from geodl.methods import METHODS, configure, kinds
+from geodl.metrics import Trajectory, confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.store import RunDirectory
 
@@ -96,8 +96,8 @@ class Run:
     @cached_property
     def results(self) -> dict[str, dict[str, Any]]:
         """What each classifier could do after each phase, ``Trajectory.to_dict()``, in the order of CLASSIFIERS."""
-        found = self.metrics[-1].get("results", {}) if self.metrics else {}
-        return {name: found[name] for name in CLASSIFIERS if name in found}
+        found = Trajectory.of(self.metrics)
+        return {name: found[name].to_dict() for name in CLASSIFIERS if name in found}
 
     @property
     def classes(self) -> list[str]:
@@ -122,13 +122,13 @@ class Run:
 
     def confusion(self, classifier: str) -> NDArray[np.int64]:
         """Give the (C, C) counts after the last complete phase: true class, prediction, in the learning order."""
-        counts: NDArray[np.int64] = dense(self.metrics[-1]["confusions"][classifier], len(self.classes)).numpy()
+        counts: NDArray[np.int64] = confusions_of(self.metrics[-1])[classifier].counts.numpy()
         return counts
 
     def memory(self) -> Memory:
         """Read the exemplars kept after the last complete phase."""
         if not self.metrics:
-            return Memory.empty()
+            return Memory()
         directory = RunDirectory(self.path)
         return Memory.from_tensors(directory.load_memory(directory.completed() - 1))
 
@@ -181,31 +181,30 @@ def read_run(path: Path) -> Run:
 
 
 def _learned(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Give the steps of a model that brought classes, the last with results as a run has them, on its check images."""
+    """Return the steps of a model that brought classes."""
     steps: list[Mapping[str, Any]] = []
     for each in metrics:
         if steps and len(each["classes"]) < len(steps[-1]["classes"]):
             steps = []  # a class was removed: what was before has other classes
         if steps and len(each["classes"]) == len(steps[-1]["classes"]):
             steps.pop()  # more images of known classes, or another name
+        # A state after a renaming has the new names, the steps before it the old ones: the last ones hold.
         steps.append(each)
-    counts = [0, *(len(step["classes"]) for step in steps)]
-    groups = [range(*pair) for pair in itertools.pairwise(counts)]
-    results = {}
-    for name in steps[-1]["confusions"]:
-        matrices = [dense(step["confusions"][name], len(step["classes"])) for step in steps]
-        results[name] = Trajectory(groups, matrices, steps[-1]["classes"]).to_dict()
-    return [*steps[:-1], {**steps[-1], "results": results}]
+    return steps
 
 
 def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
     """Keep one record of each epoch: the last, since a killed run tells some of them twice."""
     found: dict[tuple[int, str, int], Epoch] = {}
     for event in events:
-        if event.get("kind") == "epoch" and isinstance(event["loss"], float):
-            key = (event["phase"], event["stage"], event["epoch"])
+        if event["kind"] not in ("epoch", "angles"):
+            continue
+        key = (event["phase"], event["stage"], event["epoch"])
+        if event["kind"] == "epoch" and isinstance(event["loss"], float):
             found.pop(key, None)
-            found[key] = Epoch(*key, event["loss"], event["parts"], event["rate"], tuple(event.get("angles", ())))
+            found[key] = Epoch(*key, event["loss"], event["parts"], event["rate"])
+        elif event["kind"] == "angles" and key in found:
+            found[key] = replace(found[key], angles=tuple(event["angles"]))
     return list(found.values())
 
 
@@ -213,13 +212,14 @@ def _words(config: Mapping[str, Any], preset: str | None) -> list[str] | None:
     """Give the options that make this configuration from a preset; None where no option could."""
     layers = [preset_layer(preset)] if preset else []
     try:
-        start = configure([*layers, Layer("", {"method": config["method"]})]).config.identity()
+        start = configure([*layers, Layer("", {key: config[key] for key in ("method", "distill")})]).config.identity()
     except ConfigError:
         return None
     words = ["--preset", preset] if preset else []
-    for key in METHODS[config["method"]].Config.model_fields:
+    for key in kinds().of(config["method"], config["distill"]).model_fields:
         value = config.get(key, start.get(key))
-        if key == "method" or value != start.get(key):
+        own = key == "distill" and value != METHODS[config["method"]].Config.model_fields["distill"].default
+        if key == "method" or own or value != start.get(key):
             if value is None:
                 return None
             words += _word(key, value)

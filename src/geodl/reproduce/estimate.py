@@ -8,7 +8,7 @@ from geodl.config import RunConfig
 from geodl.memory import quota
 from geodl.methods import build
 from geodl.reproduce.grid import Job
-from geodl.reproduce.steps import NAMES, PEAK_STEPS, Shape, Step, take_turns
+from geodl.reproduce.steps import LOSSES, PEAK_STEPS, Shape, Step, take_turns
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def shape_of(config: RunConfig) -> Shape:
 def measure(shape: Shape) -> Speed:
     """Time a few steps of each distillation, and of evaluation; large images in smaller batches."""
     shape = shape if shape.size <= 64 else replace(shape, batch=min(shape.batch, BATCH))
-    steps = {name: Step(name, shape) for name in NAMES}
+    steps = {name: Step(name, shape) for name in LOSSES}
     times = take_turns({**steps, "look": steps["none"].look}, STEPS)
     speeds = {name: shape.batch / statistics.median(each) for name, each in times.items()}
     return Speed({name: speeds[name] for name in steps}, speeds["look"])

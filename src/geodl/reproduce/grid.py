@@ -10,7 +10,7 @@ from geodl.errors import ConfigError
 from geodl.experiment import run_name
 from geodl.methods import configure
 from geodl.report.published import Published, numbers, same
-from geodl.reproduce.steps import NAMES
+from geodl.reproduce.steps import LOSSES
 
 Length = Literal["paper", "cpu", "smoke"]
 DATASETS = ("cifar100", "imagenet-subset", "imagenet")
@@ -75,7 +75,7 @@ def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Traini
         joint = [Training("joint", "none", base, t) for t in phases]
         found = [*trainings("table1", dataset, phases), *joint]
     elif artefact in ("fig-classifiers", "fig-cca"):
-        found = [Training("finetune", loss, base, t) for t in phases for loss in NAMES]
+        found = [Training("finetune", loss, base, t) for t in phases for loss in LOSSES]
     else:
         found = map(training_of, published(artefact, dataset, phases))
     return list(dict.fromkeys(found))

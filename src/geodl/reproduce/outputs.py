@@ -15,7 +15,7 @@ from geodl.report.published import not_as_published, numbers
 from geodl.report.results import DATA_NAMES, DISTILL_NAMES, Setting, read_run
 from geodl.report.tables import AVERAGE, FORMATS, PAPERS, Cell, Table, compare, comparison_table, summary
 from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, preset_of, published, training_of, trainings
-from geodl.reproduce.steps import Ratio, ratio
+from geodl.reproduce.steps import LOSSES, Ratio, ratio
 
 Settings = Mapping[Training, Setting]
 # Trainings that have other names in the figure of Table 1's methods.
@@ -122,7 +122,7 @@ def figures(artefact: str, needed: Sequence[Training], settings: Settings) -> li
 def _by_phases(classifier: str, needed: Sequence[Training], settings: Settings) -> Plot | None:
     """Draw the average accuracy over the number of phases, a line for each loss."""
     curves = []
-    for loss in NAMES:
+    for loss in LOSSES:
         mine = sorted((training for training in needed if training.distill == loss), key=lambda one: one.phases)
         found = [(one.phases, value) for one in mine if (value := settings[one].value(classifier, "average"))]
         if found:
@@ -147,7 +147,7 @@ def time_memory(times: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
     times: seconds of single steps, in turns; peaks: bytes; both by distillation.
     """
     rows: list[list[Cell]] = []
-    for name in NAMES:
+    for name in LOSSES:
         against = [_against("time_ratio", times, name), _against("memory_gb", {k: [v] for k, v in peaks.items()}, name)]
         middle = sorted(times[name])[len(times[name]) // 2]
         row: list[Cell] = [

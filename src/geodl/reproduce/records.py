@@ -6,9 +6,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from geodl.config import RunConfig
 from geodl.errors import StoreError
 from geodl.files import fingerprint, read_json, write_json
-from geodl.report.published import ELSEWHERE, same
+from geodl.report.published import FILES, same
 from geodl.report.results import read_run
 from geodl.store import RunDirectory
 
@@ -55,7 +56,7 @@ def record(path: Path) -> Record:
         for name, result in run.results.items()
     }
     return Record(
-        {key: value for key, value in run.config.items() if key not in ELSEWHERE},
+        {key: value for key, value in run.config.items() if key not in (*FILES, *RunConfig.having("repetition"))},
         int(run.config["seed"]),
         run.environment.get("commit"),
         {key: value for key, value in run.environment.items() if key != "commit"},

@@ -26,7 +26,7 @@ from geodl.losses import DISTILLATIONS
 from geodl.methods import configure
 from geodl.nets import Output, build_network, frozen_copy
 
-NAMES = ("none", "lwf", "cosine", "geodesic")
+LOSSES = ("none", "lwf", "cosine", "geodesic")
 """The distillations that the paper compares."""
 PEAK_STEPS = 4
 """Steps after which memory no longer grows: the momenta are there after the first."""
@@ -140,7 +140,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
 
 def time_steps(shape: Shape, turns: int) -> dict[str, list[float]]:
     """Give the seconds of single steps with each distillation, in turns."""
-    return take_turns({name: Step(name, shape) for name in NAMES}, turns)
+    return take_turns({name: Step(name, shape) for name in LOSSES}, turns)
 
 
 # -------------------------------------------------------------------------------------------------------- memory
