@@ -3,11 +3,13 @@
     OMP_NUM_THREADS=1 python -m benchmarks.loss [--turns 200] [--threads 1]
 
 ResNet-32, a batch of 128 in float32, a frozen teacher. The steps take turns and ratios are taken within a turn, so that a busy machine
-slows both alike; printed are the median ratio and its 95 % interval from the order statistics.
+slows both alike; on a CPU they are of processor time, which does not count the waiting for other programs. Printed are the median
+ratio and its 95 % interval from the order statistics.
 """
 
 import argparse
 import statistics
+import time
 
 import torch
 
@@ -21,11 +23,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    times = take_turns({name: Step(name, CIFAR) for name in ("cosine", "geodesic")}, arguments.turns)
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    times = take_turns({name: Step(name, CIFAR) for name in ("cosine", "geodesic")}, arguments.turns, clock)
     for name, seconds in times.items():
         print(f"{name:<10}{statistics.median(seconds) * 1e3:8.1f} ms a step (fastest {min(seconds) * 1e3:.1f})")
     found = ratio(times["geodesic"], times["cosine"])
-    print(f"geodesic / cosine: {found.median:.4f} (95 % interval {found.low:.4f} to {found.high:.4f}, {found.pairs} pairs)")
+    print(
+        f"geodesic / cosine: {found.median:.4f} (95 % interval {found.low:.4f} to {found.high:.4f}, {found.pairs} pairs)"
+    )
 
 
 if __name__ == "__main__":

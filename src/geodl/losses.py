@@ -44,9 +44,10 @@ class Distillation(nn.Module):
     of_features: ClassVar[bool]
     """Whether it compares features; then the old rows of a cosine head stand still. Otherwise it compares logits."""
 
-    def __init__(self, group: Group = None) -> None:
+    def __init__(self, group: Group = None, base_weight: float = 1.0) -> None:
         super().__init__()
         self.group = group
+        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
@@ -54,8 +55,12 @@ class Distillation(nn.Module):
         raise NotImplementedError
 
     def weight(self, old: int, new: int) -> float:
-        """Return the weight of the loss in a phase with so many old and new classes."""
-        raise NotImplementedError
+        """Return the weight of the loss in a phase with so many old and new classes: of features x sqrt(old / new).
+
+        So LUCIR's and GeoDL's code have it (no new class: sqrt(old)). Their papers print new / old; the published numbers come from
+        the code.
+        """
+        return self.base_weight * (math.sqrt(old / max(new, 1)) if self.of_features else 1.0)
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's."""
@@ -90,14 +95,6 @@ def register(kind: type[Distillation]) -> type[Distillation]:
     return kind
 
 
-def adaptive(old: int, new: int) -> float:
-    """Return the factor of feature distillations: sqrt(old / new) classes, as LUCIR's and GeoDL's code have it; no new one: sqrt(old).
-
-    Their papers print new / old; the published numbers come from the code.
-    """
-    return math.sqrt(old / max(new, 1))
-
-
 # ------------------------------------------------------------------------------------------------- distillations
 
 
@@ -118,18 +115,13 @@ class LogitDistillation(Distillation):
         temperature: float = option(2.0, "Distillation", "Temperature of the lwf distillation.", gt=0, in_model="kept")
 
     def __init__(self, temperature: float = 2.0, group: Group = None, *, base_weight: float = 1.0) -> None:
-        super().__init__(group)
+        super().__init__(group, base_weight)
         self.temperature = temperature
-        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
         """Return the loss that the options ask for."""
         return cls(options.temperature, group, base_weight=options.lwf_weight)
-
-    def weight(self, old: int, new: int) -> float:
-        """Return the weight, which is the same in all phases."""
-        return self.base_weight
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return the logits of the teacher's classes."""
@@ -168,18 +160,13 @@ class CosineDistillation(Distillation):
     def __init__(
         self, group: Group = None, *, features: Literal["pooled", "grid"] = "pooled", base_weight: float = 5.0
     ) -> None:
-        super().__init__(group)
+        super().__init__(group, base_weight)
         self.features = features
-        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
         """Return the loss that the options ask for."""
         return cls(group, features=options.cosine_features, base_weight=options.cosine_weight)
-
-    def weight(self, old: int, new: int) -> float:
-        """Return LUCIR's lambda x sqrt(old / new)."""
-        return self.base_weight * adaptive(old, new)
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return the pooled features, or those on the grid."""
@@ -237,14 +224,13 @@ class GeodesicDistillation(Distillation):
         distance: Literal["cosine", "squared"] = "cosine",
         base_weight: float = 6.0,
     ) -> None:
-        super().__init__(group)
+        super().__init__(group, base_weight)
         if dim < 1:
             raise GeometryError(f"the subspace dimension must be at least 1, not {dim}")
         self.dim = dim
         self.through_flow = through_flow
         self.center = center
         self.distance = distance
-        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
@@ -257,10 +243,6 @@ class GeodesicDistillation(Distillation):
             distance=options.geodesic_distance,
             base_weight=options.geodesic_weight,
         )
-
-    def weight(self, old: int, new: int) -> float:
-        """Return the paper's beta (Sec. 5.1) x sqrt(old / new)."""
-        return self.base_weight * adaptive(old, new)
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return the features on the grid, wide enough for 127 directions."""
