@@ -42,7 +42,7 @@ def test_impossible_budgets_are_refused():
 
 def grow(budget: str, exemplars: int, selection: str = "herding") -> list[Memory]:
     """Learn classes {0, 1}, then {2}, then {3, 4}, of 30 images each."""
-    memory, history, seen = Memory.empty(), [], 0
+    memory, history, seen = Memory(), [], 0
     for phase, group in enumerate(([0, 1], [2], [3, 4])):
         seen += len(group)
         candidates = pictures(sorted(group * 30), seed=phase)
@@ -79,7 +79,7 @@ def test_exemplars_are_ranked_within_their_class():
     candidates = pictures([1, 0] * 15)
     features = random_features(30, 5, 30)
     for selection, choose in (("herding", herding), ("nearest", nearest)):
-        memory = Memory.empty().update(candidates, features, [1, 0], quota=6, selection=selection)
+        memory = Memory().update(candidates, features, [1, 0], quota=6, selection=selection)
         for c in (0, 1):
             members = torch.nonzero(candidates.labels == c).flatten()
             expected = candidates.select(members[choose(features[members], 6)]).item_digests()
@@ -100,7 +100,7 @@ def test_a_class_that_comes_back_is_chosen_anew_from_what_is_given():
 
 
 def test_candidates_of_other_classes_are_not_kept():
-    memory = Memory.empty().update(pictures([0, 5, 5, 0]), random_features(4, 3, 0), [5], quota=9, selection="herding")
+    memory = Memory().update(pictures([0, 5, 5, 0]), random_features(4, 3, 0), [5], quota=9, selection="herding")
     assert memory.per_class() == {5: 2}  # fewer than the quota: all of them
 
 
@@ -123,9 +123,9 @@ def test_updating_no_class_only_cuts():
 
 def test_wrong_updates_are_refused():
     with pytest.raises(DataError, match="2 candidates have 3 features"):
-        Memory.empty().update(pictures([0, 0]), torch.ones(3, 2), [0], quota=1, selection="herding")
+        Memory().update(pictures([0, 0]), torch.ones(3, 2), [0], quota=1, selection="herding")
     with pytest.raises(ConfigError, match=r"selection = 'random': allowed are 'herding' and 'nearest'"):
-        Memory.empty().update(pictures([0]), torch.ones(1, 2), [0], quota=1, selection="random")  # type: ignore[arg-type]
+        Memory().update(pictures([0]), torch.ones(1, 2), [0], quota=1, selection="random")  # type: ignore[arg-type]
 
 
 def test_held_out_images_and_means_survive_updates():
@@ -140,7 +140,7 @@ def test_held_out_images_and_means_survive_updates():
 
 
 def same(a: Memory, b: Memory) -> None:
-    assert a.embed == b.embed
+    assert a.store_images == b.store_images
     for left, right in ((a.images, b.images), (a.held, b.held)):
         assert (left is None) == (right is None)
         if left is not None and right is not None:
@@ -151,7 +151,7 @@ def same(a: Memory, b: Memory) -> None:
 
 def test_memory_of_arrays_comes_back_from_tensors():
     for memory in (
-        Memory.empty(),
+        Memory(),
         grow("per_class", 3)[-1],
         replace(grow("per_class", 3)[-1], held=pictures([0, 1], 60), means=torch.eye(5)),
     ):
@@ -173,16 +173,16 @@ def files(folder: Path, count: int) -> FileImages:
     return FileImages(tuple(paths), torch.arange(count) % 2)
 
 
-@pytest.mark.parametrize("embed", [True, False])
-def test_memory_of_files_is_embedded_or_referenced(tmp_path, embed):
+@pytest.mark.parametrize("store", [True, False])
+def test_memory_of_files_is_stored_or_referenced(tmp_path, store):
     images = files(tmp_path, 6)
-    memory = Memory.empty(embed=embed).update(images, random_features(6, 3, 40), [0, 1], quota=2, selection="herding")
+    memory = Memory(store_images=store).update(images, random_features(6, 3, 40), [0, 1], quota=2, selection="herding")
     assert memory.per_class() == {0: 2, 1: 2}
     tensors = memory.to_tensors()
     same(Memory.from_tensors(tensors), memory)
     for item in images.items:
         item.unlink()  # the user's originals are gone by the next phase
-    if embed:
+    if store:
         assert Memory.from_tensors(tensors).images.decode(0).width == 6
     else:
         with pytest.raises(DataError, match=r"\.png"):
@@ -191,5 +191,5 @@ def test_memory_of_files_is_embedded_or_referenced(tmp_path, embed):
 
 def test_all_1623_classes_of_omniglot(omniglot):
     features = omniglot.train.pixels[:, 0].flatten(1)[:, ::7].float()
-    memory = Memory.empty().update(omniglot.train, features, range(1623), quota=5, selection="herding")
+    memory = Memory().update(omniglot.train, features, range(1623), quota=5, selection="herding")
     assert memory.per_class() == dict.fromkeys(range(1623), 5)
