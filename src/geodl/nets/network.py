@@ -1,24 +1,25 @@
 """A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from geodl.config import derive
-from geodl.errors import ConfigError, DataError, MissingExtraError
-from geodl.nets import resnet
+from geodl.errors import ConfigError
+from geodl.nets import efficientnet_lite, resnet
+from geodl.nets.backbone import Backbone, fold_batch_norms
 from geodl.nets.heads import CosineHead, Head, LinearHead
+from geodl.nets.timm_backbone import timm_backbone
+from geodl.nets.weights import load_weights
 
-BACKBONES: dict[str, Callable[[], nn.Module]] = {
+BACKBONES: dict[str, Callable[[], Backbone]] = {
     "convnet": resnet.convnet,
+    "efficientnet-lite0": efficientnet_lite.EfficientNetLite0,
     "resnet8": resnet.resnet8,
     "resnet18": resnet.resnet18,
     "resnet20": resnet.resnet20,
@@ -40,7 +41,7 @@ class Output(NamedTuple):
 class Network(nn.Module):
     """A backbone with `width` features, giving a map (B, d, h, w) or pooled features (B, d), under a growing head."""
 
-    def __init__(self, backbone: nn.Module, head: Head) -> None:
+    def __init__(self, backbone: Backbone, head: Head) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -50,13 +51,33 @@ class Network(nn.Module):
         """Classify images x: (B, 3, H, W)."""
         features = self.backbone(x)
         pooled = _pool(features)
-        has_map = features.ndim == 4 and features.shape[2] * features.shape[3] > 1
-        grid = F.adaptive_avg_pool2d(features, 2).flatten(1) if has_map else pooled
-        return Output(self.head(pooled), pooled, grid)
+        return Output(self.head(pooled), pooled, _on_grid(features, 2))
 
     def features(self, x: Tensor) -> Tensor:
-        """Give the pooled features (B, d) of images x: (B, 3, H, W)."""
+        """Return the pooled features (B, d) of images x: (B, 3, H, W)."""
         return _pool(self.backbone(x))
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels whose features can be had, from shallow to deep."""
+        return tuple(self.backbone.level_grids)
+
+    def level_features(
+        self, x: Tensor, levels: Sequence[str] | None = None, grid: Mapping[str, int] | int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the features (B, d_l * grid_l^2) of several levels (default: all) of images x: (B, 3, H, W), in one pass.
+
+        The map of a level is averaged over a grid of cells; `grid` is their number a side, for all levels or by level, where
+        the backbone's own choice (`level_grids`) shall not hold. A map with fewer pixels than that stays as it is.
+        """
+        names = self.level_names if levels is None else tuple(levels)
+        grids = self.backbone.level_grids | (dict.fromkeys(names, grid) if isinstance(grid, int) else dict(grid or {}))
+        unknown = [name for name in (*names, *grids) if name not in self.level_names]
+        if unknown:
+            raise ConfigError(f"unknown level {unknown[0]!r}; allowed are {', '.join(self.level_names)}")
+        maps = self.backbone.levels(x)
+        # Averaged in float32 also where the map has half the bits: then the average keeps more than those.
+        return {name: _on_grid(_at_least_float32(maps[name]), grids[name]) for name in names}
 
 
 class FrozenNetwork(Network):
@@ -75,29 +96,15 @@ class FrozenNetwork(Network):
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
-        """Give the pooled features (B, d) of images x: (B, 3, H, W)."""
+        """Return the pooled features (B, d) of images x: (B, 3, H, W)."""
         return super().features(x)
 
-
-class TimmBackbone(nn.Module):
-    """A timm model without its classifier: a map (B, d, h, w), or pooled features (B, d) where it has no map (ViT).
-
-    Its last activation is whatever the model has: only our own ResNets leave out the last ReLU.
-    """
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-        self.width: int = model.num_features
-        self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"  # Swin's maps are (B, h, w, d)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x: (B, 3, H, W) to (B, d, h, w) or (B, d)."""
-        features: Tensor = self.model.forward_features(x)
-        if features.ndim == 4:
-            return features.permute(0, 3, 1, 2) if self.channels_last else features
-        pooled: Tensor = self.model.forward_head(features, pre_logits=True)
-        return pooled
+    @torch.no_grad()
+    def level_features(
+        self, x: Tensor, levels: Sequence[str] | None = None, grid: Mapping[str, int] | int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the features (B, d_l * grid_l^2) of several levels of images x: (B, 3, H, W)."""
+        return super().level_features(x, levels, grid)
 
 
 def networks() -> list[str]:
@@ -117,31 +124,40 @@ def build_network(
 ) -> Network:
     """Build a network by name: one of `networks()` or `timm:NAME`; the same seed gives the same weights.
 
-    `weights` is a safetensors file with the backbone's weights; `pretrained` fetches timm's own, for `timm:NAME` only.
+    `weights` is a file with the backbone's weights (safetensors, .pth or .pt); `pretrained` takes the published ones:
+    from the extra `pretrained` for efficientnet-lite0, fetched by timm for `timm:NAME`.
     The convolutions are laid out channels_last, which is the fast way on CPUs.
     """
     if head not in ("cosine", "linear"):
         raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
-    if pretrained and not name.startswith("timm:"):
-        raise ConfigError(f"pretrained is True for network {name!r}; it is allowed for timm:NAME only")
     # Modules draw their first weights from torch's own generator: lend it the seed, then give it back as it was.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "backbone"))
-        backbone = _timm_backbone(name.removeprefix("timm:"), pretrained) if name.startswith("timm:") else _own(name)
+        backbone = _backbone(name, pretrained=pretrained)
+    if pretrained and weights is None and not name.startswith("timm:"):
+        weights = backbone.published_weights()
+        if weights is None:
+            raise ConfigError(f"pretrained is True for network {name!r}; allowed are efficientnet-lite0 and timm:NAME")
     if weights is not None:
-        _load_backbone(backbone, weights)
-    width: int = backbone.width  # type: ignore[assignment]  # every backbone has it
+        load_weights(backbone, weights)
+    width = backbone.width
     key = derive(seed, "head")
     rows = CosineHead(width, classes, scale, seed=key) if head == "cosine" else LinearHead(width, classes, seed=key)
     return Network(backbone, rows).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
+def folded(network: Network) -> Network:
+    """Copy a network for passes that do not train: in eval mode, batch norms folded into the convolutions before them."""
+    copy = deepcopy(network).eval()
+    if copy.backbone.foldable:
+        fold_batch_norms(copy.backbone)
+    return copy
+
+
 def frozen_copy(network: Network) -> FrozenNetwork:
-    """Copy a network as a teacher: eval mode, no gradients, all head rows together, batch norm folded into the convs."""
-    copy = deepcopy(network)
+    """Copy a network as a teacher: eval mode, no gradients, all head rows together, batch norms folded."""
+    copy = folded(network)
     copy.head.thaw()
-    if isinstance(copy.backbone, resnet.ResNet):
-        resnet.fold_batch_norm(copy.backbone)
     teacher = FrozenNetwork(copy.backbone, copy.head)
     teacher.requires_grad_(False)
     return teacher.train(False)
@@ -156,40 +172,21 @@ def _pool(features: Tensor) -> Tensor:
     return features.mean(dim=(2, 3)) if features.ndim == 4 else features
 
 
-def _own(name: str) -> nn.Module:
+def _on_grid(features: Tensor, cells: int) -> Tensor:
+    """Average a map (B, d, h, w) over cells x cells cells, no more than it has pixels, and flatten; (B, d) stays."""
+    if features.ndim != 4:
+        return features
+    height, width = features.shape[2:]
+    return F.adaptive_avg_pool2d(features, (min(cells, height), min(cells, width))).flatten(1)
+
+
+def _at_least_float32(features: Tensor) -> Tensor:
+    return features.to(torch.promote_types(features.dtype, torch.float32))
+
+
+def _backbone(name: str, *, pretrained: bool) -> Backbone:
+    if name.startswith("timm:"):
+        return timm_backbone(name.removeprefix("timm:"), pretrained=pretrained)
     if name not in BACKBONES:
         raise ConfigError(f"unknown network {name!r}; allowed are {', '.join(networks())} and timm:NAME")
     return BACKBONES[name]()
-
-
-def _timm_backbone(name: str, pretrained: bool) -> nn.Module:
-    try:
-        import timm
-    except ImportError as error:
-        raise MissingExtraError("timm", f"the network timm:{name}") from error
-    except RuntimeError as error:  # a torchvision that was built for another torch
-        raise ConfigError(f"timm is installed but does not work beside this torch: {error}") from error
-    if not timm.is_model(name):
-        near = ", ".join(f"timm:{match}" for match in get_close_matches(name, timm.list_models(), n=3, cutoff=0.0))
-        raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
-    try:
-        return TimmBackbone(timm.create_model(name, pretrained=pretrained, num_classes=0))
-    except (OSError, RuntimeError) as error:  # an unknown tag, or weights that cannot be fetched
-        raise ConfigError(f"timm cannot build {name!r}: {error}") from error
-
-
-def _load_backbone(backbone: nn.Module, file: Path) -> None:
-    """Load weights by name; the file may hold more than the backbone, such as the classifier it was trained with."""
-    try:
-        found = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"weights {file} cannot be read as a safetensors file: {error}") from error
-    target = backbone.model if isinstance(backbone, TimmBackbone) else backbone
-    wanted = target.state_dict()
-    wrong = [key for key in wanted if key not in found or found[key].shape != wanted[key].shape]
-    if wrong:
-        raise DataError(
-            f"weights {file} do not fit the network: {len(wrong)} of {len(wanted)} tensors are missing or of another "
-            f"shape, first {wrong[0]}"
-        )
-    target.load_state_dict({key: found[key] for key in wanted})

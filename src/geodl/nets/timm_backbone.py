@@ -1,0 +1,77 @@
+"""Models of timm by name, as backbones."""
+
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor
+
+from geodl.errors import ConfigError, MissingExtraError
+from geodl.nets.backbone import Backbone
+
+MOST = 5
+"""Stages of a model that are levels of its own."""
+
+
+class TimmBackbone(Backbone):
+    """A timm model without its classifier: a map (B, d, h, w), or pooled features (B, d) where it has no map (ViT).
+
+    Its last activation is whatever the model has: only our own ResNets leave out the last ReLU. Its levels are the stages
+    that timm knows of, where it can give them in one pass, and then "top", which is what the classifier would be given.
+    """
+
+    foldable = False  # the order in which a foreign model registers its layers says nothing
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.width = model.num_features
+        self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"  # Swin's maps are (B, h, w, d)
+        known = len(model.feature_info) if hasattr(model, "forward_intermediates") else 0
+        # Every third of a ViT's twelve blocks is enough: MOST at most, evenly spread, the last one among them.
+        self.stages = list(range(known))[:: -max(1, -(-known // MOST))][::-1]
+        self.level_grids = {f"stage{stage + 1}": 2 for stage in self.stages} | {"top": 1}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x: (B, 3, H, W) to (B, d, h, w) or (B, d)."""
+        return self._top(self.model.forward_features(x))
+
+    def levels(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the maps (B, d, h, w) of all levels for images x: (B, 3, H, W); features (B, d) where top has no map."""
+        if not self.stages:
+            return {"top": self(x)}
+        # It gives the maps as (B, d, h, w) whatever the model's own layout is.
+        features, maps = self.model.forward_intermediates(x, indices=self.stages)
+        return dict(zip(self.level_grids, [*maps, self._top(features)], strict=True))
+
+    def published_name(self, key: str) -> str:
+        """Return timm's own name of a tensor."""
+        return key.removeprefix("model.")
+
+    def _top(self, features: Tensor) -> Tensor:
+        if features.ndim == 4:
+            return features.permute(0, 3, 1, 2) if self.channels_last else features
+        pooled: Tensor = self.model.forward_head(features, pre_logits=True)
+        return pooled
+
+
+def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
+    """Build timm's model `name`, with the weights that timm publishes if `pretrained`."""
+    timm = import_timm(name)
+    if not timm.is_model(name):
+        near = ", ".join(f"timm:{match}" for match in get_close_matches(name, timm.list_models(), n=3, cutoff=0.0))
+        raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
+    try:
+        return TimmBackbone(timm.create_model(name, pretrained=pretrained, num_classes=0))
+    except (OSError, RuntimeError) as error:  # an unknown tag, or weights that cannot be fetched
+        raise ConfigError(f"timm cannot build {name!r}: {error}") from error
+
+
+def import_timm(name: str) -> Any:
+    """Import timm for its model `name`."""
+    try:
+        import timm
+    except ImportError as error:
+        raise MissingExtraError("timm", f"the network timm:{name}") from error
+    except RuntimeError as error:  # a torchvision that was built for another torch
+        raise ConfigError(f"timm is installed but does not work beside this torch: {error}") from error
+    return timm
