@@ -309,6 +309,8 @@ def test_the_squared_distance_is_that_under_the_kernel():
     assert gradient(GeodesicDistillation(5, distance="squared"), student, teacher)[1].isfinite().all()
 
 
-def test_a_subspace_needs_a_dimension():
+def test_what_there_is_not_is_refused():
     with pytest.raises(GeodlError, match="at least 1, not 0"):
         GeodesicDistillation(0)
+    with pytest.raises(GeodlError, match="distance = 'square': cosine and squared are allowed"):
+        GeodesicDistillation(distance="square")

@@ -271,6 +271,7 @@ def _rank(rank, rendezvous, results):
             student, teacher = (torch.split(z, sizes)[rank] for z in whole_batch())
             for name, make in CASES.items():
                 outcome[sizes, name] = gradient(make(group=group), student, teacher)
+                assert make(group=group)(student.bfloat16(), teacher).isfinite()
         broken = torch.full((2, 3), math.nan if rank else 1.0)
         for make in CASES.values():  # every rank sees what one of them has
             assert make(group=group)(broken, torch.ones(2, 3)).isnan()

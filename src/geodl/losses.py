@@ -5,7 +5,7 @@ each. Input that is not finite gives a loss that is not finite: nothing here wai
 """
 
 import math
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -85,9 +85,10 @@ class Distillation(nn.Module):
 
 
 DISTILLATIONS: dict[str, type[Distillation]] = {}
+Kind = TypeVar("Kind", bound=type[Distillation])
 
 
-def register(kind: type[Distillation]) -> type[Distillation]:
+def register(kind: Kind) -> Kind:
     """Make a distillation known by its name; a decorator of its class."""
     if kind.name in (*DISTILLATIONS, "none"):
         raise ConfigError(f"a distillation named {kind.name!r} is there already")
@@ -170,7 +171,8 @@ class CosineDistillation(Distillation):
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return the pooled features, or those on the grid."""
-        return outputs.grid if self.features == "grid" else outputs.pooled
+        compared: Tensor = getattr(outputs, self.features)
+        return compared
 
     def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return 1 - cos of every row: (batch,)."""
@@ -227,6 +229,8 @@ class GeodesicDistillation(Distillation):
         super().__init__(group, base_weight)
         if dim < 1:
             raise GeometryError(f"the subspace dimension must be at least 1, not {dim}")
+        if distance not in ("cosine", "squared"):
+            raise ConfigError(f"distance = {distance!r}: cosine and squared are allowed")
         self.dim = dim
         self.through_flow = through_flow
         self.center = center
@@ -253,7 +257,8 @@ class GeodesicDistillation(Distillation):
         if self.group is None:
             return super().loss(student, teacher)
         # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
-        everything, start = gather_rows(torch.stack([student.detach(), teacher.detach()], 1), self.group)
+        dtype = working_dtype(student, teacher)
+        everything, start = gather_rows(torch.stack([z.detach().to(dtype) for z in (student, teacher)], 1), self.group)
         others, end = everything[:, 0], start + len(student)
         students = torch.cat([others[:start], student, others[end:]])
         loss = global_mean(self.rows(students, everything[:, 1]))
@@ -263,9 +268,8 @@ class GeodesicDistillation(Distillation):
         """Return the loss of every row: (batch,)."""
         eps = torch.finfo(working_dtype(student, teacher)).eps
         old, new = unit(teacher if self.through_flow else teacher.detach()), unit(student)
-        p_old, p_new = common_subspaces(
-            old, new if self.through_flow else new.detach(), self.dim, center=self.center, eps=eps
-        )
+        spanning = new if self.through_flow else new.detach()
+        p_old, p_new = common_subspaces(old, spanning, self.dim, center=self.center, eps=eps)
         flow = GeodesicFlow(p_old, p_new, eps=eps)
         on_old, change = flow.project(old), flow.project(new - old)
         if self.distance == "squared":
