@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from geodl.errors import GeodlError
 from geodl.geometry import GeodesicFlow, geodesic_distance, principal_angles, subspace
+from geodl.geometry.subspaces import Spectrum
 from oracles import KnownFlow, literal_kernel, principal_basis, random_orthogonal, spectral_kernel
 
 DEGREE = math.pi / 180
@@ -121,6 +122,33 @@ def test_bases_of_steep_spectra_are_orthonormal(decay):
     basis = subspace(torch.tensor(rows, dtype=torch.float32), 4, center=False)
     assert basis.shape == (6, 4)
     torch.testing.assert_close(basis.mT @ basis, torch.eye(4), atol=1e-6, rtol=0)
+
+
+def test_what_rounding_leaves_of_a_common_row_is_no_direction():
+    rng = torch.Generator().manual_seed(1)
+    for dtype in (torch.float32, torch.float64):
+        last_bit = torch.randint(0, 2, (30, 6), generator=rng).to(dtype) * torch.finfo(dtype).eps
+        assert subspace(1 + last_bit, 4).shape == (6, 0)
+        assert subspace(1 + 1e3 * last_bit, 4).shape == (6, 4)
+
+
+def test_centering_takes_one_direction_whatever_rounding_leaves():
+    z = torch.randn(5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for eps in (1e-16, 0.0):
+        assert Spectrum.of(z, center=True, eps=eps).in_rank.tolist() == [True] * 4 + [False]
+        assert Spectrum.of(z, center=False, eps=eps).in_rank.all()
+
+
+def test_directions_that_are_not_kept_are_zero_and_get_no_gradient():
+    z = torch.randn(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    spectrum = Spectrum.of(z, center=True, eps=1e-16)
+    masked, cut = (spectrum.leading(torch.tensor(keep)) for keep in ([True, True, False, False], [True, True]))
+    assert not masked[:, 2:].any()
+    # A gradient comes in for the zero columns too.
+    slope, expected = (
+        torch.autograd.grad((basis + basis.square()).sum(), z, retain_graph=True)[0] for basis in (masked, cut)
+    )
+    torch.testing.assert_close(slope, expected)
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

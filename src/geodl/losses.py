@@ -257,8 +257,7 @@ class GeodesicDistillation(Distillation):
         if self.group is None:
             return super().loss(student, teacher)
         # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
-        dtype = working_dtype(student, teacher)
-        everything, start = gather_rows(torch.stack([z.detach().to(dtype) for z in (student, teacher)], 1), self.group)
+        everything, start = gather_rows(torch.stack([student.detach(), teacher.detach()], 1), self.group)
         others, end = everything[:, 0], start + len(student)
         students = torch.cat([others[:start], student, others[end:]])
         loss = global_mean(self.rows(students, everything[:, 1]))

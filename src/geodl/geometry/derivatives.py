@@ -118,10 +118,9 @@ def _divided_differences(pairing: Pairing) -> Tensor:
         torch.where(close, slope, (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, apart))
         for f, slope in zip((f_plus, f_minus), slopes, strict=True)
     )
-    # Across the jump of f at 90 degrees there is no derivative: nothing flows.
+    # Across the jump of f at 90 degrees there is no derivative: nothing flows, both f being their mean there.
     jump = right.unsqueeze(-1) & right.unsqueeze(-2)
     across = (f_plus.unsqueeze(-1) - f_minus.unsqueeze(-2)) / torch.where(jump, 1.0, 2 * middle)
-    across = torch.where(jump, 0.0, across)
     return torch.cat([torch.cat([plus, across], -1), torch.cat([across.mT, -minus], -1)], -2)
 
 
