@@ -186,7 +186,7 @@ def test_a_row_without_projection_counts_nothing():
     student, teacher = (torch.zeros(5, 6, dtype=torch.float64) for _ in range(2))
     student[:, :3], teacher[:, :3] = (z[:, :3] for z in pair(5, 3))
     # Its own direction is not among the two that are kept: it is not seen at all.
-    student[4], teacher[4] = torch.eye(6, dtype=torch.float64)[[5, 5]] * 1e-3
+    student[4], teacher[4] = torch.eye(6, dtype=torch.float64)[[5, 4]] * 1e-3
     turn = torch.tensor(random_orthogonal(np.random.default_rng(1), 6))  # rounding leaves it some projection
     student, teacher = student @ turn, teacher @ turn
     loss = GeodesicDistillation(2, center=False)
