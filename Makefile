@@ -6,8 +6,8 @@ READY := $(VENV)/.ready
 
 .PHONY: run test test-slow lint benchmarks clean
 
-run: $(READY)  ## the main job: LUCIR + GeoDL beside LUCIR and plain fine-tuning, on the embedded digits
-	$(BIN)/geodl compare finetune lucir lucir+geodesic --preset digits
+run: $(READY)  ## the main job: LUCIR + GeoDL beside LUCIR, plain fine-tuning and the closed form, on the embedded digits
+	$(BIN)/geodl compare finetune lucir lucir+geodesic analytic --preset digits
 
 # One thread each: two processes whose threads wait for each other are many times slower.
 test: $(READY)  ## the fast tests

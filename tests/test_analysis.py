@@ -39,9 +39,9 @@ def reference_svcca(x: np.ndarray, y: np.ndarray, keep: float) -> float:
 
 
 def reference_cka(x: np.ndarray, y: np.ndarray) -> float:
-    """CKA in its kernel form: the alignment of the centred N x N Gram matrices."""
-    centre = np.eye(len(x)) - 1 / len(x)
-    k, m = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
+    """CKA in its kernel form: the alignment of the centered N x N Gram matrices."""
+    center = np.eye(len(x)) - 1 / len(x)
+    k, m = center @ x @ x.T @ center, center @ y @ y.T @ center
     return float(np.trace(k @ m) / math.sqrt(np.trace(k @ k) * np.trace(m @ m)))
 
 

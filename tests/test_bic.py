@@ -1,20 +1,22 @@
 """BiC: the weights of its two losses, what is held out, and a correction that moves two numbers and nothing else."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from tests import tiny
-from tests.phases import Learner, batch_of, cross_entropy, divergence, log_softmax, output
+from tests.phases import ScenarioLearner, batch_of, cross_entropy, divergence, log_softmax, output
 from torch import nn
 
-from geodl.data.batches import evaluation
+from geodl.data.batches import evaluation, transform_of
 from geodl.data.images import FileImages
-from geodl.experiment import run, scenario_of, transform_of
+from geodl.experiment import run_config, scenario_of
+from geodl.learner import Learner
 from geodl.methods import METHODS, Phase
 from geodl.methods.bic import Correction
-from geodl.metrics import dense
+from geodl.metrics import confusions_of
 from geodl.nets import frozen_copy
 
 STUDENT = [[2.0, -1.0, 0.5, 0.3], [0.1, 0.4, -0.3, 1.2], [1.5, 1.0, -2.0, 0.0]]
@@ -26,10 +28,10 @@ def config(**options):
     return tiny.config(**{"method": "bic", "epochs": 1, "correction_epochs": 20} | options)
 
 
-def at_correction(learner: Learner) -> tuple[Phase, object]:
+def at_correction(learner: ScenarioLearner) -> tuple[Phase, object]:
     """Go to the second phase's correction; give the phase and the stage."""
-    learner.learn()
-    phase = learner.prepare()
+    learner.learn_next()
+    phase = learner.prepare_next()
     stages = learner.method.stages(phase)
     learner.run(phase, next(stages))
     return phase, next(stages)
@@ -67,28 +69,28 @@ def test_a_tenth_is_held_out_and_something_is_left(quota, held):
 
 
 def test_a_total_budget_holds_out_as_many_of_every_class():
-    learner = Learner(config(exemplars=80, budget="total"), tiny.dataset(4, train=50))
+    learner = ScenarioLearner(config(exemplars=80, memory_budget="total"), tiny.dataset(4, train=50))
     for count in (4, 3, 2):  # a tenth of 80 / 2, 80 / 3 and 80 / 4 each
-        phase = learner.prepare()
+        phase = learner.prepare_next()
         assert set(torch.bincount(phase.memory.held.labels).tolist()) == {count}
-        learner.learn()
+        learner.learn_next()
 
 
 def test_held_out_images_come_when_a_class_does_and_are_never_trained_on():
-    learner = Learner(config(exemplars=20), tiny.dataset(4, train=25))
+    learner = ScenarioLearner(config(exemplars=20), tiny.dataset(4, train=25))
     held: set[str] = set()
     for new in (2, 1, 1):
         before = set(held)
-        phase = learner.prepare()
+        phase = learner.prepare_next()
         held |= set(phase.memory.held.item_digests())
         assert len(held) == len(before) + 2 * new  # two of each class that is new, base classes too
         for stage in learner.method.stages(phase):
             if stage.name == "train":
                 assert not held & set(stage.batches.images.item_digests())
-        phase = learner.learn()
-        assert set(phase.memory.held.item_digests()) == held
-        assert not held & set(phase.memory.images.item_digests())
-        assert set(phase.memory.per_class().values()) == {18}  # the budget counts what is held out
+        memory = learner.learn_next().memory
+        assert set(memory.held.item_digests()) == held
+        assert not held & set(memory.images.item_digests())
+        assert set(memory.per_class().values()) == {18}  # the budget counts what is held out
 
 
 # -- the correction
@@ -105,7 +107,7 @@ def test_the_correction_by_hand():
 
 @pytest.mark.parametrize("l2", [0.0, 0.1, 0.7])
 def test_the_correction_minimises_cross_entropy_of_logits_not_of_probabilities(l2):
-    learner = Learner(config(correction_l2=l2))
+    learner = ScenarioLearner(config(correction_l2=l2))
     phase, stage = at_correction(learner)
     batch = next(iter(stage.batches.epoch(0)))
     with torch.no_grad():
@@ -125,7 +127,9 @@ def test_the_correction_minimises_cross_entropy_of_logits_not_of_probabilities(l
 
 
 def test_the_correction_is_the_minimum_that_a_search_finds():
-    learner = Learner(config(correction_epochs=200, exemplars=10, epochs=3, batch_size=64), tiny.dataset(4, train=30))
+    learner = ScenarioLearner(
+        config(correction_epochs=200, exemplars=10, epochs=3, batch_size=64), tiny.dataset(4, train=30)
+    )
     phase, stage = at_correction(learner)
     learner.run(phase, stage, 1)
     phase.network.eval()
@@ -147,9 +151,11 @@ def test_the_correction_is_the_minimum_that_a_search_finds():
 
 
 def test_the_correction_moves_two_numbers_and_nothing_else():
-    learner = Learner(config(network="resnet8", correction_epochs=3))  # resnet8 has batch statistics that could move
-    learner.learn()
-    phase = learner.prepare()
+    learner = ScenarioLearner(
+        config(network="resnet8", correction_epochs=3)
+    )  # resnet8 has batch statistics that could move
+    learner.learn_next()
+    phase = learner.prepare_next()
     stages = learner.method.stages(phase)
     learner.run(phase, next(stages))
     before = {name: tensor.clone() for name, tensor in phase.network.state_dict().items()}
@@ -182,12 +188,12 @@ def test_the_correction_moves_two_numbers_and_nothing_else():
 
 
 def test_older_classes_keep_the_pairs_they_have():
-    learner = Learner(config())
-    learner.learn()
-    second = learner.learn().network.head
+    learner = ScenarioLearner(config())
+    learner.learn_next()
+    second = learner.learn_next().network.head
     pair = float(second.alpha[2]), float(second.beta[2])
     assert pair != (1.0, 0.0)
-    phase = learner.prepare()
+    phase = learner.prepare_next()
     stages = learner.method.stages(phase)
     learner.run(phase, next(stages))
     stage = next(stages)
@@ -207,7 +213,7 @@ def test_older_classes_keep_the_pairs_they_have():
 
 
 def test_finishing_twice_is_finishing_once_and_a_rebuilt_stage_is_the_same():
-    learner = Learner(config())
+    learner = ScenarioLearner(config())
     phase, stage = at_correction(learner)
     learner.run(phase, stage, 1)
     once = phase.network.head.alpha.clone(), phase.network.head.beta.clone()
@@ -227,23 +233,23 @@ def test_finishing_twice_is_finishing_once_and_a_rebuilt_stage_is_the_same():
     [({"exemplars": 1}, 3), ({"exemplars": 0}, 3), ({"correction_epochs": 0}, 3)],
 )
 def test_without_held_out_images_there_is_no_correction(options, groups):
-    learner = Learner(config(**options))
+    learner = ScenarioLearner(config(**options))
     for _ in range(groups):
-        phase = learner.prepare()
+        phase = learner.prepare_next()
         assert [stage.name for stage in learner.method.stages(phase)] == ["train"]
-        learner.learn()
+        learner.learn_next()
     assert learner.network.head.alpha.tolist() == [1.0] * 4
 
 
 def test_the_base_phase_is_not_corrected():
-    learner = Learner(config())
-    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
-    learner.learn()
-    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train", "correct"]
+    learner = ScenarioLearner(config())
+    assert [stage.name for stage in learner.method.stages(learner.prepare_next())] == ["train"]
+    learner.learn_next()
+    assert [stage.name for stage in learner.method.stages(learner.prepare_next())] == ["train", "correct"]
 
 
 def test_the_schedule_is_the_published_one():
-    learner = Learner(config(correction_epochs=200))
+    learner = ScenarioLearner(config(correction_epochs=200))
     schedule = at_correction(learner)[1].schedule
     rates = [schedule.lr_at(epoch, 0, 1) for epoch in range(200)]
     changes = [epoch for epoch in range(1, 200) if rates[epoch] != rates[epoch - 1]]
@@ -254,11 +260,13 @@ def test_the_schedule_is_the_published_one():
 
 
 def test_held_out_files_are_decoded_once_not_in_every_epoch(monkeypatch):
-    learner = Learner(config())
+    learner = ScenarioLearner(config())
     phase, _ = at_correction(learner)
     held = phase.memory.held
     files = FileImages(tuple(held.encoded(i) for i in range(len(held))), held.labels)
-    stage = learner.method._correction(phase, files)
+    phase.memory = replace(phase.memory, held=files)
+    *_, stage = learner.method.stages(phase)
+    assert stage.name == "correct"
 
     def refuse(*_: object) -> None:
         raise AssertionError("decoded again")
@@ -275,12 +283,9 @@ def test_predictions_and_the_next_teacher_use_corrected_logits(tmp_path):
     # Few images of old classes and many of the new ones: the bias is large.
     options = config(exemplars=2, epochs=6, correction_epochs=60, lr=0.05, distill="none", phases=1, base=3)
     data = tiny.dataset(6, train=40)
-    store = run(options, out=tmp_path / "r", data=data)
+    store = run_config(options, out=tmp_path / "r", data=data)
     last = store.load_phase(1)
-    learner = Learner(options, data)
-    network = learner.trainer.build(6)
-    network.load_state_dict(last.model)
-    network.eval()
+    network = Learner.load(store.path).network
     assert network.head.alpha[3:].unique().tolist() != [1.0]
     scenario = scenario_of(options, data)
     (batch,) = evaluation(scenario.test(1), transform_of(options, data.train))
@@ -288,7 +293,7 @@ def test_predictions_and_the_next_teacher_use_corrected_logits(tmp_path):
         raw = network.head.raw(network.features(batch.images)).numpy()
         taught = frozen_copy(network)(batch.images).logits.numpy()
     corrected = last.model["head.alpha"].numpy() * raw + last.model["head.beta"].numpy()
-    counted = dense(last.metrics["confusions"]["cnn"], 6).numpy()
+    counted = confusions_of(last.metrics)["cnn"].counts.numpy()
 
     def confusion(logits: np.ndarray) -> np.ndarray:
         matrix = np.zeros((6, 6), dtype=np.int64)

@@ -1,5 +1,6 @@
 """The page in a real browser: plots are there, nothing is asked for from outside, no error, light and dark, wide and narrow."""
 
+import html
 import json
 import re
 import shutil
@@ -7,7 +8,8 @@ import subprocess
 
 import pytest
 
-from test_report import render, runs  # noqa: F401  # the fixture
+from geodl.text import printable
+from test_report import EVIL, evil_page, render, runs, source  # noqa: F401  # the fixture
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
@@ -59,6 +61,7 @@ const button = matrix.querySelector("button");
 if (button) {
   button.click();
   seen.enlarged = matrix.querySelector("svg").getBoundingClientRect().width;
+  seen.name = [...matrix.querySelectorAll("text")].find((text) => text.textContent === "class 1").getBoundingClientRect().height;
   seen.heading = matrix.querySelector("[id$='-axis-x'] text").getBoundingClientRect().height;
   seen.overflowEnlarged = document.documentElement.scrollWidth - innerWidth;
 }
@@ -67,22 +70,38 @@ second.click();
 seen.switched = [...document.querySelectorAll(".tabs > article")].map((article) => getComputedStyle(article).display);
 parent.postMessage(JSON.stringify(seen), "*");
 """
+# The same, where classes have evil names.
+EVIL_PROBE = """
+const texts = (selector) => [...document.querySelectorAll(selector)].map((element) => element.textContent.trim());
+const seen = {errors: window.errors, blocked: window.blocked, evil: window.evil, last: document.body.lastElementChild.tagName};
+seen.footer = texts("footer");
+seen.plots = document.querySelectorAll(".plot svg").length;
+seen.scripts = document.querySelectorAll("script:not([type])").length;
+seen.bars = texts(".tabs > article:first-of-type .bars span");
+seen.exemplars = texts(".strips figcaption");
+seen.drawn = texts(".plot[data-prefix*=confusion] text");
+seen.tips = JSON.parse(document.querySelector(".plot[data-prefix*=confusion] script").textContent).heat.rows;
+seen.handlers = ["onerror", "onmouseover", "onfocus", "autofocus"].map((name) => document.querySelectorAll(`[${name}]`).length);
+parent.postMessage(JSON.stringify(seen), "*");
+"""
 # What was blocked is told a little later than what failed.
 LATER = 'addEventListener("load", () => setTimeout(() => {%s}, 100));'
 # No window is as narrow as a phone, but a frame is.
 HOST = """<!doctype html><meta name="color-scheme" content="light dark"><body style="margin:0">
 <script>addEventListener("message", (event) => { document.body.dataset.seen = event.data; });</script>
 <iframe src="page.html" width="WIDTH" height="800" style="border:0"></iframe>"""
-WATCH = """<script>window.errors = []; window.blocked = [];
+WATCH = """window.errors = []; window.blocked = [];
 addEventListener("error", (event) => errors.push(event.message));
-addEventListener("securitypolicyviolation", (event) => blocked.push(event.blockedURI));</script>"""
+addEventListener("securitypolicyviolation", (event) => blocked.push(event.blockedURI));"""
 
 
-def opened(text, tmp_path, *, width, dark=False):
-    """Open a page and give what the probe saw, and what the browser wrote about it."""
-    text = text.replace("<style>", f"{WATCH}<style>", 1).replace(
-        "</body>", f"<script>{LATER % PROBE}</script></body>", 1
-    )
+def opened(text, tmp_path, *, width, dark=False, probe=PROBE, allowed=()):
+    """Open a page and return what the probe saw, and what the browser wrote about it; only what the page allows runs."""
+    probe = LATER % probe
+    ours = "".join(f" '{source(script)}'" for script in (WATCH, probe, *allowed))
+    text = text.replace("script-src", f"script-src{ours}", 1)
+    text = text.replace("<style>", f"<script>{WATCH}</script><style>", 1)
+    text = text.replace("</body></html>", f"<script>{probe}</script></body></html>")
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     host = tmp_path / "host.html"
     host.write_text(HOST.replace("WIDTH", str(width)), encoding="utf-8")
@@ -91,7 +110,7 @@ def opened(text, tmp_path, *, width, dark=False):
     done = subprocess.run([*command, host.as_uri()], capture_output=True, text=True, timeout=120, check=False)
     found = re.search(r'data-seen="([^"]*)"', done.stdout)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return json.loads(found[1].replace("&quot;", '"').replace("&amp;", "&")) if found else None, said
+    return json.loads(html.unescape(found[1])) if found else None, said
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
@@ -109,7 +128,7 @@ def test_the_page_of_a_run(runs, tmp_path, width, dark):  # noqa: F811
     # Text stands out from the page, in both schemes.
     assert (seen["page"] < 0.2 and seen["text"] > 0.5) if dark else (seen["page"] > 0.9 and seen["text"] < 0.5)
     assert re.fullmatch(r"CNN\nclasses learned 3: [\d.]+ %", seen["point"])
-    assert re.search(r"\nrecognised: \d \([\d.]+ %\)$", seen["cell"])
+    assert re.search(r"\ncorrect: \d \([\d.]+ %\)$", seen["cell"])
     assert seen["switched"] == ["none", "block", "none", "none"]
 
 
@@ -119,13 +138,27 @@ def test_a_large_matrix_can_be_enlarged(runs, tmp_path):  # noqa: F811
     assert (seen["errors"], seen["blocked"], seen["asked"]) == ([], [], [])
     assert seen["overflow"] <= 0
     assert seen["enlarged"] > 1500
-    assert seen["heading"] < 24  # as small as the names
+    assert seen["heading"] < 1.5 * seen["name"]  # not as much larger as the rest
     assert seen["overflowEnlarged"] <= 0
 
 
 def test_the_check_itself_notices_errors_and_requests(runs, tmp_path):  # noqa: F811
-    bad = '<img src="https://example.invalid/x.png"><script>undefinedName.x</script></footer>'
-    seen, said = opened(render(runs, "geo-1").replace("</footer>", bad), tmp_path, width=1280)
-    assert len(said) == 2
+    bad = '<img src="https://example.invalid/x.png"><script>undefinedName.x</script><script>window.evil = 1</script></footer>'
+    text = render(runs, "geo-1").replace("</footer>", bad)
+    seen, said = opened(text, tmp_path, width=1280, allowed=["undefinedName.x"])
+    assert len(said) == 3
     assert seen["errors"] == ["Uncaught ReferenceError: undefinedName is not defined"]
-    assert seen["blocked"] == ["https://example.invalid/x.png"]
+    assert sorted(seen["blocked"]) == ["https://example.invalid/x.png", "inline"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_evil_names_do_nothing(runs, tmp_path, several):  # noqa: F811
+    seen, said = opened(evil_page(runs)[several], tmp_path, width=1280, probe=EVIL_PROBE)
+    assert said == []
+    assert (seen["errors"], seen["blocked"], seen.get("evil"), seen["handlers"]) == ([], [], None, [0, 0, 0, 0])
+    # Nothing is cut off.
+    assert (seen["last"], seen["scripts"], len(seen["footer"])) == ("SCRIPT", 3, 1)
+    assert seen["plots"] == evil_page(runs)[several].count('class="plot"')
+    shown = {printable(name) for name in EVIL}
+    assert set(seen["bars"]) == set(seen["exemplars"]) == set(seen["tips"]) == shown
+    assert {name if len(name) <= 22 else f"{name[:20]}…" for name in shown} <= set(seen["drawn"])

@@ -1,6 +1,7 @@
 """The cache: found again by content, damage dropped, never in the way of a run."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from geodl import files
 from geodl.cache import Cache
+from geodl.errors import StoreError
 from geodl.files import fingerprint
 
 KEY = fingerprint({"data": "digits", "seed": 0, "classes": [3, 1]})
@@ -76,6 +78,30 @@ def test_a_cache_that_cannot_be_made_is_no_error(tmp_path):
     assert not cache.put(KEY, TENSORS)
     assert cache.load(KEY) is None
     assert cache.clear() == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero"])
+def test_odd_entries_are_no_error(tmp_path, kind):
+    path = tmp_path / "entries" / f"{KEY}.safetensors"
+    path.parent.mkdir()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir() if kind == "folder" else path.symlink_to(kind)
+    cache = Cache(tmp_path)
+    assert cache.load(KEY) is None
+    assert cache.put(KEY, TENSORS) == (kind != "folder")
+    assert cache.size() >= 0
+
+
+def test_a_cache_that_cannot_be_cleared_is_one_line(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StoreError, match=r"cannot write .*: Read-only file system"):
+        cache.clear()
 
 
 @pytest.mark.parametrize(

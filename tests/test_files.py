@@ -11,17 +11,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tests.directories import Killed
 
 from geodl import files
 from geodl.errors import StoreError
-from geodl.files import atomic_write, is_locked, locked, read_json, read_tensors, tensor_file, write_json, write_tensors
+from geodl.files import (
+    atomic_write,
+    interpreting,
+    is_locked,
+    locked,
+    make_directory,
+    read_file,
+    read_json,
+    read_tensors,
+    signed,
+    tensor_file,
+    verified,
+    write_json,
+    write_tensors,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 STEPS_OF_A_WRITE = ["created", "written", "synced", "renamed", "settled"]
-
-
-class Killed(BaseException):
-    """Not an Exception: like a real kill, it lets nobody clean up."""
 
 
 def fail_at(monkeypatch, step, failure):
@@ -162,6 +173,164 @@ def test_pickled_and_foreign_tensor_files_are_refused(tmp_path):
             read_tensors(tmp_path / name)
     with pytest.raises(StoreError, match=r"cannot read .*missing: No such file"):
         read_tensors(tmp_path / "missing")
+
+
+def put_odd(path, kind):
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(str(path))
+    else:
+        path.symlink_to(kind)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "/dev/zero", "/dev/null", "/dev", "odd", "nothing"])
+def test_only_regular_files_are_read(tmp_path, kind):
+    path = tmp_path / "odd"
+    put_odd(path, kind)
+    for read in (read_file, read_json, read_tensors):
+        with pytest.raises(StoreError, match=r"odd is not a regular file$|cannot read .*odd: [A-Z][\w ]+$"):
+            read(path)
+    assert not is_locked(tmp_path)
+
+
+def test_a_link_to_a_regular_file_is_read(tmp_path):
+    write_json(tmp_path / "file", {"x": 1})
+    (tmp_path / "link").symlink_to("file")
+    assert read_json(tmp_path / "link") == {"x": 1}
+
+
+def test_sizes_are_looked_at_before_a_file_is_read(tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("read")
+
+    path = tmp_path / "huge"
+    write_tensors(path, {"w": torch.zeros(2)})
+    os.truncate(path, 2**42)
+    read = files._read
+    monkeypatch.setattr(files, "_read", lambda file, path, size: read(file, path, size) if size <= 2**26 else fail())
+    with pytest.raises(StoreError, match=r"huge is too large: 4398\.0 GB, where at most 67\.1 MB are read"):
+        read_json(path)
+    with pytest.raises(StoreError, match="huge is damaged: it has 4398046511104 bytes, and was written with 8"):
+        read_file(path, size=8)
+    with pytest.raises(StoreError, match=r"huge is damaged.*its size is not that of its tensors"):
+        read_tensors(path)
+    path.write_bytes(b"")
+    os.truncate(path, 2**42)  # all zeros, as after a power failure
+    with pytest.raises(StoreError, match="huge is damaged"):
+        read_tensors(path)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (MemoryError(), "7.0 GB do not fit into the memory"),
+        (OSError(errno.EIO, "Input/output error"), "Input/output error"),
+    ],
+)
+def test_a_file_that_fails_while_it_is_read_is_named(tmp_path, failure, words):
+    class Failing:
+        def read(self, size):
+            raise failure
+
+    with pytest.raises(StoreError, match=f"cannot read .*file: {words}"):
+        files._read(Failing(), tmp_path / "file", 7 * 10**9)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"NaN",
+        b"[Infinity]",
+        b"1e999",
+        b"9" * 5000,
+        b'"\xff"',
+        b'"\xed\xa0\x80"',  # half a character
+        rb'"\ud800"',
+        b"\xef\xbb\xbf{}",
+        "{}".encode("utf-16"),
+        b"{} {}",
+        b"",
+    ],
+    ids=lambda data: repr(data[:10]),
+)
+def test_what_geodl_could_not_have_written_is_no_json(tmp_path, data):
+    (tmp_path / "odd.json").write_bytes(data)
+    with pytest.raises(StoreError, match=r"odd\.json is damaged: it is not complete JSON") as error:
+        read_json(tmp_path / "odd.json")
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 400
+
+
+def test_json_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "JSON_LIMIT", 100)
+    write_json(tmp_path / "a", ["x" * 50])
+    with pytest.raises(StoreError, match=r"a JSON file of 10\d bytes is not written: the limit is 100 bytes"):
+        write_json(tmp_path / "a", ["x" * 100])
+    assert read_json(tmp_path / "a") == ["x" * 50]
+
+
+def test_a_checksum_covers_every_entry(tmp_path):
+    value = {"a": 1, "b": [0.5]}
+    assert verified(signed(value), tmp_path) == value
+    for wrong in (signed(value) | {"a": 2}, signed(value) | {"c": 1}, value, [], None, signed(value) | {"sha256": 5}):
+        with pytest.raises(StoreError, match="is damaged"):
+            verified(wrong, tmp_path)
+
+
+def test_a_reader_of_odd_content_names_the_file(tmp_path):
+    for fail in (lambda: {}["x"], lambda: [][0], lambda: None.x, lambda: int("\x1b"), lambda: 1 / 0, lambda: len(5)):
+        expected = pytest.raises(StoreError, match="odd is damaged, or not a file of geodl's")
+        with expected as error, interpreting(tmp_path / "odd"):
+            fail()
+        assert str(error.value).isprintable()
+
+
+def test_a_disk_that_allows_nothing_is_one_error(tmp_path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for method in ("open", "unlink", "mkdir", "replace"):
+        monkeypatch.setattr(type(tmp_path), method, refuse)
+    for write in (lambda: atomic_write(tmp_path / "x", b""), lambda: make_directory(tmp_path / "d")):
+        with pytest.raises(StoreError, match=r"cannot write .*: Read-only file system$"):
+            write()
+
+
+def test_leftovers_that_cannot_be_removed_are_one_error(tmp_path, monkeypatch):
+    (tmp_path / f"{files.TEMPORARY}x").touch()
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
+    with pytest.raises(StoreError, match="Read-only file system"):
+        files.remove_temporaries(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"pid": "x", "host": 5}', '{"pid": 1}', "\x00", "[" * 99_999])
+def test_odd_words_in_a_held_lock_are_no_matter(tmp_path, content):
+    with locked(tmp_path):
+        (tmp_path / "lock").write_text(content)
+        with pytest.raises(StoreError, match="is being written by another process: wait"), locked(tmp_path):
+            pass
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "mine", "/dev/zero"])
+def test_a_lock_is_a_regular_file_of_its_own(tmp_path, kind):
+    (tmp_path / "mine").write_text("mine")
+    put_odd(tmp_path / "lock", kind)
+    with pytest.raises(StoreError, match="lock"), locked(tmp_path):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not is_locked(tmp_path)
 
 
 def test_one_holder_of_a_lock_at_a_time(tmp_path):

@@ -1,4 +1,4 @@
-"""Growing heads: what they compute, how they grow, and that no optimiser reaches a frozen row."""
+"""Growing heads: what they compute, how they grow, and that no optimizer reaches a frozen row."""
 
 from copy import deepcopy
 
@@ -13,7 +13,7 @@ from geodl.errors import ConfigError
 from geodl.nets.heads import CosineHead, Head, LinearHead
 
 KINDS = [CosineHead, LinearHead]
-OPTIMISERS = {
+OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
 }
@@ -23,9 +23,9 @@ def features(rows: int = 6, width: int = 4, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-def train(head: Head, optimiser: str, steps: int = 5) -> None:
+def train(head: Head, optimizer: str, steps: int = 5) -> None:
     z, labels = features(12), torch.arange(12) % head.classes
-    step = OPTIMISERS[optimiser](head.parameters())
+    step = OPTIMIZERS[optimizer](head.parameters())
     for _ in range(steps):
         step.zero_grad()
         F.cross_entropy(head(z), labels).backward()
@@ -107,35 +107,35 @@ def test_a_head_may_start_without_classes(kind):
     assert head(features()).shape == (6, 2)
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_frozen_rows_never_move_and_the_others_move_as_if_none_were_frozen(kind, optimiser):
+def test_frozen_rows_never_move_and_the_others_move_as_if_none_were_frozen(kind, optimizer):
     frozen = torch.tensor([True, False, True, False])
     free, held = kind(4, 4, seed=1), kind(4, 4, seed=1)
     before = {name: held.rows(name).detach().clone() for name in held.row_parameters}
     held.freeze(frozen)
     assert torch.equal(held.frozen, frozen)
     # One step only: from the second on, the free head's logits differ because its old rows have moved.
-    train(free, optimiser, steps=1)
-    train(held, optimiser, steps=1)
+    train(free, optimizer, steps=1)
+    train(held, optimizer, steps=1)
     for name in held.row_parameters:
         assert torch.equal(held.rows(name)[frozen], before[name][frozen])
         assert torch.equal(held.rows(name)[~frozen], free.rows(name)[~frozen])
         assert not torch.equal(held.rows(name)[~frozen], before[name][~frozen])
-    train(held, optimiser, steps=20)
+    train(held, optimizer, steps=20)
     held.thaw()
     for name in held.row_parameters:
         assert torch.equal(getattr(held, name)[frozen], before[name][frozen])
 
 
-def test_an_optimiser_from_before_the_freezing_moves_nothing():
+def test_an_optimizer_from_before_the_freezing_moves_nothing():
     head = CosineHead(4, 3)
-    optimiser = OPTIMISERS["sgd"](head.parameters())
+    optimizer = OPTIMIZERS["sgd"](head.parameters())
     head(features()).sum().backward()
-    optimiser.step()
+    optimizer.step()
     before = head.weight.detach().clone()
     head.freeze(torch.tensor([True, True, False]))
-    optimiser.step()
+    optimizer.step()
     assert torch.equal(head.rows(), before)
 
 

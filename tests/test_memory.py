@@ -136,6 +136,42 @@ def test_held_out_images_and_means_survive_updates():
     assert updated.means is means
 
 
+def test_images_are_held_out_for_good_and_something_is_left_to_train_on():
+    images = pictures([0] * 6 + [1] * 6 + [2])
+    rest, memory = Memory().hold_out(images, [0, 1, 2], 2, seed=3)
+    assert torch.bincount(memory.held.labels).tolist() == [2, 2]  # of the class with one image nothing
+    assert sorted(rest.item_digests() + memory.held.item_digests()) == sorted(images.item_digests())
+    again, same_held = Memory().hold_out(images, [0, 1, 2], 2, seed=3)
+    assert same_held.held.digest() == memory.held.digest()
+    other = Memory().hold_out(images, [0, 1, 2], 2, seed=4)[1]
+    assert other.held.item_digests() != memory.held.item_digests()
+    more, later = memory.hold_out(pictures([3] * 5, seed=1), [3], 1, seed=3)  # a total budget has shrunk
+    assert torch.bincount(later.held.labels, minlength=4).tolist() == [1, 1, 0, 1]
+    assert set(later.held.item_digests()[:2]) < set(memory.held.item_digests())
+    assert (len(again), len(more)) == (len(rest), 4)
+    back, unchanged = memory.hold_out(images.select([0, 1]), [], 2, seed=3)  # no class is new
+    assert (len(back), unchanged.held.digest()) == (2, memory.held.digest())
+
+
+def test_a_removed_class_leaves_nothing_and_those_after_it_move_up():
+    full = replace(
+        grow("per_class", 3)[-1],
+        held=pictures([0, 1, 4], 60),
+        means=torch.eye(5),
+        exemplar_means=2 * torch.eye(5),
+    )
+    gone = full.without(1)
+    assert gone.per_class() == dict.fromkeys(range(4), 3)
+    digests = full.images.item_digests()
+    assert gone.images.item_digests() == digests[:3] + digests[6:]
+    assert gone.held.labels.tolist() == [0, 3]
+    for means, size in ((gone.means, 1), (gone.exemplar_means, 2)):
+        assert means.argmax(dim=1).tolist() == [0, 2, 3, 4]
+        assert means.max() == size
+    assert Memory(images=pictures([0, 0])).without(0).images is None
+    same(Memory.from_tensors(gone.to_tensors()), gone)
+
+
 # ----------------------------------------------------------------------------------------------------------- storing
 
 
@@ -145,8 +181,9 @@ def same(a: Memory, b: Memory) -> None:
         assert (left is None) == (right is None)
         if left is not None and right is not None:
             assert left.digest() == right.digest()
-    assert (a.means is None) == (b.means is None)
-    assert a.means is None or a.means.equal(b.means)
+    for left, right in ((a.means, b.means), (a.exemplar_means, b.exemplar_means)):
+        assert (left is None) == (right is None)
+        assert left is None or left.equal(right)
 
 
 def test_memory_of_arrays_comes_back_from_tensors():

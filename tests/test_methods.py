@@ -8,16 +8,16 @@ import pytest
 import torch
 from tests import tiny
 from tests.oracles import geodesic_loss
-from tests.phases import Learner, NoProgress, batch_of, cosine_distance, cross_entropy, divergence, output
+from tests.phases import ScenarioLearner, batch_of, cosine_distance, cross_entropy, divergence, output
 from torch import nn
 
 from geodl.config import Layer, preset_layer
 from geodl.data import Dataset
-from geodl.data.batches import evaluation
+from geodl.data.batches import evaluation, transform_of
 from geodl.data.images import ArrayImages, concat
 from geodl.errors import ConfigError
-from geodl.experiment import run
-from geodl.memory import Memory
+from geodl.events import EpochEnded
+from geodl.experiment import results_of, run_config
 from geodl.methods import METHODS, Method, Phase, Schedule, Stage, configure
 from geodl.methods.icarl import sigmoid_losses
 from geodl.nets import CosineHead, LinearHead, build_network
@@ -37,7 +37,7 @@ LABELS = [0, 3, 1, 4]
 
 
 def bare_phase(config, old=3, new=2, network=None) -> Phase:
-    """Give a phase for losses alone: it has numbers of classes and no images."""
+    """Return a phase for losses alone: it has numbers of classes and no images."""
     teacher = object() if old else None
     unused = None
     return Phase(1, config, unused, network, teacher, unused, unused, old, new, unused, torch.device("cpu"))  # type: ignore[arg-type]
@@ -163,9 +163,9 @@ def test_lucir_margin_is_zero_where_a_batch_has_no_old_class():
 
 
 def test_lucir_distils_in_the_first_incremental_phase():
-    learner = Learner(tiny.config(method="lucir", epochs=1))
-    learner.learn()
-    phase = learner.prepare()
+    learner = ScenarioLearner(tiny.config(method="lucir", epochs=1))
+    learner.learn_next()
+    phase = learner.prepare_next()
     assert phase.index == 1
     stage = next(learner.method.stages(phase))
     batch = next(iter(stage.batches.epoch(0)))
@@ -200,11 +200,11 @@ def test_lucir_with_geodesic_keeps_cross_entropy_and_margin():
 @pytest.mark.parametrize("distill", DISTILLATIONS)
 def test_head_and_frozen_rows(method, distill):
     more = {"outer_steps": 0} if method == "mnemonics" else {}
-    learner = Learner(tiny.config(method=method, distill=distill, epochs=1, **more))
+    learner = ScenarioLearner(tiny.config(method=method, distill=distill, epochs=1, **more))
     features = distill in ("cosine", "geodesic")
     linear = method in ("lwf", "bic") or (method == "icarl" and not features)
-    learner.learn()
-    phase = learner.prepare()
+    learner.learn_next()
+    phase = learner.prepare_next()
     assert isinstance(phase.network.head, LinearHead if linear else CosineHead)
     frozen = [True, True, False] if features and not linear else [False] * 3
     assert phase.network.head.frozen.tolist() == frozen
@@ -212,18 +212,18 @@ def test_head_and_frozen_rows(method, distill):
 
 
 def test_the_row_of_a_class_that_comes_back_is_trained():
-    learner = Learner(tiny.config(method="lucir", epochs=1))
-    learner.learn()
+    learner = ScenarioLearner(tiny.config(method="lucir", epochs=1))
+    learner.learn_next()
     again = learner.scenario.train(0)
-    phase = learner.prepare(again.select(again.labels == 1))
+    phase = learner.prepare_next(again.select(again.labels == 1))
     assert phase.network.head.frozen.tolist() == [True, False]
     assert (phase.old, phase.new) == (2, 0)
 
 
 def test_new_rows_are_imprinted_with_the_mean_at_the_norm_of_the_old_rows():
-    learner = Learner(tiny.config(method="lucir", epochs=1))
-    learner.learn()
-    phase = learner.prepare()
+    learner = ScenarioLearner(tiny.config(method="lucir", epochs=1))
+    learner.learn_next()
+    phase = learner.prepare_next()
     phase.network.eval()
     (batch,) = evaluation(phase.images, phase.transform)
     with torch.no_grad():
@@ -243,15 +243,15 @@ def test_only_bic_holds_images_out(method):
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "joint"])
 def test_the_teacher_is_the_network_as_the_phase_before_left_it(method):
     more = {"correction_epochs": 5} if method == "bic" else {"outer_steps": 1} if method == "mnemonics" else {}
-    learner = Learner(tiny.config(method=method, epochs=1, **more))
-    assert learner.prepare().teacher is None
-    learner.learn()
-    learner.learn()
+    learner = ScenarioLearner(tiny.config(method=method, epochs=1, **more))
+    assert learner.prepare_next().teacher is None
+    learner.learn_next()
+    learner.learn_next()
     learner.network.eval()
     images = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         before = learner.network(images).logits
-    phase = learner.prepare()
+    phase = learner.prepare_next()
     torch.testing.assert_close(phase.teacher(images).logits, before)
     learner.run(phase, next(learner.method.stages(phase)))
     torch.testing.assert_close(phase.teacher(images).logits, before)  # stands still while the student moves
@@ -260,26 +260,29 @@ def test_the_teacher_is_the_network_as_the_phase_before_left_it(method):
 
 def test_joint_training_has_no_teacher_and_a_new_network(tmp_path):
     heard = []
-    store = run(
+    store = run_config(
         tiny.config(method="joint", epochs=1),
         out=tmp_path / "r",
         data=tiny.dataset(),
-        listener=lambda kind, **f: heard.append(set(f["parts"])) if kind == "epoch" else None,
+        listener=lambda event: heard.append(set(event.parts)) if isinstance(event, EpochEnded) else None,
     )
     assert heard == [{"ce"}] * 3
     # The second phase is what a network would be that sees all three classes first.
-    learner = Learner(tiny.config(method="joint", epochs=1))
+    learner = ScenarioLearner(tiny.config(method="joint", epochs=1))
+    learner.phases = 1
     images = concat([learner.scenario.train(0), learner.scenario.train(1)])
-    fresh = learner.trainer.learn(1, None, Memory.empty(), images, 3, NoProgress())
+    phase = learner.prepare(images, 3, transform_of(learner.config, images))
+    assert phase.teacher is None
+    learner.run(phase, next(learner.method.stages(phase)))
     stored = store.load_phase(1).model
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in fresh.network.state_dict().items())
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in phase.network.state_dict().items())
 
 
 def test_class_balanced_finetuning_moves_the_head_alone():
-    learner = Learner(tiny.config(method="lucir", epochs=1, finetune_epochs=2, network="resnet8"))
-    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
-    learner.learn()
-    phase = learner.prepare()
+    learner = ScenarioLearner(tiny.config(method="lucir", epochs=1, finetune_epochs=2, network="resnet8"))
+    assert [stage.name for stage in learner.method.stages(learner.prepare_next())] == ["train"]
+    learner.learn_next()
+    phase = learner.prepare_next()
     stages = learner.method.stages(phase)
     learner.run(phase, next(stages))
     stage = next(stages)
@@ -292,17 +295,17 @@ def test_class_balanced_finetuning_moves_the_head_alone():
 
 
 def test_without_old_images_there_is_no_balanced_finetuning():
-    learner = Learner(tiny.config(method="lucir", epochs=1, finetune_epochs=2, exemplars=0))
-    learner.learn()
-    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
+    learner = ScenarioLearner(tiny.config(method="lucir", epochs=1, finetune_epochs=2, exemplars=0))
+    learner.learn_next()
+    assert [stage.name for stage in learner.method.stages(learner.prepare_next())] == ["train"]
 
 
 # -- faults of public implementations that belong here
 
 
 def test_the_rate_falls_after_the_milestone_and_not_an_epoch_before():
-    learner = Learner(tiny.config(method="finetune"))
-    phase = learner.prepare()
+    learner = ScenarioLearner(tiny.config(method="finetune"))
+    phase = learner.prepare_next()
     weight = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(weight.weight)
     stage = Stage(
@@ -340,7 +343,7 @@ def test_the_defaults_of_a_method_hold_unless_the_user_says_otherwise():
 
 def test_exemplars_are_chosen_by_features_without_augmentation():
     config = tiny.config(method="finetune", epochs=1, flip=True, padding=3, jitter=0.5, exemplars=4)
-    phase = (learner := Learner(config)).prepare()
+    phase = (learner := ScenarioLearner(config)).prepare_next()
     learner.run(phase, next(learner.method.stages(phase)))
     chosen = learner.method.exemplars(phase, 4).images
     phase.network.eval()
@@ -362,7 +365,7 @@ def test_exemplars_are_chosen_by_features_without_augmentation():
 
 def test_the_seed_decides_first_weights_order_and_augmentation():
     def drawn(seed):
-        phase = Learner(tiny.config(method="finetune", seed=seed)).prepare()
+        phase = ScenarioLearner(tiny.config(method="finetune", seed=seed)).prepare_next()
         batch = next(iter(next(METHODS["finetune"](phase.config).stages(phase)).batches.epoch(0)))
         return phase.network.backbone.state_dict(), batch
 
@@ -380,12 +383,12 @@ def test_the_seed_decides_first_weights_order_and_augmentation():
     ("options", "words"),
     [
         ({"method": "joint", "distill": "geodesic"}, "distill = 'geodesic' (test): input should be 'none'"),
-        ({"method": "lucir", "distill": "pod"}, "distill = 'pod' (test): input should be 'none', 'lwf', 'cosine' or 'geodesic'"),
-        ({"method": "finetune", "margin": 0.3}, "margin (test): an option of lucir, mnemonics, not of finetune"),
-        ({"method": "lucir", "inner_lr": 0.3}, "inner_lr (test): an option of mnemonics, not of lucir"),
-        ({"method": "lwf", "correction_epochs": 3}, "correction_epochs (test): an option of bic, not of lwf"),
+        ({"method": "lucir", "distill": "pod"}, "distill = 'pod' (test): none, lwf, cosine, geodesic are allowed"),
+        ({"method": "finetune", "margin": 0.3}, "margin (test): an option of lucir, mnemonics, not of finetune with distill = none"),
+        ({"method": "lucir", "inner_lr": 0.3}, "inner_lr (test): an option of mnemonics, not of lucir with distill = cosine"),
+        ({"method": "lwf", "correction_epochs": 3}, "correction_epochs (test): an option of bic, not of lwf with distill = lwf"),
         ({"method": "icarl", "sigmoid": True, "temprature": 3.0}, "temprature (test): no such option; did you mean temperature?"),
-        ({"method": "podnet"}, "method = 'podnet' (test): bic, finetune, icarl, joint, lucir, lwf, mnemonics are allowed"),
+        ({"method": "podnet"}, f"method = 'podnet' (test): {', '.join(METHODS)} are allowed"),
         ({"method": "bic", "held_out": 1.5}, "held_out = 1.5 (test): input should be less than 1"),
     ],
 )  # fmt: skip
@@ -410,7 +413,7 @@ def test_every_method_has_its_words_and_describes_its_own_options(name):
 
 
 def uneven_dataset() -> Dataset:
-    """Give five classes with 9, 2, 1, 9, 4 training images."""
+    """Return five classes with 9, 2, 1, 9, 4 training images."""
     data = tiny.dataset(5)
     keep = torch.cat([torch.arange(9 * c, 9 * c + n) for c, n in enumerate((9, 2, 1, 9, 4))])
     assert isinstance(data.train, ArrayImages)
@@ -430,24 +433,22 @@ def test_groups_of_one_uneven_groups_and_classes_smaller_than_the_budget(tmp_pat
     config = tiny.config(
         **options, **more, groups=(2, 1, 2), base=None, order="natural", epochs=1, exemplars=5, batch_size=32
     )
-    store = run(config, out=tmp_path / "r", data=uneven_dataset())
+    store = run_config(config, out=tmp_path / "r", data=uneven_dataset())
     last = store.load_phase(2)
     assert all(tensor.isfinite().all() for tensor in last.model.values())
     held = 1 if options["method"] == "bic" else 0
     kept = [min(5 - held, count - (held if count > 1 else 0)) for count in (9, 2, 1, 9, 4)]
     assert torch.bincount(last.memory["images.labels"]).tolist() == kept
-    assert len(last.metrics["results"]["cnn"]["accuracy"]) == 3
+    assert len(results_of(store)["cnn"].accuracy) == 3
 
 
 @pytest.mark.parametrize("distill", DISTILLATIONS)
 def test_a_phase_of_two_images_in_one_batch_without_memory(distill):
-    learner = Learner(tiny.config(method="lucir", distill=distill, epochs=1, exemplars=0, base=2))
-    learner.learn()
-    images = learner.scenario.train(1).select([0, 1])
-    learner.scenario.train = lambda phase: images  # type: ignore[method-assign]
-    phase = learner.learn()
-    assert all(tensor.isfinite().all() for tensor in phase.network.state_dict().values())
-    assert phase.memory.images is None
+    learner = ScenarioLearner(tiny.config(method="lucir", distill=distill, epochs=1, exemplars=0, base=2))
+    learner.learn_next()
+    learner.learn(learner.scenario.train(1).select([0, 1]))
+    assert all(tensor.isfinite().all() for tensor in learner.network.state_dict().values())
+    assert learner.memory.images is None
 
 
 # -- the documentation's example
@@ -464,7 +465,7 @@ def test_the_documented_method_runs_as_it_stands(tmp_path, monkeypatch):
     (name,) = set(registered) - set(METHODS)
     assert registered[name].summary
     config = tiny.config(method=name, epochs=1, balance_epochs=2)
-    store = run(config, out=tmp_path / "r", data=tiny.dataset())
+    store = run_config(config, out=tmp_path / "r", data=tiny.dataset())
     stages = [(event["phase"], event["stage"]) for event in store.read_events() if event["kind"] == "stage"]
     assert stages == [(0, "train"), (1, "train"), (1, "balance"), (2, "train"), (2, "balance")]
     assert store.completed() == 3
@@ -472,7 +473,7 @@ def test_the_documented_method_runs_as_it_stands(tmp_path, monkeypatch):
     steps = iter(range(1000))
     while True:
         try:
-            again = run(config, out=tmp_path / "again", data=tiny.dataset(), stop=lambda: next(steps) % 3 == 2)
+            again = run_config(config, out=tmp_path / "again", data=tiny.dataset(), stop=lambda: next(steps) % 3 == 2)
             break
         except Interrupted:
             continue

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geodl.errors import DataError
-from geodl.metrics import Trajectory, confusion
+from geodl.metrics import Confusion, Trajectory, confusions_of, finite, to_metrics
 
 # Four classes, learned as {a, b}, {c}, {d}; ten test images of each class, five of d.
 # Phase 0: a 10/10, b 8/10                      -> A_0 = 18/20 = 90
@@ -24,8 +24,12 @@ GROUPS = [[0, 1], [2], [3]]
 NAMES = ["ant", "bee", "cow", "dog"]
 
 
+def counted(counts, names=NAMES) -> Confusion:
+    return Confusion(torch.as_tensor(counts), tuple(names))
+
+
 def worked(phases: int = 3) -> Trajectory:
-    return Trajectory(GROUPS, [torch.tensor(m) for m in WORKED[:phases]], NAMES)
+    return Trajectory(GROUPS, [counted(m) for m in WORKED[:phases]])
 
 
 def test_worked_example_by_hand():
@@ -48,11 +52,10 @@ def test_mean_forgetting_counts_from_the_best_phase_not_the_first():
     run = Trajectory(
         [[0], [1], [2]],
         [
-            torch.tensor([[5, 5, 0], [0, 0, 0], [0, 0, 0]]),
-            torch.tensor([[8, 2, 0], [6, 4, 0], [0, 0, 0]]),
-            torch.tensor([[6, 2, 2], [2, 7, 1], [0, 0, 10]]),
+            counted([[5, 5, 0], [0, 0, 0], [0, 0, 0]], "xyz"),
+            counted([[8, 2, 0], [6, 4, 0], [0, 0, 0]], "xyz"),
+            counted([[6, 2, 2], [2, 7, 1], [0, 0, 10]], "xyz"),
         ],
-        "xyz",
     )
     assert run.mean_forgetting == (80 - 60 + 40 - 70) / 2
     assert run.backward_transfer == (60 - 50 + 70 - 40) / 2
@@ -73,8 +76,8 @@ def test_forgetting_is_over_the_base_group_whatever_its_size(sizes):
             for c in group:
                 counts[c, c] = right
                 counts[c, groups[phase][0]] += 10 - right
-        confusions.append(counts)
-    run = Trajectory(groups, confusions, [str(c) for c in range(classes)])
+        confusions.append(counted(counts, map(str, range(classes))))
+    run = Trajectory(groups, confusions)
     phases = len(sizes) - 1
     assert run.forgetting == pytest.approx(10.0 * phases, abs=1e-12)
     assert run.mean_forgetting == pytest.approx(10.0, abs=1e-12)  # the mean over the groups before the last
@@ -84,7 +87,7 @@ def test_forgetting_is_over_the_base_group_whatever_its_size(sizes):
 
 
 def test_accuracy_counts_images_not_classes():
-    run = Trajectory([[0, 1]], [torch.tensor([[90, 0], [10, 0]])], "ab")
+    run = Trajectory([[0, 1]], [counted([[90, 0], [10, 0]], "ab")])
     assert run.accuracy == [90.0]
     assert run.per_class == [100.0, 0.0]
 
@@ -106,8 +109,8 @@ def test_a_run_in_progress_reports_the_phases_done():
 
 
 def test_confusions_may_grow_with_the_head():
-    grown = [torch.tensor(m)[:n, :n] for m, n in zip(WORKED, (2, 3, 4), strict=True)]
-    assert Trajectory(GROUPS, grown, NAMES).to_dict() == worked().to_dict()
+    grown = [counted(torch.tensor(m)[:n, :n], NAMES[:n]) for m, n in zip(WORKED, (2, 3, 4), strict=True)]
+    assert Trajectory(GROUPS, grown).to_dict() == worked().to_dict()
 
 
 def test_to_dict_is_strict_json_with_class_names():
@@ -122,41 +125,100 @@ def test_a_group_without_test_images_is_left_out_of_the_means():
     empty = [torch.tensor(m) for m in WORKED]
     for counts in empty:
         counts[2] = 0
-    run = Trajectory(GROUPS, empty, NAMES)
+    run = Trajectory(GROUPS, [counted(counts) for counts in empty])
     assert run.mean_forgetting == 30.0
     assert json.dumps(run.to_dict(), allow_nan=False)
     assert run.to_dict()["per_class"]["cow"] is None
 
 
 def test_groups_need_not_be_in_ascending_order():
-    run = Trajectory([[3], [0, 2]], [torch.eye(4, dtype=torch.int64)] * 2, NAMES)
+    run = Trajectory([[3], [0, 2]], [counted(torch.eye(4, dtype=torch.int64))] * 2)
     assert run.to_dict()["groups"] == [["dog"], ["ant", "cow"]]
     assert run.accuracy == [100.0, 100.0]
     assert list(run.to_dict()["per_class"]) == ["ant", "cow", "dog"]
 
 
 def test_impossible_trajectories_are_refused():
+    everything, half = counted(torch.eye(4)), counted(torch.eye(2), NAMES[:2])
     with pytest.raises(DataError, match="4 phases evaluated: allowed are 1 to 3"):
-        Trajectory(GROUPS, [torch.eye(4)] * 4, NAMES)
+        Trajectory(GROUPS, [everything] * 4)
     with pytest.raises(DataError, match="0 phases"):
-        Trajectory(GROUPS, [], NAMES)
+        Trajectory(GROUPS, [])
     with pytest.raises(DataError, match="phase 1 lacks class 2"):
-        Trajectory(GROUPS, [torch.eye(2), torch.eye(2)], NAMES)
+        Trajectory(GROUPS, [half, half])
+
+
+# -- one confusion
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=60))
-def test_confusion_counts_pairs(pairs):
-    labels = torch.tensor([p[0] for p in pairs], dtype=torch.int64)
-    predictions = torch.tensor([p[1] for p in pairs], dtype=torch.int64)
-    counts = confusion(labels, predictions, 5)
-    assert counts.shape == (5, 5)
-    assert counts.dtype == torch.int64
-    for i in range(5):
-        for j in range(5):
-            assert counts[i, j] == pairs.count((i, j))
+def test_confusion_counts_pairs_and_survives_json(pairs):
+    labels, predictions = (torch.tensor([pair[i] for pair in pairs], dtype=torch.int64) for i in (0, 1))
+    found = Confusion.of(labels, predictions, "abcde")
+    assert found.counts.dtype == torch.int64
+    assert found.counts.tolist() == [[pairs.count((i, j)) for j in range(5)] for i in range(5)]
+    assert found.images == len(pairs)
+    right = sum(i == j for i, j in pairs)
+    assert finite(found.accuracy) == (pytest.approx(100 * right / len(pairs), abs=1e-12) if pairs else None)
+    entries = json.loads(json.dumps(found.to_json()))
+    assert all(count for _, _, count in entries)
+    again = Confusion.from_json(entries, found.classes)
+    assert again.counts.equal(found.counts)
+    assert again.classes == found.classes
 
 
 @pytest.mark.parametrize(("labels", "predictions", "message"), [([0, 3], [0, 0], "labels"), ([0], [-1], "predictions")])
 def test_confusion_refuses_classes_out_of_range(labels, predictions, message):
     with pytest.raises(DataError, match=f"{message} from .* allowed are 0 to 2"):
-        confusion(torch.tensor(labels), torch.tensor(predictions), 3)
+        Confusion.of(torch.tensor(labels), torch.tensor(predictions), "abc")
+
+
+def test_accuracies_of_one_confusion_by_hand():
+    found = counted(WORKED[2])
+    assert found.accuracy == 100 * 20 / 35
+    assert found.per_class == {"ant": 50.0, "bee": 70.0, "cow": 30.0, "dog": 100.0}
+    assert found.rate([0, 3]) == 100 * 10 / 15
+    assert math.isnan(found.rate([]))
+    first = counted(WORKED[0])
+    assert math.isnan(first.per_class["dog"])
+    assert math.isnan(counted(torch.zeros(2, 2, dtype=torch.int64), "ab").accuracy)
+
+
+def test_mistakes_come_most_frequent_first():
+    found = counted(WORKED[2])
+    everything = [(2, 3, 5), (0, 3, 3), (1, 3, 2), (2, 0, 2), (0, 1, 1), (0, 2, 1), (1, 2, 1)]
+    assert found.mistakes() == everything
+    assert found.mistakes(2) == everything[:2]
+    assert found.counts.tolist() == WORKED[2]  # the diagonal is still there
+
+
+def test_a_removed_class_takes_its_row_and_its_column_along():
+    rest = counted(WORKED[2]).without(2)
+    assert rest.classes == ("ant", "bee", "dog")
+    assert rest.counts.tolist() == [[5, 1, 3], [0, 7, 2], [0, 0, 5]]
+
+
+# -- metrics.json
+
+
+def test_metrics_hold_figures_and_names_alone_and_give_the_trajectories_back():
+    grown = [counted(torch.tensor(m)[:n, :n], NAMES[:n]) for m, n in zip(WORKED, (2, 3, 4), strict=True)]
+    metrics = [
+        json.loads(json.dumps(to_metrics(t, {"cnn": each, **({"ame": each} if t else {})}), allow_nan=False))
+        for t, each in enumerate(grown)
+    ]
+    assert set(metrics[1]) == {"phase", "classes", "accuracy", "confusions"}
+    assert (metrics[1]["phase"], metrics[1]["classes"]) == (1, ["ant", "bee", "cow"])
+    assert metrics[1]["accuracy"] == {"cnn": 80.0, "ame": 80.0}
+    assert confusions_of(metrics[1])["cnn"].counts.tolist() == [[6, 1, 3], [0, 9, 1], [1, 0, 9]]
+    found = Trajectory.of(metrics)
+    assert list(found) == ["cnn"]  # the other one is not there from the first phase on
+    assert found["cnn"].to_dict() == worked().to_dict()
+    assert Trajectory.of([]) == {}
+
+
+def test_without_images_there_is_no_accuracy_but_a_file():
+    found = to_metrics(0, {"cnn": counted(torch.zeros(1, 1, dtype=torch.int64), ["ant"])}, similarity={"cka": 1.0})
+    assert found["accuracy"] == {"cnn": None}
+    assert found["similarity"] == {"cka": 1.0}
+    assert json.dumps(found, allow_nan=False)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from tests import tiny
-from tests.phases import Learner
+from tests.phases import ScenarioLearner
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from geodl.data import Dataset
 from geodl.data.batches import Transform, as_inputs, evaluation
 from geodl.data.images import ArrayImages, FileImages
-from geodl.experiment import run
+from geodl.experiment import run_config
 from geodl.methods import Phase, Stage
 from geodl.methods.bilevel import Pixels, unrolled
 from geodl.nets import Network, build_network
@@ -23,18 +23,18 @@ def config(**options):
     return tiny.config(**{"method": "mnemonics", "epochs": 1, "outer_steps": 4, "inner_batch": 4} | options)
 
 
-def at_exemplars(learner: Learner, learned: int = 1) -> tuple[Phase, Stage]:
+def at_exemplars(learner: ScenarioLearner, learned: int = 1) -> tuple[Phase, Stage]:
     """Learn some phases and go to the next one's exemplar stage."""
     for _ in range(learned):
-        learner.learn()
-    phase = learner.prepare()
+        learner.learn_next()
+    phase = learner.prepare_next()
     stages = learner.method.stages(phase)
     learner.run(phase, next(stages))
     return phase, next(stages)
 
 
 def random_problem(seed: int = 0) -> tuple[Network, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Give a network in float64, six exemplars x, y and eight images of the phase u, v."""
+    """Return a network in float64, six exemplars x, y and eight images of the phase u, v."""
     generator = torch.Generator().manual_seed(seed)
     network = build_network("convnet", 3, head="cosine", scale=4.0).double().eval()
     x, u = (torch.randn(n, 3, 8, 8, generator=generator, dtype=torch.float64) for n in (6, 8))
@@ -79,7 +79,7 @@ def test_the_gradient_of_an_exemplar_passes_through_the_inner_steps(steps):
 
 
 def serves(network: Network, exemplars: ArrayImages, images: ArrayImages, transform: Transform) -> float:
-    """Give the loss on images after a copy of the network has trained on the exemplars, by plain SGD."""
+    """Return the loss on images after a copy of the network has trained on the exemplars, by plain SGD."""
     copy = deepcopy(network).eval()
     copy.head.thaw()
     sgd = torch.optim.SGD(copy.parameters(), lr=0.01)
@@ -93,17 +93,17 @@ def serves(network: Network, exemplars: ArrayImages, images: ArrayImages, transf
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_optimised_exemplars_serve_the_phase_better_than_the_herded_ones(seed):
+def test_optimized_exemplars_serve_the_phase_better_than_the_herded_ones(seed):
     options = config(seed=seed, outer_steps=12, inner_batch=8, exemplars=4, base=3, padding=0, batch_size=32)
-    learner = Learner(options, tiny.dataset(5, train=20))
+    learner = ScenarioLearner(options, tiny.dataset(5, train=20))
     phase, stage = at_exemplars(learner, learned=0)
     herded = super(type(learner.method), learner.method).exemplars(phase, 4).images
     learner.run(phase, stage, 1)
-    optimised = learner.method.exemplars(phase, 4).images
-    assert torch.equal(herded.labels, optimised.labels)
-    before, after = (serves(phase.network, kept, phase.images, phase.transform) for kept in (herded, optimised))
+    optimized = learner.method.exemplars(phase, 4).images
+    assert torch.equal(herded.labels, optimized.labels)
+    before, after = (serves(phase.network, kept, phase.images, phase.transform) for kept in (herded, optimized))
     assert after < before
-    moved = (optimised.pixels.double() - herded.pixels.double()).abs()
+    moved = (optimized.pixels.double() - herded.pixels.double()).abs()
     assert moved.amax(dim=(1, 2, 3)).min() >= 1  # every exemplar has moved
 
 
@@ -120,7 +120,7 @@ def test_stored_pixels_are_clipped_and_rounded_never_wrapped():
 
 @pytest.mark.parametrize("rate", [1.0, 2.0])
 def test_a_step_moves_an_exemplar_by_the_rate_in_grey_levels(rate):
-    learner = Learner(config(outer_steps=1, outer_rate=rate))
+    learner = ScenarioLearner(config(outer_steps=1, outer_rate=rate))
     phase, stage = at_exemplars(learner)
     before = stage.module.values.detach().clone()
     learner.run(phase, stage, 1)
@@ -131,7 +131,7 @@ def test_a_step_moves_an_exemplar_by_the_rate_in_grey_levels(rate):
 
 
 def test_clipping_the_gradient_of_the_network_does_not_hold_the_pixels():
-    learner = Learner(config(outer_steps=1, clip_norm=0.1))
+    learner = ScenarioLearner(config(outer_steps=1, clip_norm=0.1))
     phase, stage = at_exemplars(learner, learned=0)
     before = stage.module.values.detach().clone()
     learner.run(phase, stage, 1)
@@ -140,7 +140,7 @@ def test_clipping_the_gradient_of_the_network_does_not_hold_the_pixels():
 
 
 def test_the_halves_of_the_old_exemplars_take_turns():
-    learner = Learner(config(outer_steps=1, exemplars=5))
+    learner = ScenarioLearner(config(outer_steps=1, exemplars=5))
     phase, stage = at_exemplars(learner)
     batch = next(iter(stage.batches.epoch(0)))
     for step in (0, 1, 2):
@@ -155,7 +155,7 @@ def test_the_halves_of_the_old_exemplars_take_turns():
 
 
 def test_old_exemplars_are_measured_on_the_other_half_as_it_was():
-    learner = Learner(config(exemplars=4))
+    learner = ScenarioLearner(config(exemplars=4))
     _, stage = at_exemplars(learner)
     batch = next(iter(stage.batches.epoch(0)))
     first = stage.loss(stage.module, batch)["old"]
@@ -167,7 +167,7 @@ def test_old_exemplars_are_measured_on_the_other_half_as_it_was():
 
 def test_the_parts_are_the_losses_of_the_trained_copy():
     # One inner step over all the new exemplars: the reported value is the phase's loss after that step.
-    learner = Learner(config(inner_steps=1, inner_batch=100, padding=0))
+    learner = ScenarioLearner(config(inner_steps=1, inner_batch=100, padding=0))
     phase, stage = at_exemplars(learner)
     batch = next(iter(stage.batches.epoch(0)))
     part = stage.loss(stage.module, batch)["new"]
@@ -183,7 +183,7 @@ def test_the_parts_are_the_losses_of_the_trained_copy():
 
 
 def test_the_stage_leaves_the_network_as_it_is():
-    learner = Learner(config(network="resnet8", outer_steps=2))
+    learner = ScenarioLearner(config(network="resnet8", outer_steps=2))
     phase, stage = at_exemplars(learner)
     before = {name: tensor.clone() for name, tensor in phase.network.state_dict().items()}
     learner.run(phase, stage, 1)
@@ -195,33 +195,33 @@ def test_the_stage_leaves_the_network_as_it_is():
 # -- the memory
 
 
-def test_the_next_phase_trains_on_the_optimised_exemplars():
-    learner = Learner(config())
-    phase = learner.learn()
-    assert phase.memory is not None
-    kept = phase.memory.images
+def test_the_next_phase_trains_on_the_optimized_exemplars():
+    learner = ScenarioLearner(config())
+    kept = learner.learn_next().memory.images
     assert torch.bincount(kept.labels).tolist() == [3, 3]
-    assert not set(kept.item_digests()) & set(phase.images.item_digests())  # no picture that was ever taken
-    following = learner.prepare()
+    assert not set(kept.item_digests()) & set(
+        learner.scenario.train(0).item_digests()
+    )  # no picture that was ever taken
+    following = learner.prepare_next()
     stage = next(learner.method.stages(following))
     assert set(kept.item_digests()) <= set(stage.batches.images.item_digests())
 
 
 def test_without_steps_the_memory_is_that_of_lucir(tmp_path):
-    plain = run(tiny.config(method="lucir", epochs=1), out=tmp_path / "lucir", data=tiny.dataset())
-    still = run(config(outer_steps=0), out=tmp_path / "still", data=tiny.dataset())
+    plain = run_config(tiny.config(method="lucir", epochs=1), out=tmp_path / "lucir", data=tiny.dataset())
+    still = run_config(config(outer_steps=0), out=tmp_path / "still", data=tiny.dataset())
     files = [store.path / "phases" / "02" / "memory.safetensors" for store in (plain, still)]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_no_exemplars_are_not_optimised():
-    learner = Learner(config(exemplars=0))
-    assert [stage.name for stage in learner.method.stages(learner.prepare())] == ["train"]
-    assert learner.learn().memory.images is None
+def test_no_exemplars_are_not_optimized():
+    learner = ScenarioLearner(config(exemplars=0))
+    assert [stage.name for stage in learner.method.stages(learner.prepare_next())] == ["train"]
+    assert learner.learn_next().memory.images is None
 
 
 def test_one_exemplar_a_class_has_no_other_half():
-    learner = Learner(config(exemplars=1))
+    learner = ScenarioLearner(config(exemplars=1))
     phase, stage = at_exemplars(learner)
     batch = next(iter(stage.batches.epoch(0)))
     assert set(stage.loss(stage.module, batch)) == {"new"}
@@ -229,10 +229,10 @@ def test_one_exemplar_a_class_has_no_other_half():
 
 
 def test_exemplars_of_a_class_that_comes_back_count_as_new():
-    learner = Learner(config())
-    learner.learn()
+    learner = ScenarioLearner(config())
+    learner.learn_next()
     again = learner.scenario.train(0)
-    phase = learner.prepare(again.select(again.labels == 1))
+    phase = learner.prepare_next(again.select(again.labels == 1))
     *_, stage = learner.method.stages(phase)
     batch = next(iter(stage.batches.epoch(0)))
     stage.loss(stage.module, batch)["new"].backward()
@@ -241,9 +241,9 @@ def test_exemplars_of_a_class_that_comes_back_count_as_new():
     assert torch.equal(moved, (stage.module.labels == 1) | (rank % 2 == 0))
 
 
-def test_a_total_budget_cuts_the_optimised_exemplars_to_ranked_prefixes():
-    learner = Learner(config(exemplars=8, budget="total"))
-    first = learner.learn().memory.images
+def test_a_total_budget_cuts_the_optimized_exemplars_to_ranked_prefixes():
+    learner = ScenarioLearner(config(exemplars=8, memory_budget="total"))
+    first = learner.learn_next().memory.images
     phase, stage = at_exemplars(learner, 0)
     kept = stage.module.labels
     assert torch.bincount(kept).tolist() == [2, 2, 2]
@@ -254,12 +254,12 @@ def test_a_total_budget_cuts_the_optimised_exemplars_to_ranked_prefixes():
 
 
 def test_finishing_twice_is_finishing_once():
-    learner = Learner(config())
+    learner = ScenarioLearner(config())
     phase, stage = at_exemplars(learner)
     learner.run(phase, stage, 1)
-    once = phase.optimised
+    once = phase.optimized
     stage.finish()
-    assert torch.equal(once.images.pixels, phase.optimised.images.pixels)
+    assert torch.equal(once.images.pixels, phase.optimized.images.pixels)
     assert torch.equal(once.images.pixels, stage.module.stored())
 
 
@@ -272,7 +272,7 @@ def test_image_files_become_pixels_that_the_network_sees_later_as_it_saw_them():
         FileImages(tuple(part.encoded(i) for i in range(len(part))), part.labels) for part in (data.train, data.test)
     ]
     options = config(crop="resized", image_size=14, workers=0, outer_steps=2)
-    learner = Learner(options, Dataset("files", *files, data.classes, "files"))
+    learner = ScenarioLearner(options, Dataset("files", *files, data.classes, "files"))
     phase, stage = at_exemplars(learner)
     assert phase.transform.shorter_side == 16
     assert stage.module.values.shape[2:] == (16, 16)
@@ -281,7 +281,7 @@ def test_image_files_become_pixels_that_the_network_sees_later_as_it_saw_them():
     assert isinstance(kept, ArrayImages)
     (seen,) = evaluation(kept, phase.transform)
     np.testing.assert_allclose(as_inputs(kept.pixels.float(), phase.transform), seen.images, atol=1e-5)
-    again = learner.learn()  # old exemplars are pixels now, new images are files
+    again = learner.learn_next()  # old exemplars are pixels now, new images are files
     assert isinstance(again.memory.images, ArrayImages)
     assert torch.bincount(again.memory.images.labels).tolist() == [3, 3, 3]
-    learner.learn()
+    learner.learn_next()

@@ -13,7 +13,16 @@ from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, DataError
 from geodl.nets import build_network
 from geodl.nets.network import Output
-from geodl.predictors import Features, class_means, drift, exemplar_means, features_of, nearest_mean, predict
+from geodl.predictors import (
+    Features,
+    class_means,
+    default_classifier,
+    drift,
+    exemplar_means,
+    features_of,
+    nearest_mean,
+    predict,
+)
 
 TRANSFORM = Transform(size=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), padding=2)
 
@@ -257,3 +266,9 @@ def test_wrong_drifts_are_refused():
 def test_the_oracle_is_marked_as_one():
     marked = {name for name, title in predictors.CLASSIFIERS.items() if "oracle" in title}
     assert marked == {"ame"}
+
+
+def test_the_classifier_that_is_shown_is_the_best_that_needs_no_old_images():
+    assert default_classifier(["cnn", "nme", "ame", "ncm"]) == "nme"
+    assert default_classifier(["cnn", "ame", "ncm"]) == "ncm"
+    assert default_classifier(["ame", "cnn"]) == "cnn"

@@ -1,7 +1,9 @@
 """The report: what is read from runs, tables, figures, and the page as text (test_browser.py opens it)."""
 
+import base64
 import csv
 import functools
+import hashlib
 import html.parser
 import io
 import json
@@ -11,6 +13,7 @@ import shutil
 import statistics
 from collections import Counter
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -30,10 +33,38 @@ from geodl.methods import configure
 from geodl.report import page, plots, sections
 from geodl.report.figures import CSS, Curve, _blues, heat, lines
 from geodl.report.published import numbers
-from geodl.report.results import Estimate, estimate, read_run, read_settings
-from geodl.report.tables import Points, Table, compare, comparison_table, comparisons, summary, write_tables
+from geodl.report.results import Estimate, Setting, estimate, read_run, read_settings
+from geodl.report.tables import Best, Points, Table, compare, comparison_table, comparisons, summary, write_tables
+from geodl.text import printable
 
 NAMES = ("Katze", "小猫", "__dunder", "$x^2$ </script>&", 'ёж "quoted"', "a very long class name that goes on")
+# What class names must not do: end or open elements, comments and data, run, turn the writing round, fail to be encoded.
+EVIL = (
+    "<!--<script>",
+    "<!-- comment",
+    "</script><script>window.evil = 1</script>",
+    "</svg><script>window.evil = 1</script>",
+    "</style></title></textarea>",
+    "<img src=x onerror='window.evil = 1'>",
+    '" onmouseover="window.evil = 1',
+    "' autofocus onfocus='window.evil = 1",
+    "]]><![CDATA[",
+    "&lt;b&gt;&amp;",
+    "{{ 7 * 7 }}",
+    "{% include 'page.css' %}",
+    "javascript:window.evil = 1",
+    "__proto__",
+    "#1c2127 url(#x)",
+    r"$x^2$ \alpha %s {0}",
+    "\u202egnp.exe",
+    "\u2066one\u2069 \u2028two",
+    "\x1b[31mred\x1b[0m\x9b",
+    "bell\x07 null\x00",
+    "line\nbreak\ttab\r",
+    "\ud800 half",
+    "\ufffe\uffff",
+    "عربي",
+)
 TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3}
 
 
@@ -66,6 +97,7 @@ def make_runs(root):
     go("none", method="finetune", exemplars=0, analysis=False)
     go("base", method="finetune", base=None, phases=0)
     go("own", data="folder", base=None, phases=0)
+    go("evil", made([f"class-{i}" for i in range(len(EVIL))], 3, 2), base=4, phases=5)
     go("cifar", hundred, data="cifar100", base=50, phases=5, exemplars=20)
     shutil.copytree(root / "geo-1", root / "partial")
     shutil.rmtree(root / "partial" / "phases" / "03")
@@ -82,6 +114,25 @@ def runs(tmp_path_factory):
 @functools.cache
 def render(runs, *names, **options):
     return page.render(read_settings([runs / name for name in names]), **options)
+
+
+def renamed(value, names):
+    """Give classes other names, wherever they are in what was read of a run."""
+    if isinstance(value, dict):
+        return {names.get(key, key): renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, names) for each in value]
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+@functools.cache
+def evil_page(runs):
+    """Give the page of a run whose classes have evil names, whoever let them in."""
+    run = read_run(runs / "evil")
+    names = {f"class-{i}": name for i, name in enumerate(EVIL)}
+    run = replace(run, metrics=renamed(run.metrics, names), environment={"<!--<script>": "\u202e</dl>"})
+    one = Setting("<!--<script>\u202e", (run,))
+    return page.render([one]), page.render([one, replace(one, label="two")])
 
 
 # Results
@@ -295,15 +346,15 @@ def test_tables_are_written_in_every_format(runs, tmp_path):
 # Figures
 
 
-def test_colours_of_a_figure_in_the_page_are_variables():
+def test_colors_of_a_figure_in_the_page_are_variables():
     plot = lines("p", [Curve("one", [1, 2], [3.0, 4.0]), Curve("two", [1, 2], [4.0, None])], x="x", y="y (%)")
     svg = plot.inline("f")
-    assert not any(colour in svg for colour in CSS)
+    assert not any(color in svg for color in CSS)
     assert {"var(--ink)", "var(--muted)", "var(--series-0)", "var(--series-1)"} <= set(
         re.findall(r"var\(--[\w-]+\)", svg)
     )
     assert "http" not in svg
-    assert re.match(r'<svg viewBox="[\d. ]+">', svg)
+    assert re.match(r'<svg role="img" aria-label="y \(%\), by x: one, two" viewBox="[\d. ]+">', svg)
     ids = re.findall(r'\bid="([^"]*)"', svg)
     assert all(name.startswith("f-") for name in ids)
     assert set(re.findall(r'(?:url\(|href=")#([^")]*)', svg)) <= set(ids)
@@ -375,8 +426,8 @@ def test_each_point_has_its_tip():
         "p", [Curve("one", [4, 6, 8], [90.0, None, 70.0], [88.0, None, 69.0], [92.0, None, 71.0])], x="x", y="y"
     )
     assert plot.tips == {"line-0": ["one\nx 4: 90.00 % (88.00 to 92.00)", "one\nx 8: 70.00 % (69.00 to 71.00)"]}
-    group = re.search(r'id="f-line-0".*', plot.inline("f"), re.DOTALL)[0]
-    assert group[: group.index("</g>\n</g>")].count("<use") == 2
+    root = ElementTree.fromstring(plot.inline("f"))
+    assert len(root.findall(".//*[@id='f-line-0']//use")) == 2
 
 
 def test_heat_is_opacity_and_nothing_where_nothing_is_known():
@@ -497,9 +548,44 @@ def test_class_names_are_escaped(runs):
     data = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
     assert len(data) == text.count('class="plot"')
     assert any(NAMES[3] in json.loads(each).get("heat", {}).get("rows", []) for each in data)
+    assert not any("<" in each for each in data)
     assert "$x^2$ </script>" not in text
     assert "$x^2$ &lt;/script&gt;&amp;" in text
     assert "小猫" in text
+
+
+def test_evil_names_are_text(runs):
+    for text in evil_page(runs):
+        words = {" ".join(each.split()) for each in Checker(text).words}
+        assert {printable(name) for name in EVIL} <= words
+        assert text.count("<script>") == 1
+        data = re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL)
+        assert len(data) == text.count('class="plot"')
+        assert not any("<" in each for each in data)
+        named = [json.loads(each)["heat"]["rows"] for each in data if '"totals"' in each]
+        assert all(sorted(rows) == sorted(map(printable, EVIL)) for rows in named)
+
+
+def test_evil_names_in_tables_and_figures(runs, tmp_path):
+    table = Table(["class"], [[name] for name in EVIL])
+    assert len(table.markdown().splitlines()) == len(EVIL) + 2
+    assert len(table.latex().splitlines()) == len(EVIL) + 6
+    plot = lines("p", [Curve(name, [1, 2], [3.0, 4.0]) for name in EVIL], x="x", y="y")
+    for path in plot.files(tmp_path):
+        assert path.stat().st_size > 1000
+    written = "".join(ElementTree.fromstring(plot.inline("f")).itertext())
+    assert all(printable(name) in written for name in EVIL)
+
+
+def source(script):
+    """Return how a policy names an inline script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+def test_the_policy_allows_the_script_of_the_page_alone(runs):
+    text = render(runs, "base")
+    script = re.search("<script>(.*?)</script>", text, re.DOTALL)[1]
+    assert f"script-src '{source(script)}';" in html.unescape(text)
 
 
 def test_ame_never_stands_alone(runs):
@@ -540,19 +626,21 @@ def test_the_page_stands_beside_the_paper_and_says_where_it_departs(runs):
     assert "Beside the paper" not in render(runs, "geo-1")
 
 
-def test_one_box_says_how_all_settings_depart(runs):
+def test_one_box_says_how_all_settings_depart(runs, monkeypatch):
+    monkeypatch.setattr(page, "details", lambda settings, with_images: [])  # they take seconds
     one = read_settings([runs / "cifar"])[0]
     other = changed(one, "other", epochs=2)
     unmatched = changed(one, "unmatched", exemplars=7)
-    box = re.search(
-        r'class="warning">(.*?)</(p|div)>', sections.published([one, replace(one, label="twin"), unmatched])
-    )
-    assert box[1].startswith("Not trained as in the paper, so the numbers need not agree: network convnet")
-    text = sections.published([one, replace(one, label="twin"), other, unmatched])
-    assert text.count('class="warning"') == 1
-    assert "<b>LUCIR; twin</b>: network convnet" in text
-    assert "<b>other</b>: network convnet" in text
-    assert "unmatched" not in text
+
+    def boxes(settings):
+        return re.findall(r'<(?:p|div) class="warning">(.*?)</(?:p|div)>', page.render(settings), re.DOTALL)
+
+    (box,) = boxes([one, replace(one, label="twin"), unmatched])
+    assert box.startswith("Not trained as in the paper, so the numbers need not agree: network convnet")
+    (box,) = boxes([one, replace(one, label="twin"), other, unmatched])
+    assert "<b>LUCIR; twin</b>: network convnet" in box
+    assert "<b>other</b>: network convnet" in box
+    assert "unmatched" not in box
 
 
 def changed(setting, label, results=None, **options):
@@ -564,11 +652,10 @@ def changed(setting, label, results=None, **options):
 
 
 def bold(settings):
-    """Give the labels of the rows whose average is bold under k-NME."""
-    part = sections.results(settings).split("<h3>k-NME</h3>")[1].split("</table>")[0]
-    column = re.findall(r"<th[^>]*>(.*?)</th>", part).index("average 1..T")
-    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in part.split("<tr>")[2:]]
-    return [row[0] for row in rows if row[column].startswith("<b>")]
+    """Return the labels of the rows whose average is best under k-NME."""
+    part = dict(sections.results(settings)["parts"])["k-NME"]
+    column = part.header.index("average 1..T")
+    return [row[0] for row in part.rows if isinstance(row[column], Best)]
 
 
 def test_the_best_is_bold_among_complete_settings_of_one_protocol(runs):
@@ -583,13 +670,17 @@ def test_the_best_is_bold_among_complete_settings_of_one_protocol(runs):
     other = changed(read_settings([runs / "cifar"])[0], "cifar", {"average": 50.0})
     assert bold([low, high, other]) == ["high"]
     assert bold([low, other]) == []
-    assert "Bold" not in sections.results([low, other])
+    assert not any("Bold" in words for words in sections.results([low, other])["notes"])
+    text = page.render([low, high])
+    assert re.search(r"<tr>\s*<td>high</td>.*?<b>2\.00</b>", text, re.DOTALL)
+    assert "<b>1.00</b>" not in text
+    assert "Bold: the best mean" in text
     assert bold([low, high, other, replace(other, label="twin")]) == ["high", "cifar", "twin"]
 
 
 def test_the_heading_says_what_all_settings_share_and_what_a_run_will_be(runs):
     def words(*names):
-        return sections.heading(read_settings([runs / name for name in names]))[1]
+        return sections.heading(read_settings([runs / name for name in names]))["lead"]
 
     assert words("partial").startswith("3 classes, then 3 phases of 1; 3 exemplars a class; network convnet.")
     assert words("nothing").startswith("3 classes, then 3 phases; 3 exemplars a class; network convnet.")
@@ -598,7 +689,7 @@ def test_the_heading_says_what_all_settings_share_and_what_a_run_will_be(runs):
     assert words("geo-1", "cifar") == "2 runs. Network convnet."
     five, ten = (changed(read_settings([runs / "geo-1"])[0], "x") for _ in range(2))
     ten = replace(ten, runs=(replace(ten.first, total=11),))
-    assert sections.heading([five, ten])[1].startswith("2 runs. 3 classes at first; 3 exemplars")
+    assert sections.heading([five, ten])["lead"].startswith("2 runs. 3 classes at first; 3 exemplars")
 
 
 def test_what_many_settings_leave_out_is_said(runs):

@@ -262,7 +262,7 @@ def test_dry_run_needs_no_data(quick, tmp_path):
     shown = geodl("reproduce", "table1", "--phases", "5", "25", "--runs", "2", *options, cwd=tmp_path).stdout
     lines = shown.splitlines()
     assert len([line for line in lines if "table1)" in line]) == 2 * 6 * 2
-    assert "lucir + geodesic, 50 classes + 25 phases, 20 exemplars, seed 2" in shown
+    assert "LUCIR + GeoDL, 50 classes + 25 phases, 20 exemplars, seed 2" in shown
     assert "24 runs, 24 of them not complete: about" in shown
     assert "An estimate from" in shown
     assert not (tmp_path / "reproduced").exists()
@@ -293,7 +293,7 @@ def test_a_run_that_fails_does_not_stop_the_others(quick, tmp_path, monkeypatch)
     order = ("reproduce", "table3", "--length", "smoke", "--runs", "1", "--out", "out")
     said = geodl(*order, cwd=tmp_path, status=2)
     assert len(tried) == 4
-    assert "4 of 4 runs failed; the first: finetune + geodesic" in said.stderr
+    assert "4 of 4 runs failed; the first: CE + GeoDL" in said.stderr
     assert "Not run yet: 4 of 4 rows" in (tmp_path / "out" / "table3.md").read_text()
 
 

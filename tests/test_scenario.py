@@ -84,6 +84,24 @@ def test_groups_partition_the_images(count, seed, data):
         assert [scenario.classes[i] for i in test.labels.tolist()] == [f"c{i}" for i in original(test)]
 
 
+def test_a_scenario_is_iterated_phase_by_phase():
+    scenario = ClassIncremental(toy(), base=4, phases=3, order="natural")
+    phases = list(scenario)
+    assert len(phases) == len(scenario) == 4
+    assert [phase.index for phase in phases] == [0, 1, 2, 3]
+    assert [phase.classes for phase in phases] == [("c0", "c1", "c2", "c3"), ("c4", "c5"), ("c6", "c7"), ("c8", "c9")]
+    for t, phase in enumerate(phases):
+        assert phase.train.digest() == scenario.train(t).digest()
+        assert phase.test.digest() == scenario.test(t).digest()
+        assert {phase.train.names[label] for label in phase.train.labels.tolist()} == set(phase.classes)
+    assert [len(phase.test) for phase in phases] == [4, 6, 8, 10]
+    assert list(scenario)[2].classes == phases[2].classes  # it can be gone through again
+    assert scenario[3].classes == ("c8", "c9")
+    for outside in (-1, 4):
+        with pytest.raises(IndexError, match="0 to 3 allowed"):
+            scenario[outside]
+
+
 def test_no_base_phase():
     scenario = ClassIncremental(toy(), base=0, phases=5)
     assert [len(group) for group in scenario.groups] == [2] * 5

@@ -1,8 +1,7 @@
 """Run directories: old or new after a fault at every step of every write, one writer, the same configuration or an error."""
 
 import errno
-import itertools
-import os
+import json
 import shutil
 import signal
 import subprocess
@@ -13,54 +12,27 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.directories import (  # noqa: F401
+    CONFIG,
+    ENVIRONMENT,
+    Killed,
+    break_at,
+    content,
+    contents,
+    make,
+    no_waiting,
+    rewrite,
+    save_phase,
+    save_progress,
+    state,
+)
 
 from geodl import files
 from geodl.errors import StoreError
 from geodl.files import TEMPORARY
-from geodl.store import RunDirectory, directory_size, list_runs, remove_run, summarise
+from geodl.store import RunDirectory, directory_size, list_runs, remove_run, summarize
 
-CONFIG = {"method": "lucir", "schedule": {"epochs": 3, "milestones": (1, 2)}, "seed": 0}
-ENVIRONMENT = {"threads": 1, "torch": "2.13.0"}
-
-
-class Killed(BaseException):
-    """Not an Exception: like a real kill, it lets nobody clean up."""
-
-
-def make(path, **changes):
-    arguments = {"config": CONFIG, "environment": ENVIRONMENT, "must_match": ["threads"], "phases": 3} | changes
-    return RunDirectory.create_or_open(path, **arguments)
-
-
-def save_phase(run, t):
-    model = {"weight": torch.full((t + 1, 4), float(t)), "steps": torch.tensor(10 * t)}
-    run.save_phase(t, model, {"pixels": torch.full((2, 3), t, dtype=torch.uint8)}, {"headline": f"{t} %"}, {"t": t})
-
-
-def save_progress(run, step):
-    run.save_progress({"weight": torch.full((4,), float(step))}, {"step": step})
-
-
-def state(run):
-    """Everything that reading gives, in a form that can be compared."""
-    phases = [run.load_phase(t) for t in range(run.completed())]
-    progress = run.load_progress()
-    return {
-        "config": run.config,
-        "environment": run.environment,
-        "phases": [
-            [{k: v.tolist() for k, v in p.model.items()}, p.memory["pixels"].tolist(), p.metrics, p.extra]
-            for p in phases
-        ],
-        "progress": progress and [progress[0]["weight"].tolist(), progress[1]],
-    }
-
-
-def contents(path):
-    """The bytes of every file but the log and the lock."""
-    found = (p for p in sorted(path.rglob("*")) if p.is_file() and p.name not in ("events.jsonl", "lock"))
-    return {str(p.relative_to(path)): p.read_bytes() for p in found}
-
+pytestmark = pytest.mark.usefixtures("no_waiting")
 
 # The same configuration, or an error.
 
@@ -94,17 +66,19 @@ def test_another_configuration_is_refused_with_every_difference_named(tmp_path):
     make(tmp_path / "run")
 
 
-def test_another_number_of_threads_is_refused_unless_drift_is_allowed(tmp_path):
+def test_another_number_of_threads_is_refused_unless_the_change_is_allowed(tmp_path):
     make(tmp_path / "run")
     other = {"threads": 2, "torch": "2.14.0"}
-    with pytest.raises(StoreError, match=r"another environment: threads is 1 there and 2 now.*--allow-drift"):
+    with pytest.raises(
+        StoreError, match=r"another environment: threads is 1 there and 2 now.*--allow-environment-change"
+    ):
         make(tmp_path / "run", environment=other)
     assert RunDirectory(tmp_path / "run").environment == ENVIRONMENT
-    run = make(tmp_path / "run", environment=other, allow_drift=True)
+    run = make(tmp_path / "run", environment=other, allow_environment_change=True)
     assert run.environment == other
     assert make(tmp_path / "run", environment=other).environment == other, "from now on that is the environment"
     (event,) = run.read_events()
-    assert event["kind"] == "drift"
+    assert event["kind"] == "environment changed"
     assert event["differences"] == ["threads is 1 there and 2 now"]
 
 
@@ -113,10 +87,10 @@ def test_what_need_not_match_may_differ(tmp_path):
     assert make(tmp_path / "run", environment={"threads": 1, "torch": "3"}).environment == ENVIRONMENT
 
 
-def test_drift_does_not_excuse_another_configuration(tmp_path):
+def test_a_change_of_environment_does_not_excuse_another_configuration(tmp_path):
     make(tmp_path / "run")
     with pytest.raises(StoreError, match="seed is 0 there and 1 now"):
-        make(tmp_path / "run", config=CONFIG | {"seed": 1}, allow_drift=True)
+        make(tmp_path / "run", config=CONFIG | {"seed": 1}, allow_environment_change=True)
 
 
 def test_fresh_removes_what_geodl_wrote_and_nothing_else(tmp_path):
@@ -150,12 +124,16 @@ def test_a_directory_of_somebody_else_is_refused_and_untouched(tmp_path, fresh):
         make(tmp_path / "holiday.jpg", fresh=fresh)
 
 
-def test_an_unknown_format_is_refused(tmp_path):
-    run = make(tmp_path / "run")
-    text = (run.path / "config.json").read_text()
-    (run.path / "config.json").write_text(text.replace('"format": 1', '"format": 99'))
-    with pytest.raises(StoreError, match="has format 99; this version of geodl reads format 1"):
+def test_directories_of_other_versions_are_refused_in_one_line(tmp_path):
+    path = make(tmp_path / "run").path / "config.json"
+    record = content(path)
+    rewrite(path, record | {"format": 99})
+    with pytest.raises(StoreError, match="has format 99; this version of geodl reads format 2"):
         make(tmp_path / "run")
+    path.write_text(json.dumps(record | {"format": 1}))
+    for fresh in (False, True):
+        with pytest.raises(StoreError, match=r"run was written by geodl 0\.1 and cannot be opened by this version$"):
+            make(tmp_path / "run", fresh=fresh)
 
 
 # Phases and progress.
@@ -185,6 +163,7 @@ def test_phases_come_back_in_order_and_drop_the_progress(tmp_path):
     assert phase.extra == {"t": 0}
     assert sorted(p.name for p in (run.path / "phases" / "00").iterdir()) == [
         "extra.json",
+        "manifest.json",
         "memory.safetensors",
         "metrics.json",
         "model.safetensors",
@@ -199,7 +178,7 @@ def test_equal_runs_have_equal_bytes_wherever_they_are(tmp_path):
             save_progress(run, 5)
             run.events("started", run=name)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert len(contents(tmp_path / "a")) == 6
+    assert len(contents(tmp_path / "a")) == 7
 
 
 def test_nothing_is_written_without_the_lock(tmp_path):
@@ -214,22 +193,6 @@ def test_nothing_is_written_without_the_lock(tmp_path):
     with pytest.raises(StoreError, match="only be written by the holder of its lock"):
         save_phase(run, 0)
     assert contents(run.path) == before
-
-
-def test_a_damaged_phase_or_checkpoint_is_named(tmp_path):
-    run = make(tmp_path / "run")
-    with run.lock():
-        save_phase(run, 0)
-        save_progress(run, 1)
-    for name, read in (("phases/00/memory", lambda: run.load_phase(0)), ("progress/checkpoint", run.load_progress)):
-        path = run.path / f"{name}.safetensors"
-        path.write_bytes(path.read_bytes()[:-1])
-        with pytest.raises(StoreError, match=f"{name}.safetensors is damaged"):
-            read()
-    (run.path / "phases/00/metrics.json").unlink()
-    (run.path / "phases/00/memory.safetensors").unlink()
-    with pytest.raises(StoreError, match=r"cannot read .*memory\.safetensors: No such file"):
-        run.load_phase(0)
 
 
 def test_a_missing_phase_is_named(tmp_path):
@@ -304,21 +267,8 @@ WRITES = {
     "clear_progress": (before_save, locking(lambda run: run.clear_progress())),
     "save_phase": (before_save, locking(lambda run: save_phase(run, 1))),
     "first phase": (lambda run: save_progress(run, 7), locking(lambda run: save_phase(run, 0))),
-    "drift": (before_save, lambda path: make(path, environment={"threads": 2}, allow_drift=True)),
+    "environment": (before_save, lambda path: make(path, environment={"threads": 2}, allow_environment_change=True)),
 }
-
-
-def break_at(n, failure, tear):
-    """Fail at the n-th step; with `tear`, half of a file that is not yet on the disk is lost."""
-    steps = itertools.count()
-
-    def crash(step, path):
-        if next(steps) == n:
-            if tear and step in ("created", "written"):
-                os.truncate(path, path.stat().st_size // 2)
-            raise failure
-
-    return crash
 
 
 def prepare(path, before):
@@ -514,7 +464,7 @@ def test_real_kills_leave_a_sound_run_and_a_free_lock(tmp_path, writer):
             make(path)
         with pytest.raises(StoreError, match=expected):
             remove_run(path)
-        assert summarise(path).state == "running"
+        assert summarize(path).state == "running"
         deadline = time.monotonic() + 60
         while run.completed() <= done and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -565,7 +515,7 @@ def test_runs_are_listed_with_state_and_result(tmp_path):
     assert runs[1].size == sum(p.stat().st_size for p in runs[1].path.rglob("*") if p.is_file())
     with model.lock():
         save_progress(model, 1)
-    assert summarise(model.path).state == "interrupted"
+    assert summarize(model.path).state == "interrupted"
 
 
 def test_no_runs_where_there_is_nothing(tmp_path):

@@ -329,7 +329,7 @@ def test_threads_are_kept_and_another_number_is_refused(tmp_path, data):
     torch.set_num_threads(2)
     run(config.model_copy(update={"threads": None}), out=tmp_path / "r", data=data)
     assert torch.get_num_threads() == 1  # restored from the run
-    run(config.model_copy(update={"threads": 2}), out=tmp_path / "r", data=data, allow_drift=True)
+    run(config.model_copy(update={"threads": 2}), out=tmp_path / "r", data=data, allow_environment_change=True)
     torch.set_num_threads(1)
 
 

@@ -1,15 +1,14 @@
 """Taking phases back and forgetting them: after a fault at every step, the old or the new state, never a mix."""
 
+import errno
+
 import pytest
 import torch
+from tests.directories import Killed
 
 from geodl import files
 from geodl.errors import StoreError
 from geodl.store import RunDirectory
-
-
-class Killed(BaseException):
-    """Not an Exception: like a real kill, it lets nobody clean up."""
 
 
 @pytest.fixture
@@ -51,7 +50,11 @@ def test_forgotten_phases_keep_their_record(run):
                 run.forget_phase(t)
     assert readable(run) == [1, 2]
     assert run.completed() == 3
-    assert [path.name for path in (run.path / "phases" / "00").iterdir()] == ["metrics.json"]
+    assert sorted(path.name for path in (run.path / "phases" / "00").iterdir()) == ["manifest.json", "metrics.json"]
+    assert run.load_metrics(0) == {"t": 0}
+    with pytest.raises(StoreError, match=r"extra\.json is no longer kept"):
+        run.load_extra(0)
+    run.verify()
     with pytest.raises(StoreError, match="holder of its lock"):
         run.forget_phase(1)
 
@@ -76,10 +79,32 @@ def test_a_kill_at_any_step_leaves_a_sound_run(run, monkeypatch, action):
         again = RunDirectory(run.path)
         with again.lock():  # cleans up
             found = readable(again)
+            again.verify()
             assert found in ([0, 1, 2], [0, 1]) if action == "drop_last_phase" else found in ([0, 1, 2], [1, 2])
-            assert not list((run.path / "phases").glob(".geodl*"))
+            assert not list((run.path / "phases").rglob(".geodl*"))
             if again.completed() == 2:
                 again.save_phase(2, {"w": torch.tensor(2)}, {"m": torch.tensor(2)}, {"t": 2}, {"t": 2})
         if done:
             return
     pytest.fail("it never came to its end")
+
+
+def test_a_phase_with_a_damaged_manifest_is_forgotten_but_never_signed_anew(run):
+    (run.path / "phases" / "00" / "manifest.json").write_text("{}")
+    assert not run.remembers(0)
+    with run.lock():
+        run.forget_phase(0)
+    assert sorted(path.name for path in (run.path / "phases" / "00").iterdir()) == ["manifest.json", "metrics.json"]
+    with pytest.raises(StoreError, match=r"phases/00/manifest\.json is damaged"):
+        run.load_metrics(0)
+    assert run.load_phase(2).extra == {"t": 2}
+
+
+def test_a_full_disk_while_forgetting_is_told(run, monkeypatch):
+    def full(step, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_crash_point", full)
+    with run.lock(), pytest.raises(StoreError, match="the disk is full"):
+        run.forget_phase(0)
+    assert run.load_phase(0).extra == {"t": 0}

@@ -1,4 +1,4 @@
-"""A dataset and options so small that a whole run takes a second: coloured noise around one pattern a class."""
+"""A dataset and options so small that a whole run takes a second: colored noise around one pattern a class."""
 
 from typing import Any
 
@@ -21,11 +21,12 @@ OPTIONS: dict[str, Any] = {
     "padding": 1,
     "exemplars": 3,
     "threads": 1,
+    "precision": "32",
 }
 
 
 def dataset(classes: int = 4, train: int = 9, test: int = 5, size: int = 8, seed: int = 0) -> Dataset:
-    """Give `classes` classes with `train` and `test` images each."""
+    """Return `classes` classes with `train` and `test` images each."""
     generator = torch.Generator().manual_seed(seed)
     patterns = torch.randint(40, 216, (classes, 3, size, size), generator=generator)
 
@@ -41,5 +42,5 @@ def dataset(classes: int = 4, train: int = 9, test: int = 5, size: int = 8, seed
 
 
 def config(**options: Any) -> RunConfig:
-    """Give the tiny options with some replaced."""
+    """Return the tiny options with some replaced."""
     return configure([Layer("test", OPTIONS | options)]).config

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from geodl.errors import StoreError
-from geodl.files import read_tensors, remove_temporaries, write_tensors
+from geodl.files import MissingFileError, make_directory, read_tensors, remove_temporaries, write_tensors, writing
 
 
 def _default_root() -> Path:
@@ -33,12 +33,12 @@ class Cache:
         return self._entries / f"{key}.safetensors"
 
     def load(self, key: str) -> dict[str, Tensor] | None:
-        """Give the tensors of an entry, verified; a damaged entry is dropped."""
+        """Return the tensors of an entry, verified; a damaged entry is dropped."""
         path = self._path(key)
-        if not path.exists():
-            return None
         try:
             return read_tensors(path)[0]
+        except MissingFileError:
+            return None
         except StoreError:
             with suppress(OSError):  # another process may have dropped it already, or own it
                 path.unlink()
@@ -47,24 +47,25 @@ class Cache:
     def put(self, key: str, tensors: Mapping[str, Tensor]) -> bool:
         """Keep tensors for the runs to come; False where the disk does not let us, which must not stop a run."""
         try:
-            self._entries.mkdir(parents=True, exist_ok=True)
+            make_directory(self._entries)
             write_tensors(self._path(key), tensors)
-        except (OSError, StoreError):
+        except StoreError:
             return False
         return True
 
     def size(self) -> int:
-        """Give the number of bytes in use, leftovers of killed writers included."""
+        """Return the number of bytes in use, leftovers of killed writers included."""
         total = 0
         for path in self._entries.glob("*"):
-            with suppress(FileNotFoundError):  # other processes come and go
-                total += path.stat().st_size
+            with suppress(OSError):  # other processes come and go
+                total += path.lstat().st_size
         return total
 
     def clear(self) -> int:
-        """Remove all entries; give the number of bytes freed."""
+        """Remove all entries; return the number of bytes freed."""
         freed = self.size()
         remove_temporaries(self._entries)
         for path in self._entries.glob("*.safetensors"):
-            path.unlink(missing_ok=True)
+            with writing(path):
+                path.unlink(missing_ok=True)
         return freed

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -336,6 +336,45 @@ def solve_dual(kernel: Tensor, targets: Tensor, gamma: float, width: int, weight
 def kernels(h: Blocks, others: Blocks) -> dict[str, Tensor]:
     """Return the products of images' h with those of others, by block: float64 (N, others)."""
     return {name: block.double() @ others[name].double().T for name, block in h.items()}
+
+
+# ----------------------------------------------------------------------------------------------- the fitted head
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """All that maps features to scores: standardization, expansion, head (M, classes) float32, temperature of the softmax."""
+
+    standardization: Standardization
+    expansion: Expansion
+    head: Tensor
+    temperature: float
+
+    def scores(self, z: Blocks, chunk: int = 2048) -> Tensor:
+        """Return the scores (N, classes) of features z: (N, d_b) by block, some images at a time."""
+        count = len(next(iter(z.values())))
+        parts = [self.head.new_empty(0, self.head.shape[1])]
+        for start in range(0, count, chunk):
+            some = {name: z[name][start : start + chunk] for name in self.expansion.sizes}
+            parts.append(self.expansion(self.standardization(some)) @ self.head)
+        return torch.cat(parts)
+
+    def without(self, gone: int) -> Fitted:
+        """Return the head without the column of a class."""
+        return replace(self, head=torch.cat([self.head[:, :gone], self.head[:, gone + 1 :]], dim=1))
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return all numbers as named tensors; the expansion as its sizes, in the order of the blocks' names."""
+        sizes = torch.tensor([self.expansion.sizes[name] for name in sorted(self.expansion.sizes)])
+        own = {"head": self.head, "temperature": torch.tensor(self.temperature), "sizes": sizes}
+        return self.standardization.to_tensors() | own
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], seed: int) -> Fitted:
+        """Undo `to_tensors`; the expansion is drawn again from its seed."""
+        standardization = Standardization.from_tensors(tensors)
+        sizes = dict(zip(sorted(standardization.mean), tensors["sizes"].tolist(), strict=True))
+        return cls(standardization, Expansion(sizes, seed), tensors["head"], float(tensors["temperature"]))
 
 
 # ---------------------------------------------------------------------------------------- choices by leave-one-out

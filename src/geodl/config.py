@@ -191,8 +191,11 @@ class RunConfig(BaseModel):
     accelerator: Literal["auto", "cpu", "cuda"] = option(
         "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False, in_model="set"
     )
-    precision: Literal["32", "bf16"] = option(
-        "32", "Machine", "Arithmetic: 32 bits, or bf16 where it serves.", in_model="set", base=True
+    precision: Literal["auto", "32", "bf16"] = option(
+        "auto",
+        "Machine",
+        "Arithmetic of the network: 32 bits, or bf16; auto: bf16 where the device has it.",
+        in_model="set",
     )
     compile: bool = option(
         False, "Machine", "torch.compile the network: pays for long phases.", in_model="set", base=True

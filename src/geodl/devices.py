@@ -17,6 +17,24 @@ def device_kind(accelerator: str) -> str:
     return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
+def choose_precision(wanted: str, kind: str) -> str:
+    """Return 32 or bf16: what is wanted, or where that is left open (auto) bf16 where the device computes in it.
+
+    Processors without bf16 instructions imitate it, which is slower. Decided by what the device says, never by a clock.
+    """
+    if wanted != "auto":
+        return wanted
+    if kind == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "32"
+    return "bf16" if bf16_instructions() else "32"
+
+
+def bf16_instructions() -> list[str]:
+    """Name the instructions of this processor that multiply in bfloat16."""
+    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return [name for name in ("amx_bf16", "avx512_bf16") if found.get(name)]
+
+
 def available_cores() -> int:
     """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -102,10 +102,10 @@ def run_config(
     data = data or load_data(config)
     scenario = scenario_of(config, data)
     path = out or default_directory(config)
-    threads = _set_threads(config, path, fresh)
+    threads, precision = _machine(config, path, fresh)
     first = [scenario.classes[c] for c in scenario.groups[0]]
     base = Base(cache, fingerprint([data.fingerprint, first])) if cache is not None else None
-    learner = Learner(config, stop=stop, base=base)
+    learner = Learner(config, stop=stop, base=base, decided_precision=precision)
     learner.check()  # a network that cannot be built is no reason to make a directory
     ranks = learner.trainer.ranks
     identity = config.identity() | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
@@ -200,6 +200,8 @@ class _Run:
             self._restore(done)
         for t in range(done, len(self.scenario)):
             self._phase(t)
+        if self.is_main_process:
+            self.store.verify()  # no result over damaged phases
         self._tell(RunEnded(directory))
 
     def _work(self) -> list[int]:
@@ -225,10 +227,11 @@ class _Run:
         names = [self.scenario.classes[c] for c in self.scenario.groups[t]]
         self._tell(PhaseStarted(t, names, len(images)))
         learner.learn(images, progress=self.store)
-        found = learner.features(learner.rows_of(self.scenario.test(t)))
+        test = learner.rows_of(self.scenario.test(t))
+        found = learner.features(test)
         seen = concat([self.scenario.train(s) for s in range(t + 1)]) if self.config.ame else None
         similarity = {"similarity": self._similarity(t, found.pooled[found.labels < self.scenario.seen(0)])}
-        metrics = to_metrics(t, learner.confusions(found, seen), **(similarity if self.config.analysis else {}))
+        metrics = to_metrics(t, learner.confusions(test, found, seen), **(similarity if self.config.analysis else {}))
         if self.is_main_process:
             self.store.save_phase(t, *learner.tensors(), metrics, learner.facts())
         learner.trainer.ranks.barrier()
@@ -272,20 +275,22 @@ def _draw(board: Any, event: Event) -> None:
         board.close()
 
 
-def _set_threads(config: RunConfig, path: Path, fresh: bool) -> int:
-    """Set the number of threads: as configured, else as the run began, else the cores there are."""
-    threads = config.threads
-    if threads is None and not fresh and (path / "config.json").exists():
-        threads = RunDirectory(path).environment.get("threads")
-    threads = threads or available_cores()
+def _machine(config: RunConfig, path: Path, fresh: bool) -> tuple[int, str | None]:
+    """Set the number of threads: as configured, else as the run began, else the cores there are.
+
+    Return it, and the precision that the run began with where the configuration leaves that open.
+    """
+    began = {} if fresh or not (path / "config.json").exists() else RunDirectory(path).environment
+    threads = config.threads or began.get("threads") or available_cores()
     torch.set_num_threads(threads)
-    return threads
+    return threads, began.get("precision") if config.precision == "auto" else None
 
 
 def _environment(learner: Learner, threads: int) -> dict[str, Any]:
     return {
         "threads": threads,
         "device": learner.trainer.device.type,
+        "precision": learner.trainer.precision,
         "processes": learner.trainer.ranks.world,
         "geodl": __version__,
         "python": platform.python_version(),

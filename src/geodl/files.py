@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, JSON and tensors with equal bytes for equal values, locks."""
+"""Files that are whole or not there: atomic writes, guarded reads, JSON and tensors with equal bytes for equal values, locks."""
 
 import errno
 import fcntl
@@ -8,11 +8,12 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +23,13 @@ from torch import Tensor
 
 from geodl.errors import StoreError
 
-TEMPORARY = ".geodl-tmp-"  # beginning of the names of unfinished files, so that leftovers of a kill are recognised
+TEMPORARY = ".geodl-tmp-"  # beginning of the names of unfinished files, so that leftovers of a kill are recognized
+JSON_LIMIT = 64 * 2**20  # bytes
+DAMAGED = "is damaged: its content does not have the checksum it was written with"
+
+
+class MissingFileError(StoreError):
+    """A file that is not there."""
 
 
 def _crash_point(step: str, path: Path) -> None:
@@ -36,30 +43,66 @@ def writing(target: Path, temporary: Path | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         if temporary is not None:
-            remove(temporary)
+            with suppress(OSError):  # where nothing can be written, nothing can be removed either
+                remove(temporary)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason = "the disk is full; make room and run the same command again"
         else:
-            reason = error.strerror or str(error)
+            reason = _reason(error)
         raise StoreError(f"cannot write {target} (the last good state is kept): {reason}") from error
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, where they are not there yet."""
+    with writing(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise StoreError(f"{path} is a file; a directory is needed") from error
+
+
+def is_directory(path: Path) -> bool:
+    """Return whether a directory is at `path` itself, not at the end of a link."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def names_in(directory: Path) -> list[str]:
+    """Return the sorted names of what is in a directory; of none where it is not there."""
+    try:
+        return sorted(entry.name for entry in directory.iterdir())
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError as error:
+        raise StoreError(f"{directory} is a file; a directory is needed") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {directory}: {_reason(error)}") from error
 
 
 def remove(path: Path) -> None:
     """Remove a file or a directory tree, if it is there."""
-    if path.is_dir() and not path.is_symlink():
+    if is_directory(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove the unfinished files that killed writers left in a directory."""
-    for leftover in directory.glob(f"{TEMPORARY}*"):
-        remove(leftover)
+    """Remove the unfinished files that killed writers left in a directory; behind a link nothing is touched."""
+    if is_directory(directory):
+        with writing(directory):
+            for leftover in directory.glob(f"{TEMPORARY}*"):
+                remove(leftover)
 
 
 def temporary_for(path: Path) -> Path:
-    """Give a new name beside `path`, for what shall be renamed to it."""
+    """Return a new name beside `path`, for what shall be renamed to it."""
     return path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
 
 
@@ -94,7 +137,7 @@ def move(source: Path, target: Path) -> None:
 def unlink(path: Path) -> None:
     """Remove a file, if it is there, so that it stays removed."""
     with writing(path):
-        if path.exists():
+        if os.path.lexists(path):
             path.unlink()
             _crash_point("removed", path)
             sync_directory(path.parent)
@@ -108,18 +151,76 @@ def atomic_write(path: Path, data: bytes) -> None:
         move(temporary, path)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read; a pipe, a device or a directory, also at the end of a link, is a StoreError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # so that a pipe does not block
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingFileError(f"cannot read {path}: {_reason(error)}") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {_reason(error)}") from error
+    _insist_regular(descriptor, path)
+    return os.fdopen(descriptor, "rb")
+
+
+def open_in_place(path: Path, flags: int) -> int:
+    """Open a file that is written in place, making it if need be; behind a link nothing is written."""
+    descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    _insist_regular(descriptor, path)
+    return descriptor
+
+
+def _insist_regular(descriptor: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StoreError(f"{path} is not a regular file")
+
+
+def read_file(path: Path, *, limit: int | None = None, size: int | None = None) -> bytes:
+    """Read a regular file of at most `limit` bytes, or of exactly `size`; its size is looked at before it is read."""
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno()).st_size
+        if size is not None and found != size:
+            raise StoreError(f"{path} is damaged: it has {found} bytes, and was written with {size}")
+        if limit is not None and found > limit:
+            raise StoreError(f"{path} is too large: {readable(found)}, where at most {readable(limit)} are read")
+        return _read(file, path, found)  # not more: it may be growing
+
+
+def _read(file: BinaryIO, path: Path, size: int) -> bytes:
+    try:
+        return file.read(size)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {_reason(error)}") from error
+    except MemoryError as error:
+        raise StoreError(f"cannot read {path}: {readable(size)} do not fit into the memory") from error
+
+
+@contextmanager
+def interpreting(path: Path) -> Iterator[None]:
+    """Turn what content of another form than expected does to its reader into a StoreError that names the file."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        words = f"{type(error).__name__}: {error}".encode("unicode_escape").decode()  # it may quote the file
+        raise StoreError(f"{path} is damaged, or not a file of geodl's ({words[:200]})") from error
+
+
 def canonical_json(value: Any, indent: int | None = None) -> bytes:
-    """Give the one JSON form of a value; not-a-number and infinity have none."""
+    """Return the one JSON form of a value; not-a-number and infinity have none."""
     return json.dumps(value, sort_keys=True, indent=indent, ensure_ascii=False, allow_nan=False).encode()
 
 
 def json_file(value: Any) -> bytes:
-    """Give the content of a JSON file, indented for people."""
-    return canonical_json(value, indent=2) + b"\n"
+    """Return the content of a JSON file, indented for people; one that could not be read again is refused."""
+    data = canonical_json(value, indent=2) + b"\n"
+    if len(data) > JSON_LIMIT:
+        raise StoreError(f"a JSON file of {readable(len(data))} is not written: the limit is {readable(JSON_LIMIT)}")
+    return data
 
 
 def fingerprint(value: Any) -> str:
-    """Give the SHA-256 of a JSON-ready value, in hexadecimal: equal values, equal fingerprints."""
+    """Return the SHA-256 of a JSON-ready value, in hexadecimal: equal values, equal fingerprints."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
@@ -128,14 +229,42 @@ def write_json(path: Path, value: Any) -> None:
     atomic_write(path, json_file(value))
 
 
+def parse_json(data: bytes, path: Path) -> Any:
+    """Return the value of JSON that was read from `path`."""
+    try:
+        value = json.loads(data.decode())
+        canonical_json(value)  # what has no such form was never written: not-a-number, halves of characters
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: it is not complete JSON ({error})") from error
+    return value
+
+
+def parse_object(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the JSON object that was read from `path`."""
+    value = parse_json(data, path)
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} is damaged, or not a file of geodl's: it does not hold a JSON object")
+    return value
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise StoreError(f"{path} is damaged: it is not complete JSON ({error})") from error
+    return parse_json(read_file(path, limit=JSON_LIMIT), path)
+
+
+def signed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with the checksum of all its other entries in it."""
+    return dict(value) | {"sha256": fingerprint(value)}
+
+
+def verified(value: Any, path: Path) -> dict[str, Any]:
+    """Return the object that `signed` was given; `path` is where it was read."""
+    if not isinstance(value, dict) or "sha256" not in value:
+        raise StoreError(f"{path} is damaged, or not a file of geodl's: it has no checksum")
+    content = {key: entry for key, entry in value.items() if key != "sha256"}
+    if fingerprint(content) != value["sha256"]:
+        raise StoreError(f"{path} {DAMAGED}")
+    return content
 
 
 def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
@@ -148,52 +277,62 @@ def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str
     return digest.hexdigest()
 
 
-def tensor_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Give the content of a safetensors file with a checksum; equal values give equal bytes."""
+def tensor_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the content of a safetensors file, with a checksum if it has metadata; equal values give equal bytes."""
     # Copies, because safetensors wants each tensor dense and sharing memory with no other.
     plain = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
+    if metadata is None:
+        return to_safetensors(plain)
     # One entry only: safetensors writes several in random order. It has no checksum of its own either.
     envelope = {"metadata": dict(metadata), "sha256": _checksum(plain, metadata)}
     return to_safetensors(plain, {"geodl": canonical_json(envelope).decode()})
 
 
+def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
+    """Return the tensors, on the CPU, of a safetensors file that was read from `path`."""
+    with interpreting(path):
+        try:
+            return parse_safetensors(data)
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors of any shape, type and device atomically as safetensors; equal values give equal bytes."""
+    """Write tensors of any shape, type and device atomically, with a checksum; equal values give equal bytes."""
     atomic_write(path, tensor_file(tensors, metadata or {}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read what `write_tensors` wrote, onto the CPU, and verify it: a single changed bit is an error."""
-    try:
-        data = path.read_bytes()
-        tensors = parse_safetensors(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        envelope = json.loads(header["__metadata__"]["geodl"])
-        metadata, expected = envelope["metadata"], envelope["sha256"]
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise StoreError(f"{path} is damaged, or not a file of geodl's: {error}") from error
-    if _checksum(tensors, metadata) != expected:
-        raise StoreError(f"{path} is damaged: its content does not have the checksum it was written with")
+    with open_regular(path) as file, interpreting(path):
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(_read(file, path, 8), "little")
+        header = json.loads(_read(file, path, min(length, JSON_LIMIT)))
+        envelope = json.loads(header.pop("__metadata__")["geodl"])
+        if 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0) != size:
+            raise ValueError("its size is not that of its tensors")
+        file.seek(0)
+        tensors = parse_tensors(_read(file, path, size), path)
+        metadata, sound = envelope["metadata"], _checksum(tensors, envelope["metadata"]) == envelope["sha256"]
+    if not sound:
+        raise StoreError(f"{path} {DAMAGED}")
     return tensors, metadata
 
 
 def _holder(path: Path) -> str:
-    try:
-        owner = json.loads(path.read_bytes())
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError):
-        return "another process"  # which is just taking the lock, and has not yet written its name
+    with suppress(StoreError), interpreting(path):
+        owner = read_json(path)
+        return f"process {owner['pid']:d} on {owner['host']:s}"
+    return "another process"  # which is just taking the lock, and has not yet written its name
 
 
 def _acquire(path: Path) -> int:
     """Take the lock at `path`; the kernel frees it when the process ends, however that happens."""
     for _ in range(10):  # a few tries, because `list_runs` holds each lock for an instant
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_in_place(path, 0)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), path.stat()):
@@ -218,18 +357,19 @@ def locked(directory: Path) -> Iterator[None]:
             os.pwrite(descriptor, canonical_json({"pid": os.getpid(), "host": socket.gethostname()}), 0)
         yield
     finally:
-        os.ftruncate(descriptor, 0)
+        with suppress(OSError):  # nothing hangs on it: a name that stays there blocks nobody
+            os.ftruncate(descriptor, 0)
         os.close(descriptor)
 
 
 def is_locked(directory: Path) -> bool:
-    """Say whether some process holds the lock of a directory."""
+    """Return whether some process holds the lock of a directory."""
     try:
-        with (directory / "lock").open("rb") as file:
+        with open_regular(directory / "lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, StoreError):
         return False
     return False
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,10 +18,10 @@ from geodl.data.intake import take
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import BaseCached, Event, Listener, ignore
 from geodl.memory import Memory, quota
-from geodl.methods import Phase, Stage, build, configure
+from geodl.methods import Phase, Stage, build, configure, kinds
 from geodl.metrics import Confusion
-from geodl.nets import Network, build_network, frozen_copy
-from geodl.predicting import Predictions, Recognizer
+from geodl.nets import Network, build_network, folded, frozen_copy
+from geodl.predicting import Predictions, Recognizer, Scorer
 from geodl.predictors import Features, class_means, default_classifier, drift, exemplar_means, nearest_mean, predict
 from geodl.store import RunDirectory
 from geodl.training import Checkpoint, NoProgress, Progress, Trainer
@@ -63,13 +64,14 @@ class Learner:
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
         base: Base | None = None,
+        decided_precision: str | None = None,
         **options: Any,
     ) -> None:
         self.config = config if config is not None else _configured(options)
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.method = build(self.config)
-        self.trainer = Trainer(self.config, stop=stop)
+        self.trainer = Trainer(self.config, precision=decided_precision, stop=stop)
         self.listener, self.base = listener, base
         self.trainer.listener = listener
         self.classes: tuple[str, ...] = ()
@@ -99,7 +101,7 @@ class Learner:
             train = concat([train, self.memory.images])
         if self.method.keeps_all_data and self.phases:
             train = concat([self._everything(), train])
-        if len(classes) == 1:
+        if len(classes) == 1 and self.method.trains(self.phases):
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
@@ -108,7 +110,8 @@ class Learner:
         if self.method.keeps_all_data:
             self.given = train
         self.network, self.memory, self.transform = network, memory, transform
-        self.classes, self.trained, self.phases = classes, len(classes) > 1, self.phases + 1
+        self.classes, self.phases = classes, self.phases + 1
+        self.trained = len(classes) > 1 or not self.method.trains(0)
 
     def prepare(self, images: Images, classes: int, transform: Transform) -> Phase:
         """Return the next phase, ready to be trained: teacher, grown head, imprinted rows, frozen rows of absent classes.
@@ -126,7 +129,7 @@ class Learner:
         trainer.place(network)
         held = method.held_out(quota(classes, config.exemplars, config.memory_budget))
         images, memory = memory.hold_out(images, range(old, classes), held, config.seed)
-        if old and network.head.can_imprint and classes > old:
+        if old and network.head.can_imprint and classes > old and method.trains(self.phases):
             found = trainer.features(network, images.select(images.labels >= old), transform)
             network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])  # type: ignore[operator]
         if old and method.freezes_old_rows:
@@ -138,7 +141,7 @@ class Learner:
             config=config,
             transform=transform,
             network=network,
-            teacher=None if last is None else frozen_copy(last).to(trainer.device),
+            teacher=frozen_copy(last).to(trainer.device) if last is not None and method.trains(self.phases) else None,
             images=images,
             memory=memory,
             old=old,
@@ -187,8 +190,8 @@ class Learner:
     def _base_key(self, phase: Phase, number: int) -> str | None:
         if self.base is None or phase.index or number:
             return None
-        where = (self.trainer.device.type, self.trainer.ranks.world)
-        return base_key(self.config, self.method, phase.transform, self.base.data, phase.new, *where)
+        machine = (self.trainer.device.type, self.trainer.ranks.world, self.trainer.precision)
+        return base_key(self.config, self.method, phase.transform, self.base.data, phase.new, machine)
 
     def _take_base(self, key: str, phase: Phase) -> bool:
         assert self.base is not None
@@ -204,22 +207,27 @@ class Learner:
         """Return the memory for the next phase: exemplars chosen under the trained network, class means."""
         config, classes = self.config, phase.old + phase.new
         share = quota(classes, config.exemplars, config.memory_budget)
-        phase.settled = self.trainer.features(phase.network, phase.at_hand(), phase.transform)
+        levels = self.method.levels(phase.network)
+        phase.settled = self.trainer.features(phase.network, phase.at_hand(), phase.transform, levels=levels)
         chosen = self.method.exemplars(phase, share - self.method.held_out(share))
         means = self._means(phase, phase.settled)
         taken = self._exemplar_means(phase.network, chosen.images, phase.transform, classes)
-        return replace(chosen, means=means, exemplar_means=taken)
+        if taken is not None:  # a class of which no exemplar is kept stands by its class mean
+            taken = _filled(taken, means)
+        return replace(chosen, means=means, exemplar_means=taken, own=self.method.keep(phase))
 
     def _means(self, phase: Phase, now: Features) -> Tensor:
         """Return the class means (C, d) of NCM: those of classes at hand are taken, the others drift along (SDC)."""
         classes = phase.old + phase.new
         taken = class_means(now.pooled, now.labels, classes)
-        if phase.teacher is None or phase.memory.means is None:
+        moved = phase.memory.means
+        if moved is None:
             return taken
-        before = self.trainer.features(phase.teacher, phase.at_hand(), phase.transform)
-        moved = drift(phase.memory.means, before.pooled, now.pooled)
+        if phase.teacher is not None:
+            before = self.trainer.features(phase.teacher, phase.at_hand(), phase.transform)
+            moved = drift(moved, before.pooled, now.pooled)
         known = torch.cat([moved, moved.new_zeros(classes - len(moved), moved.shape[1])])
-        return torch.where((taken != 0).any(dim=1, keepdim=True), taken, known)
+        return _filled(taken, known)
 
     def _exemplar_means(
         self, network: Network, images: Images | None, transform: Transform, classes: int
@@ -269,28 +277,46 @@ class Learner:
 
     # ---------------------------------------------------------------------------------------- evaluating, predicting
 
-    def features(self, images: Images) -> Features:
-        """Return the network's features and logits of un-augmented images, in eval mode."""
+    def features(self, images: Images, *, mirror: bool = False) -> Features:
+        """Return what the network makes of un-augmented images, or of their mirrored copies, in eval mode."""
         network, transform = self._known()
-        return self.trainer.features(network, images, transform)
+        levels = self.method.levels(network)
+        return self.trainer.features(network, images, transform, mirror=mirror, levels=levels)
 
-    def scores(self, found: Features, oracle: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the scores (N, C) of every classifier there is: CNN, k-NME, AME where its means are given, NCM."""
+    def classifiers(self, oracle: Tensor | None = None) -> dict[str, Scorer]:
+        """Return all classifiers there are, by name; oracle: the means of AME."""
+        network, _ = self._known()
+        # Confidence is the softmax of cosines times the head's learned scale, 10 where it has none.
+        scale = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
+        found: dict[str, Scorer] = {}
+        if self.trained and self.method.trains(self.phases - 1):  # else the head does not know all classes
+            found["cnn"] = Scorer(lambda seen: seen.logits)
         means = {"nme": self.memory.exemplar_means, "ame": oracle, "ncm": self.memory.means}
-        scores = {"cnn": found.logits} if self.trained else {}
-        return scores | {name: nearest_mean(found.pooled, mean) for name, mean in means.items() if mean is not None}
+        for name, mean in means.items():
+            if mean is not None:
+                found[name] = Scorer(partial(_nearest, mean), scale=scale)
+        fitted = self.method.fitted(self.memory.own)
+        if fitted is not None:
+            one = Scorer(lambda seen: fitted.scores(seen.levels), scale=1 / fitted.temperature)
+            found["analytic"] = replace(one, mirrors=self.method.mirrors)
+            if self.method.mirrors:
+                found["analytic_single"] = one
+        return found
 
     def evaluate(self, images: Any, labels: Any = None, *, old: Images | None = None) -> dict[str, Confusion]:
         """Return what every classifier makes of labelled images of known classes, given as for `learn`.
 
         old: all training images of all classes known: only with them AME, the oracle, can be evaluated.
         """
-        return self.confusions(self.features(self.rows_of(images, labels)), old)
+        test = self.rows_of(images, labels)
+        return self.confusions(test, self.features(test), old)
 
-    def confusions(self, found: Features, old: Images | None = None) -> dict[str, Confusion]:
-        """Return what every classifier makes of images whose features are known; old: as for `evaluate`."""
+    def confusions(self, images: Images, found: Features, old: Images | None = None) -> dict[str, Confusion]:
+        """Return what every classifier makes of images whose labels are rows and whose features are known."""
         oracle = None if old is None else self._all_means(self.rows_of(old))
-        scores = self.scores(found, oracle)
+        classifiers = self.classifiers(oracle)
+        mirrored = self.features(images, mirror=True) if self.method.mirrors else None
+        scores = {name: each(found, mirrored) for name, each in classifiers.items()}
         return {name: Confusion.of(found.labels, predict(each), self.classes) for name, each in scores.items()}
 
     def _all_means(self, images: Images) -> Tensor:
@@ -318,26 +344,14 @@ class Learner:
         return self.recognizer(classifier).predict(images, **how)
 
     def recognizer(self, classifier: str | None = None) -> Recognizer:
-        """Return what predicts with a classifier: nme, ncm or cnn; None: the best of those that there are.
-
-        Confidence is the softmax of the scores: logits, or cosines times the head's scale (10 where it has none).
-        """
+        """Return what predicts with a classifier: analytic, nme, ncm or cnn; None: the first of these that there is."""
         network, transform = self._known()
-        network.to(self.trainer.device)
-        there = {
-            "cnn": self.trained,
-            "nme": self.memory.exemplar_means is not None,
-            "ncm": self.memory.means is not None,
-        }
-        allowed = [name for name, known in there.items() if known]
-        name = classifier or default_classifier(allowed)
-        if name not in allowed:
-            raise ConfigError(f"classifier = {name!r}: this model has {', '.join(allowed)}")
-        learned = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
-        scale = 1.0 if name == "cnn" else learned
-        return Recognizer(
-            network, transform, self.classes, lambda found: (scale * self.scores(found)[name]).softmax(dim=1)
-        )
+        there = self.classifiers()
+        name = classifier or default_classifier(there)
+        if name not in there:
+            raise ConfigError(f"classifier = {name!r}: this model has {', '.join(there)}")
+        levels = self.method.levels(network) if name.startswith("analytic") else ()
+        return Recognizer(folded(network).to(self.trainer.device), transform, self.classes, there[name], levels)
 
     def _known(self) -> tuple[Network, Transform]:
         if self.network is None or self.transform is None:
@@ -360,7 +374,8 @@ class Learner:
             raise ConfigError(f"{name!r} is the only class: a model without classes is no model")
         network = deepcopy(self._known()[0])
         network.head.keep([i for i in range(len(self.classes)) if i != gone])
-        self.network, self.memory = network, self.memory.without(gone)
+        own = self.method.without(self.memory.own, gone)
+        self.network, self.memory = network, replace(self.memory.without(gone), own=own)
         self.classes = (*self.classes[:gone], *self.classes[gone + 1 :])
 
     def position(self, name: str) -> int:
@@ -432,8 +447,15 @@ class Learner:
 
 
 def stored_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return a configuration as it was stored with a state."""
-    return configure([Layer("the stored configuration", values)]).config
+    """Return a configuration as it was stored with a state, without options that this version no longer has."""
+    there = {key for kind in (*kinds().methods.values(), *kinds().distillations.values()) for key in kind.model_fields}
+    known = {key: value for key, value in values.items() if key in there}
+    return configure([Layer("the stored configuration", known)]).config
+
+
+def _filled(means: Tensor, others: Tensor) -> Tensor:
+    """Return the means (C, d) with the rows of other means for classes whose mean is unknown (zeros)."""
+    return torch.where((means != 0).any(dim=1, keepdim=True), means, others)
 
 
 def _configured(options: Mapping[str, Any]) -> RunConfig:
@@ -448,6 +470,10 @@ def _configured(options: Mapping[str, Any]) -> RunConfig:
         preset = preset_layer(options["preset"])
         layers = [Layer(preset.origin, {key: each for key, each in preset.values.items() if key not in about_data})]
     return configure([*layers, Layer("option", given)]).config
+
+
+def _nearest(means: Tensor, found: Features) -> Tensor:
+    return nearest_mean(found.pooled, means)
 
 
 def _labelled(images: Any, labels: Any) -> Images:

@@ -1,7 +1,7 @@
 """The exemplar memory: which images of the old classes are kept, and how many."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -38,6 +38,7 @@ class Memory:
     held:   images held out for a bias correction (BiC), never trained on; None when there are none.
     means:  (C, d) class means of all samples, moved by drift since (NCM); None before the first class is learned.
     exemplar_means: (C, d) class means of the exemplars under the present network (k-NME); None when there are none.
+    own:    what the method keeps besides, as named tensors.
     store_images: whether image files are stored as their bytes or as references with content hashes.
     """
 
@@ -45,6 +46,7 @@ class Memory:
     held: Images | None = None
     means: Tensor | None = None
     exemplar_means: Tensor | None = None
+    own: Mapping[str, Tensor] = field(default_factory=dict)
     store_images: bool = True
 
     def per_class(self) -> dict[int, int]:
@@ -119,6 +121,7 @@ class Memory:
         for name in ("means", "exemplar_means"):
             if (mean := getattr(self, name)) is not None:
                 tensors[name] = mean
+        tensors |= {f"own.{name}": tensor for name, tensor in self.own.items()}
         for name, images in (("images", self.images), ("held", self.held)):
             if images is not None:
                 parts = to_tensors(images, store_images=self.store_images)
@@ -135,7 +138,8 @@ class Memory:
             return from_tensors(parts) if parts else None
 
         means, exemplar_means = tensors.get("means"), tensors.get("exemplar_means")
-        return cls(images("images"), images("held"), means, exemplar_means, bool(tensors["store_images"]))
+        own = {key.removeprefix("own."): tensor for key, tensor in tensors.items() if key.startswith("own.")}
+        return cls(images("images"), images("held"), means, exemplar_means, own, bool(tensors["store_images"]))
 
 
 def without_class(images: Images, gone: int) -> Images | None:

@@ -66,22 +66,50 @@ class Predictions(Sequence[Prediction]):
 
 
 @dataclass(frozen=True)
+class Scorer:
+    """A classifier: `score` maps features of N images to scores (N, C); `scale` makes logits of them.
+
+    mirrors: whether the scores of an image and of its mirrored copy are averaged.
+    """
+
+    score: Callable[[Features], Tensor]
+    scale: float = 1.0
+    mirrors: bool = False
+
+    def __call__(self, found: Features, mirrored: Features | None = None) -> Tensor:
+        """Return the scores (N, C) of images, given their features and those of their mirrored copies."""
+        if not self.mirrors:
+            return self.score(found)
+        assert mirrored is not None
+        return (self.score(found) + self.score(mirrored)) / 2
+
+
+@dataclass(frozen=True)
 class Recognizer:
-    """What prediction needs of a model: `confidences` maps features of N images to probabilities (N, C)."""
+    """What prediction needs of a model; levels: those of the network that the classifier reads."""
 
     network: Network
     transform: Transform
     classes: tuple[str, ...]
-    confidences: Callable[[Features], Tensor]
+    scorer: Scorer
+    levels: tuple[str, ...] = ()
+
+    def confidences(self, images: Images) -> Tensor:
+        """Return the probabilities (N, C) of images in memory."""
+        device = next(self.network.parameters()).device
+        sides = (False, True) if self.scorer.mirrors else (False,)
+        views = [
+            features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
+            for side in sides
+        ]
+        return (self.scorer.scale * self.scorer(*views)).softmax(dim=1)
 
     def stream(self, images: Images, workers: int | None = None) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
         """Yield (positions, confidences (b, C), [(position, reason)]) batch by batch; decoding goes on meanwhile."""
-        device = next(self.network.parameters()).device
         threads = workers if workers is not None else torch.get_num_threads() + 1
         for positions, pixels, bad in squares(images, self.transform.shorter_side, threads):
             batch = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-            found = features_of(self.network, evaluation(batch, self.transform), device)
-            yield positions, self.confidences(found), bad
+            yield positions, self.confidences(batch), bad
 
     def predict(
         self,

@@ -1,7 +1,7 @@
 """From features to predictions: the head itself, and the nearest class mean in its several forms."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,12 +12,19 @@ from geodl.herding import unit
 from geodl.nets import Network
 
 # The classifiers, as tables and figures name them. AME needs the old classes' data, which a real learner has thrown away.
-CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)", "ncm": "NCM (SDC)"}
+CLASSIFIERS = {
+    "cnn": "CNN",
+    "nme": "k-NME",
+    "ame": "AME (oracle)",
+    "ncm": "NCM (SDC)",
+    "analytic": "closed form",
+    "analytic_single": "closed form, no mirrored copies",
+}
 
 
 def default_classifier(names: Iterable[str]) -> str:
     """Return the classifier to use, or to show where there is room for one, of those there are: no oracle."""
-    return next(name for name in ("nme", "ncm", "cnn") if name in names)
+    return next(name for name in ("analytic", "nme", "ncm", "cnn") if name in names)
 
 
 # The weights of a drift are formed for at most this many (sample, class) pairs at a time.
@@ -26,31 +33,45 @@ PAIRS = 1 << 22
 
 @dataclass(frozen=True)
 class Features:
-    """One pass over some images: pooled (N, d) float32, logits (N, C) float32, labels (N,) int64, all on the CPU."""
+    """One pass over some images: pooled (N, d) float32, logits (N, C) float32, labels (N,) int64, all on the CPU.
+
+    levels: where they were asked for, the features of several levels of the network by name, (N, d_l) float32 each.
+    """
 
     pooled: Tensor
     logits: Tensor
     labels: Tensor
+    levels: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def features_of(network: Network, batches: Iterable[Batch], device: torch.device | str | None = None) -> Features:
+def features_of(
+    network: Network,
+    batches: Iterable[Batch],
+    device: torch.device | str | None = None,
+    levels: Sequence[str] = (),
+) -> Features:
     """Run the network over un-augmented batches (those of `evaluation`) in eval mode; its own mode is restored."""
-    # Begins with no rows of the right width: a process may have no share of a few images.
-    none = (torch.empty(0, network.width), torch.empty(0, network.head.classes), torch.empty(0, dtype=torch.int64))
-    parts = [none]
+    pooled, logits, labels = [torch.empty(0, network.width)], [torch.empty(0, network.head.classes)], []
+    more: dict[str, list[Tensor]] = {name: [] for name in levels}
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
         with torch.inference_mode():
             for batch in batches:
-                output = network(batch.images.to(device))
-                parts.append((output.pooled.float().cpu(), output.logits.float().cpu(), batch.labels))
+                output, maps = network.with_levels(batch.images.to(device), levels)
+                pooled.append(output.pooled.float().cpu())
+                logits.append(output.logits.float().cpu())
+                labels.append(batch.labels)
+                for name, part in maps.items():
+                    more[name].append(part.float().cpu())
     finally:
         # Module by module: a part that was deliberately in eval mode (frozen batch norm) stays so.
         for module, training in modes.items():
             module.training = training
-    pooled, logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Features(pooled, logits, labels)
+    # A process may have no share of a few images: then there are no rows, but of the right width.
+    found = {name: torch.cat(parts) if parts else torch.empty(0, 0) for name, parts in more.items()}
+    known = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
+    return Features(torch.cat(pooled), torch.cat(logits), known, found)
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError, Group, UnknownCommandError
 
 from geodl import __version__
 from geodl.errors import GeodlError
+from geodl.text import printable
 
 OWN = Group("Your own images", sort_key=1)
 RESEARCH = Group("Experiments", sort_key=2)
@@ -207,5 +208,5 @@ def _no_such_command(tokens: list[str]) -> str:
 
 
 def _fail(message: str, status: int = 2) -> NoReturn:
-    print(f"geodl: {message}", file=sys.stderr)
+    print(f"geodl: {printable(message)}", file=sys.stderr)
     sys.exit(status)

@@ -25,6 +25,7 @@ from geodl.events import (
 )
 from geodl.metrics import Trajectory, confusions_of, finite
 from geodl.predictors import CLASSIFIERS
+from geodl.text import printable
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -124,7 +125,7 @@ class Watch:
     def _started(self, event: RunStarted) -> None:
         self._work, sizes = event.work, event.sizes
         self._base = sizes[0]
-        say(Text(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
+        say(plain(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
         if event.done == len(sizes):
             say(f"  complete already: {event.directory}")
         elif event.done:
@@ -154,8 +155,8 @@ def part_of(event: StepTaken, stage: StageStarted) -> float:
     return (event.epoch * stage.steps + event.step) / (stage.epochs * stage.steps)
 
 
-HONEST = ("cnn", "nme")
-"""The classifiers that a line has room for: those that need neither old data nor stored means."""
+HONEST = ("cnn", "nme", "analytic")
+"""The classifiers that a line has room for: those that need no old data."""
 
 
 Results = Mapping[str, Trajectory]
@@ -163,33 +164,37 @@ Results = Mapping[str, Trajectory]
 
 
 def comparison_table(title: str, rows: Mapping[str, Results]) -> Table:
-    """Return a table of several runs, by the name of the row."""
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    for name in HONEST:
-        for column in ("average", "final", "forgetting"):
-            table.add_column(f"{CLASSIFIERS[name]}\n{column}", justify="right", no_wrap=True)
-    for row, results in rows.items():
-        table.add_row(Text(row), *(cell for name in HONEST for cell in _cells(results.get(name))))
+    """Return a table of several runs, by the name of the run: a row for each of its classifiers."""
+    table = _table(title, "method", "classifier")
+    for number, (run, results) in enumerate(rows.items()):
+        shown = [name for name in HONEST if name in results]
+        for first, name in zip([True] + [False] * len(shown), shown, strict=False):
+            last = name == shown[-1] and number < len(rows) - 1
+            table.add_row(plain(run if first else ""), CLASSIFIERS[name], *_cells(results[name]), end_section=last)
     return table
 
 
 def result_table(title: str, results: Results) -> Table:
     """Return a table of one run: a row a classifier."""
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("classifier", no_wrap=True)
-    for column in ("average", "final", "forgetting"):
-        table.add_column(column, justify="right")
-    for name, title in CLASSIFIERS.items():
+    table = _table(title, "classifier")
+    for name, shown in CLASSIFIERS.items():
         if name in results:
-            table.add_row(title, *_cells(results[name]))
+            table.add_row(shown, *_cells(results[name]))
     return table
 
 
-def _cells(result: Trajectory | None) -> list[str]:
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=plain(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for column in ("average", "final", "forgetting"):
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(result: Trajectory) -> list[str]:
     """Return the paper's average, the last accuracy and the paper's forgetting."""
-    values = (result.average, finite(result.accuracy[-1]), result.forgetting) if result else (None, None, None)
-    return [_number(value) for value in values]
+    return [_number(value) for value in (result.average, finite(result.accuracy[-1]), result.forgetting)]
 
 
 def _number(value: float | None) -> str:
@@ -202,5 +207,10 @@ LEGEND = (
 
 
 def say(text: Any = "") -> None:
-    """Print for a person: a string as it is, since names of files and classes are never markup; or something made of rich."""
-    console.print(Text(text) if isinstance(text, str) else text)
+    """Print for a person: a line, or something made of rich."""
+    console.print(plain(text) if isinstance(text, str) else text)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Return a line as it is: names of files and classes are never markup, nor orders to the terminal."""
+    return Text(printable(text), style)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
-from rich.text import Text
 
 from geodl.classifier import IncrementalClassifier
-from geodl.cli.display import Stopper, console, errors
+from geodl.cli.display import Stopper, console, errors, plain
 from geodl.cli.own_display import (
     SHOWN,
     LearnWatch,
@@ -223,7 +222,7 @@ def info(
     table = plain_table("class", "step", "learned", ">images seen", ">kept", ">for validation", ">accuracy")
     for each in facts["classes"][:SHOWN]:
         table.add_row(
-            Text(each["name"]),
+            plain(each["name"]),
             str(each["step"]),
             when(each["learned"]),
             *(str(each[key]) for key in ("images", "exemplars", "validation")),

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from geodl.app.choices import VALIDATION
 from geodl.classifier import Evaluation
-from geodl.cli.display import console, errors, part_of, progress_bar
+from geodl.cli.display import console, errors, part_of, plain, progress_bar
 from geodl.data.intake import Problems
 from geodl.events import (
     EpochEnded,
@@ -82,7 +81,7 @@ class LearnWatch:
         table.add_column(no_wrap=True)
         table.add_column(style="dim")
         for option, value, why in event.choices:
-            table.add_row(f"  {option}", Text(value), Text(why))
+            table.add_row(f"  {option}", plain(value), plain(why))
         console.print(table)
 
 
@@ -103,7 +102,7 @@ def predicting() -> Iterator[Listener]:
 
 def line(text: str, style: str = "") -> None:
     """Print one line as it is: class and file names are never markup."""
-    console.print(Text(text, style))
+    console.print(plain(text, style))
 
 
 def percent(value: float | None) -> str:
@@ -130,9 +129,9 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
     if not skipped:
         return
     out = errors if to_errors else console
-    out.print(Text(f"skipped: {len(skipped)}", "yellow"))
+    out.print(plain(f"skipped: {len(skipped)}", "yellow"))
     for name, reason in skipped:
-        out.print(Text(f"  {name}: {reason}"))
+        out.print(plain(f"  {name}: {reason}"))
 
 
 def say_learned(model: Path, done: Any) -> None:
@@ -162,7 +161,7 @@ def say_learned(model: Path, done: Any) -> None:
         f"stored in {model}: {done.stored_images} images, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
-        console.print(Text("note: ", "yellow") + Text(sentence))
+        console.print(plain("note: ", "yellow") + plain(sentence))
 
 
 def skipped_json(skipped: Problems) -> list[dict[str, str]]:
@@ -190,7 +189,9 @@ def table_predictions(found: Predictions, top: int) -> None:
     table = plain_table("image", "class", ">confidence", *(["next likeliest"] if top > 1 else []))
     for each in found:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
-        table.add_row(Text(each.name), Text(each.label), f"{each.confidence:.1%}", *([Text(others)] if top > 1 else []))
+        table.add_row(
+            plain(each.name), plain(each.label), f"{each.confidence:.1%}", *([plain(others)] if top > 1 else [])
+        )
     console.print(table)
 
 
@@ -200,7 +201,7 @@ def say_classes(found: Evaluation) -> None:
     table = plain_table("class", ">images", ">accuracy")
     order = sorted((name for name in counts if counts[name]), key=lambda name: found.per_class[name] or 0.0)
     for name in order[:SHOWN]:
-        table.add_row(Text(name), str(counts[name]), percent(found.per_class[name]))
+        table.add_row(plain(name), str(counts[name]), percent(found.per_class[name]))
     console.print(table)
     say_more(len(order), "classes, all better than these")
 
@@ -239,7 +240,7 @@ def say_history(facts: dict[str, Any]) -> None:
             fresh = some((*record["new"], *record["returning"]))
             line(
                 f"  {when(record['time'])}  step {record['step']}: {fresh} ({record['images']} images); "
-                f"recognised {percent(record['accuracy'])} of the check images of {record['checked']} classes"
+                f"accuracy {percent(record['accuracy'])} on the validation images of {count(record['validated'], 'class')}"
             )
         elif record["action"] == "rename":
             line(f"  {record['old']} renamed to {record['new']}")
@@ -258,7 +259,7 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
     )
     if listed:
         for each in facts["stored"]:
-            line(f"  {each['from']} ({each['class']}, {'to check with' if each['use'] == 'check' else 'kept'})")
+            line(f"  {each['from']} ({each['class']}, {each['use']})")
     elif facts["stored"]:
         line("  --images lists them")
     line(

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from geodl.cli.display import say
+from geodl.files import make_directory, writing
 from geodl.report import page
 from geodl.report.plots import write_figures
 from geodl.report.results import read_settings
@@ -38,9 +39,11 @@ def report(
     """
     settings = read_settings(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(target.parent)
     say(f"page: {page.write(settings, target, with_images=with_images)}")
     if figures is not None:
-        say(f"figures: {len(write_figures(settings, figures))} files in {figures}")
+        with writing(figures):
+            say(f"figures: {len(write_figures(settings, figures))} files in {figures}")
     if tables is not None:
-        say(f"tables: {', '.join(str(path) for path in write_tables(settings, tables))}")
+        with writing(tables):
+            say(f"tables: {', '.join(str(path) for path in write_tables(settings, tables))}")

@@ -208,4 +208,4 @@ def _time_memory(dataset: str, shape: steps.Shape, turns: int, out: Path) -> lis
     peaks = {name: steps.peak(name, shape) for name in steps.LOSSES}
     about += f", {steps.device().type}, threads: {torch.get_num_threads()}"
     title = f"{ARTEFACTS['time-memory'].title} ({DATA_NAMES[dataset]})"
-    return outputs.save("time-memory", title, outputs.time_memory(times, peaks, about), out)
+    return outputs.time_memory(times, peaks, about).write(out / "time-memory", title)

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from geodl.cli.display import say
-from geodl.files import atomic_write
+from geodl.files import atomic_write, interpreting, make_directory
 from geodl.reproduce import records, verdicts
 
 
@@ -32,6 +32,8 @@ def write(
 ) -> None:
     """Write the page: every row of the paper under every classifier, and whether each comparison of the paper holds."""
     found = records.read(directory)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(out, verdicts.page(found, preset).encode())
+    make_directory(out.parent)
+    with interpreting(directory):
+        text = verdicts.page(found, preset)
+    atomic_write(out, text.encode())
     say(f"{out}: {len(found)} runs")

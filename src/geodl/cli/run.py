@@ -14,7 +14,7 @@ from geodl.data.sources import Dataset
 from geodl.errors import ConfigError
 from geodl.experiment import follows, load_data, results_of, run_config
 from geodl.report import page
-from geodl.report.results import read_settings
+from geodl.report.results import label_of, read_settings
 from geodl.store import RunDirectory
 from geodl.training import Interrupted
 
@@ -59,7 +59,7 @@ def run(
         print(json.dumps({"directory": str(store.path), **_json(store)}))
         return
     classes = len(next(iter(results.values())).classes)
-    say(result_table(f"{_label(config)} on {config.data}, {classes} classes (%)", results))
+    say(result_table(f"{label_of(config.method, config.distill)} on {config.data}, {classes} classes (%)", results))
     say(f"{LEGEND}{'; AME sees the images of the old classes: an oracle' if 'ame' in results else ''}")
     _say_where([store])
 
@@ -86,7 +86,10 @@ def compare(
     ]
     if follows():
         return
-    rows = {_label(config): results_of(store) for config, store in zip(configs, stores, strict=True)}
+    rows = {
+        label_of(config.method, config.distill): results_of(store)
+        for config, store in zip(configs, stores, strict=True)
+    }
     together = _write_pages(stores)
     if as_json:
         print(json.dumps({str(store.path): _json(store) for store in stores}))
@@ -108,15 +111,11 @@ def _spec(spec: str, common: Common, flags: Any) -> RunConfig:
     return effective(common, flags, method=method, **({"distill": distill} if distill else {})).config
 
 
-def _label(config: RunConfig) -> str:
-    own = type(config).model_fields["distill"].default
-    return config.method if config.distill == own else f"{config.method} + {config.distill}"
-
-
 def _load(config: RunConfig, quiet: bool) -> Dataset:
     data = load_data(config)
     if not quiet and not follows():
-        say(data.summary())
+        for words in data.summary().split("\n"):
+            say(words)
     return data
 
 
@@ -130,7 +129,7 @@ def _execute(
     quiet: bool,
     stopper: Stopper,
 ) -> RunDirectory:
-    watch = Watch(_label(config), quiet=quiet)
+    watch = Watch(label_of(config.method, config.distill), quiet=quiet)
     if stopper():
         raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.shown():

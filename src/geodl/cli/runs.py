@@ -1,18 +1,18 @@
 """``geodl runs`` and ``geodl cache``."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.table import Table
-from rich.text import Text
 
 from geodl.cache import Cache
-from geodl.cli.display import result_table, say
+from geodl.cli.display import plain, result_table, say
 from geodl.errors import StoreError
-from geodl.files import readable
-from geodl.store import RunDirectory, list_runs, remove_run, summarise
+from geodl.files import interpreting, readable
+from geodl.store import RunDirectory, list_runs, remove_run, summarize
 
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
 Root = Annotated[Path, Parameter(help="The directory that holds the runs.")]
@@ -32,6 +32,7 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
                         "done": run.done,
                         "phases": run.total,
                         "result": run.result,
+                        "error": run.error,
                     }
                     for run in found
                 ]
@@ -45,7 +46,10 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
     for column in ("run", "state", "phases", "result", "size"):
         table.add_column(column, no_wrap=column != "result")
     for run in found:
-        table.add_row(Text(run.name), run.state, f"{run.done}/{run.total or '-'}", run.result or "", readable(run.size))
+        # The path that an error begins with is the run's own, which the line names already.
+        words = run.result if run.error is None else run.error.replace(f"{run.path}/", "").replace(f"{run.path} ", "")
+        counted = f"{run.done}/{run.total or '-'}"
+        table.add_row(plain(run.name), run.state, counted, plain(words or ""), readable(run.size))
     say(table)
 
 
@@ -58,17 +62,23 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
         print(json.dumps({key: value for key, value in metrics.items() if key != "confusions"}))
         return
     if done:
-        say(result_table(f"{run}, {done} of {store.phases} phases, {len(metrics['classes'])} classes (%)", metrics))
+        with interpreting(run / "phases" / f"{done - 1:02d}" / "metrics.json"):
+            say(result_table(f"{run}, {done} of {store.phases} phases, {len(metrics['classes'])} classes (%)", metrics))
     else:
         say(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):
-        reached = "in its first epoch"
-        for event in store.read_events():
-            if event["kind"] == "epoch" and event["phase"] == done:
+        say(f"phase {done}, {summarize(run).state}: {_reached(store, done)}")
+
+
+def _reached(store: RunDirectory, phase: int) -> str:
+    reached = "in its first epoch"
+    for event in store.read_events():
+        if event["kind"] == "epoch" and event.get("phase") == phase:
+            with suppress(LookupError, TypeError, ValueError):  # a line that somebody else wrote
                 reached = "{stage}, epoch {epoch} of {epochs} done, loss {loss:.3f}, {rate:.0f} images/s".format(
                     **event
                 )
-        say(f"phase {done}, {summarise(run).state}: {reached}")
+    return reached
 
 
 def _run(path: Path) -> RunDirectory:

@@ -136,7 +136,7 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
     if isinstance(source, np.ndarray | Tensor):
         if source.ndim == 3 and 3 in (source.shape[0], source.shape[2]):
             raise DataError(
-                f"an array of shape {tuple(source.shape)} may be one colour picture or {source.shape[0]} grey ones; "
+                f"an array of shape {tuple(source.shape)} may be one color picture or {source.shape[0]} grey ones; "
                 "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
             )
         pixels = as_pixels(source)

@@ -5,7 +5,7 @@ which schedule. The ordinary phase is the first stage; corrections and fine-tuni
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from geodl.closed_form import Fitted
 from geodl.config import RunConfig, derive
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import Images, concat
@@ -153,9 +154,14 @@ class Method:
         """How many of a class's ``quota`` stored images are held out of all training."""
         return 0
 
+    def trains(self, phase: int) -> bool:
+        """Return whether a phase moves the network."""
+        return True
+
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return the stages of a phase, one after the other: each is asked for when the one before is done."""
-        yield self.main_stage(phase)
+        if self.trains(phase.index):
+            yield self.main_stage(phase)
 
     def main_stage(self, phase: Phase) -> Stage:
         """Return the ordinary stage: the whole network, on new images and exemplars (the paper's Algorithm 1)."""
@@ -215,6 +221,29 @@ class Method:
         present = sorted(set(candidates.labels.tolist()))
         features = phase.features(candidates) if phase.settled is None else phase.settled.pooled
         return phase.memory.update(candidates, features, present, quota=quota, selection=self.config.selection)
+
+    # What a method may keep of the images besides exemplars and class means, and a classifier made from it.
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether that classifier averages over mirrored test images."""
+        return False
+
+    def levels(self, network: Network) -> tuple[str, ...]:
+        """Return the levels of the network whose features are wanted, besides the pooled ones."""
+        return ()
+
+    def keep(self, phase: Phase) -> dict[str, Tensor]:
+        """Return what to keep once the network has settled, as named tensors; the last is in ``phase.memory.own``."""
+        return {}
+
+    def fitted(self, kept: Mapping[str, Tensor]) -> Fitted | None:
+        """Return the classifier that was made from what is kept."""
+        return None
+
+    def without(self, kept: Mapping[str, Tensor], gone: int) -> dict[str, Tensor]:
+        """Return what is kept, without a class."""
+        return {}
 
 
 Distill = Callable[[Output, Output], Tensor]

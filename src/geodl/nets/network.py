@@ -49,13 +49,21 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         """Classify images x: (B, 3, H, W)."""
-        features = self.backbone(x)
+        return self._output(self.backbone(x))
+
+    def _output(self, features: Tensor) -> Output:
+        features = _at_least_float32(features)  # averaged in float32, also where the map has half the bits
         pooled = _pool(features)
         return Output(self.head(pooled), pooled, _on_grid(features, 2))
 
     def features(self, x: Tensor) -> Tensor:
         """Return the pooled features (B, d) of images x: (B, 3, H, W)."""
-        return _pool(self.backbone(x))
+        return _pool(_at_least_float32(self.backbone(x)))
+
+    def with_levels(self, x: Tensor, levels: Sequence[str]) -> tuple[Output, dict[str, Tensor]]:
+        """Classify images x: (B, 3, H, W) and return the features of some levels too, on the backbone's own grids."""
+        maps = self.backbone.levels(x)
+        return self._output(list(maps.values())[-1]), self._on_grids(maps, levels, self.backbone.level_grids)
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -75,9 +83,12 @@ class Network(nn.Module):
         unknown = [name for name in (*names, *grids) if name not in self.level_names]
         if unknown:
             raise ConfigError(f"unknown level {unknown[0]!r}; allowed are {', '.join(self.level_names)}")
-        maps = self.backbone.levels(x)
-        # Averaged in float32 also where the map has half the bits: then the average keeps more than those.
-        return {name: _on_grid(_at_least_float32(maps[name]), grids[name]) for name in names}
+        return self._on_grids(self.backbone.levels(x), names, grids)
+
+    def _on_grids(
+        self, maps: Mapping[str, Tensor], levels: Sequence[str], grids: Mapping[str, int]
+    ) -> dict[str, Tensor]:
+        return {name: _on_grid(_at_least_float32(maps[name]), grids[name]) for name in levels}
 
 
 class FrozenNetwork(Network):

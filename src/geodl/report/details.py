@@ -1,4 +1,4 @@
-"""The parts of the page that show one setting by itself: groups, confusions, classes, exemplars, training, origin."""
+"""What the page shows of one setting by itself, as plain data for its templates: classes, exemplars, training, origin."""
 
 import base64
 import io
@@ -16,7 +16,6 @@ from geodl.errors import GeodlError
 from geodl.methods import METHODS
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
-from geodl.report.markup import definitions, escape, figure, grid, note, section, table, tabs
 from geodl.report.results import PUBLIC, Run, Setting
 from geodl.report.tables import Cell, Table
 
@@ -32,55 +31,56 @@ HUGE = 200
 """Of more classes only the main classifier is shown, and fewer exemplars: the page stays small."""
 
 
-def details(settings: Sequence[Setting], with_images: bool | None) -> str:
-    """Show each setting by itself; of several, each is folded."""
+def details(settings: Sequence[Setting], with_images: bool | None) -> list[dict[str, Any]]:
+    """Return what is shown of each setting."""
     if len(settings) == 1:
-        return _setting(settings[0], "", True, with_images)
-    parts = [
-        f'<details class="setting"><summary>{escape(setting.label)}</summary>'
-        f"{_setting(setting, f's{number}-', len(settings) <= FEW, with_images)}</details>"
-        for number, setting in enumerate(settings)
-    ]
-    words = f"Of more than {FEW} settings each is shown under one classifier, without exemplars. A report of one shows all of it."
-    return section("details", "Each setting by itself", note(words if len(settings) > FEW else ""), *parts)
+        return [_setting(settings[0], "", True, with_images)]
+    return [_setting(each, f"s{i}-", len(settings) <= FEW, with_images) for i, each in enumerate(settings)]
 
 
-def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | None) -> str:
+def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | None) -> dict[str, Any]:
     run = setting.first
     small = len(run.classes) <= HUGE
     shown = setting.classifiers if whole and small else [setting.main] if setting.main else []
-    # The main classifier first: it is the panel that is open.
-    ordered = sorted(shown, key=lambda name: name != setting.main)
-    panels = {CLASSIFIERS[name]: _classifier(setting, name, prefix) for name in ordered}
     words = f"Of the run with seed {run.config['seed']}. " if len(setting.runs) > 1 and "seed" in run.config else ""
     if len(shown) < len(setting.classifiers):
         words += f"Under {CLASSIFIERS[shown[0]]} alone."
-    return (
-        section(f"{prefix}classes", "Class by class", note(words.strip()), tabs(f"{prefix}classifier", panels))
-        + (section(f"{prefix}exemplars", "Exemplars kept", _exemplars(run, with_images)) if whole else "")
-        + section(f"{prefix}training", "Training", _training(run, prefix))
-        + section(f"{prefix}origin", "Where this comes from", _origin(setting))
-    )
+    environment = {
+        "directory": ", ".join(each.path.name for each in setting.runs),
+        **dict(sorted(run.environment.items())),
+    }
+    return {
+        "label": setting.label,
+        "prefix": prefix,
+        "words": words.strip(),
+        "folded": len(run.classes) > MANY,
+        # The main classifier first: it is the panel that is open.
+        "panels": [_panel(setting, name) for name in sorted(shown, key=lambda name: name != setting.main)],
+        "exemplars": _exemplars(run, with_images) if whole and run.done else None,
+        "training": _training(run) if run.epochs else None,
+        "commands": [command for each in setting.runs if (command := each.command())],
+        "configuration": _configuration(run),
+        "environment": [(name, _plain(value), False) for name, value in environment.items()],
+    }
 
 
-def _classifier(setting: Setting, classifier: str, prefix: str) -> str:
-    """Show one classifier: group by phase, what is taken for what, class after class."""
-    drawn = plots.groups(setting, classifier)
-    caption = "A row fades to the right where its classes are forgotten."
-    over_time = figure(drawn, f"{prefix}{drawn.name}", "Each phase's classes over time", caption) if drawn else ""
-    count = len(setting.first.classes)
-    matrix = plots.confusion(setting, classifier)
-    caption = (
-        "Rows: the true class; columns: what it is taken for, in % of its test images. Classes in the order of learning, lines "
-        "between phases. Colour by square root."
-    )
-    zoom = min(18 * count + 160, 4000) if count > 20 else 0
-    taken = figure(matrix, f"{prefix}{matrix.name}", "What is taken for what", caption, zoom=zoom)
-    beside = over_time + _confusions(setting.first, classifier)
-    return f'<div class="grid pair"><div>{beside}</div>{taken}</div>' + _per_class(setting.first, classifier)
+def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
+    """Return what is shown under one classifier: group by phase, what is taken for what, class after class."""
+    run = setting.first
+    count = len(run.classes)
+    accuracies = run.results[classifier]["per_class"]
+    tests = dict(zip(run.classes, run.confusion(classifier).sum(axis=1).tolist(), strict=True))
+    return {
+        "name": CLASSIFIERS[classifier],
+        "groups": plots.groups(setting, classifier),
+        "matrix": plots.confusion(setting, classifier),
+        "zoom": min(18 * count + 160, 4000) if count > 20 else 0,
+        "confusions": _confusions(run, classifier),
+        "bars": [[(name, accuracies.get(name), tests[name]) for name in group] for group in run.groups],
+    }
 
 
-def _confusions(run: Run, classifier: str) -> str:
+def _confusions(run: Run, classifier: str) -> Table:
     """List the most frequent confusions."""
     counts = run.confusion(classifier)
     wrong = counts.copy()
@@ -91,67 +91,31 @@ def _confusions(run: Run, classifier: str) -> str:
         [run.classes[i], run.classes[j], int(wrong[i, j]), 100.0 * float(wrong[i, j] / counts[i].sum())]
         for i, j in pairs
     ]
-    if not rows:
-        return ""
-    return "<h3>Most frequent confusions</h3>" + table(
-        Table(["true class", "taken for", "images", "% of the class"], rows)
-    )
+    return Table(["true class", "taken for", "images", "% of the class"], rows)
 
 
-def _per_class(run: Run, classifier: str) -> str:
-    """Show the accuracy on each class as bars, phase by phase."""
-    values = run.results[classifier]["per_class"]
-    tests = dict(zip(run.classes, run.confusion(classifier).sum(axis=1).tolist(), strict=True))
-    blocks = []
-    for phase, group in enumerate(run.groups):
-        items = "".join(_bar(name, values.get(name), tests[name]) for name in group)
-        small = ' class="small"' if len(group) <= 12 else ""
-        blocks.append(f"<div{small}><h4>phase {phase}</h4><ul>{items}</ul></div>")
-    title, body = "Accuracy on each class", f'<div class="bars">{"".join(blocks)}</div>'
-    return _folded(title, body) if len(run.classes) > MANY else f"<h3>{title}</h3>{body}"
-
-
-def _bar(name: str, value: float | None, tests: int) -> str:
-    shown = "-" if value is None else f"{value:.0f}"
-    width = 0 if value is None else value
-    return (
-        f'<li title="{escape(name)}: {shown} % of {tests} test images"><span>{escape(name)}</span>'
-        f'<i><i style="width:{width:.1f}%"></i></i><b>{shown}</b></li>'
-    )
-
-
-def _folded(title: str, body: str) -> str:
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
-
-
-def _exemplars(run: Run, with_images: bool | None) -> str:
-    """Show the first exemplars of each class; those of data that may be private only when asked for."""
-    if not run.done:
-        return ""
+def _exemplars(run: Run, with_images: bool | None) -> dict[str, Any]:
+    """Return the first exemplars of each class; those of data that may be private only when asked for."""
     try:
         memory = run.memory()
+        if memory.images is None:
+            return {"words": "No images are kept.", "strips": []}
         counts = memory.per_class()
         words = f"{sum(counts.values())} images of {len(counts)} classes, {memory.nbytes / 1024:,.0f} KiB."
-        if memory.images is None:
-            return note("No images are kept.")
-        public = run.config.get("data") in PUBLIC
-        if not (public if with_images is None else with_images):
-            more = (
-                "" if with_images is False else " They may be private, so they are not shown; --with-images shows them."
-            )
-            return note(words + more)
+        if not (run.config.get("data") in PUBLIC if with_images is None else with_images):
+            if with_images is None:
+                words += " They may be private, so they are not shown; --with-images shows them."
+            return {"words": words, "strips": []}
         each = max(1, min(SHOWN, SHOWN * HUGE // len(counts)))
-        strips = _strips(memory.images, run.classes, each)
-        items = "".join(f"<figure>{image}<figcaption>{escape(name)}</figcaption></figure>" for name, image in strips)
+        strips = list(_strips(memory.images, run.classes, each))
     except GeodlError as error:  # an image file that is kept by reference may have gone
-        return note(f"The exemplars cannot be shown: {error}")
-    shown = f" The first {each} of each class, best first." if max(counts.values()) > each else " Best first."
-    body = f'<div class="strips">{items}</div>'
-    return note(words + shown) + (_folded("Show them", body) if len(counts) > MANY else body)
+        return {"words": f"The exemplars cannot be shown: {error}", "strips": []}
+    words += f" The first {each} of each class, best first." if max(counts.values()) > each else " Best first."
+    return {"words": words, "strips": strips, "folded": len(counts) > MANY}
 
 
-def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[tuple[str, str]]:
-    """Give each class's name and its first exemplars side by side as one <img>."""
+def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[str, Any]]:
+    """Return each class's name and its first exemplars side by side as one WebP image in base 64."""
     for label, rows in groupby(range(len(images)), key=lambda i: int(images.labels[i])):
         thumbnails = [_thumbnail(images.decode(i)) for i in list(rows)[:each]]
         height = max(image.height for image in thumbnails)
@@ -164,9 +128,7 @@ def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[tuple
         buffer = io.BytesIO()
         strip.save(buffer, "WEBP", lossless=height <= 16, quality=82)
         data = base64.b64encode(buffer.getvalue()).decode()
-        alt = f"{len(thumbnails)} exemplars of {classes[label]}"
-        shape = f'style="--count:{strip.width / height:.2f}"'
-        yield classes[label], f'<img loading="lazy" {shape} alt="{escape(alt)}" src="data:image/webp;base64,{data}">'
+        yield {"name": classes[label], "count": len(thumbnails), "ratio": strip.width / height, "data": data}
 
 
 def _thumbnail(image: Image.Image) -> Image.Image:
@@ -177,42 +139,31 @@ def _thumbnail(image: Image.Image) -> Image.Image:
     return square.resize((SIDE, SIDE), Image.Resampling.LANCZOS) if side > SIDE else square
 
 
-def _training(run: Run, prefix: str) -> str:
-    """Show the loss epoch by epoch, and the speed."""
-    drawn = [figure(plot, f"{prefix}{plot.name}", "Loss") for plot in plots.training(run)]
-    if not run.epochs:
-        return ""
+def _training(run: Run) -> dict[str, Any]:
+    """Return the loss epoch by epoch, and the speed."""
     rate = statistics.median(epoch.rate for epoch in run.epochs)
     words = f"Epochs: {len(run.epochs)}, at {rate:,.0f} images per second (median)."
     if run.done and run.epochs[0].phase > 0:
         words += " Phase 0 was not trained here: it came from the cache of base phases."
-    return grid(drawn) + note(words)
+    return {"plots": plots.training(run), "words": words}
 
 
-def _origin(setting: Setting) -> str:
-    """Show the command that computes each run again, the configuration and the environment."""
-    commands = [run.command() for run in setting.runs]
-    known = "".join(f"<pre><code>{escape(command)}</code></pre>" for command in commands if command)
-    parts = [known or note("No command computes this again: its data came from memory, or a person's images.")]
-    parts += [f"<h3>Configuration</h3>{_configuration(setting.first)}"]
-    environment = [(name, value, False) for name, value in sorted(setting.first.environment.items())]
-    directories = ", ".join(run.path.name for run in setting.runs)
-    parts += [f"<h3>Environment</h3>{definitions([('directory', directories, False), *environment])}"]
-    return "".join(parts)
-
-
-def _configuration(run: Run) -> str:
-    """Show every option by group; bold where it is not the method's default."""
+def _configuration(run: Run) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """Return every option by group, with whether it is not the method's default."""
     config: dict[str, Any] = dict(run.config)
     parts = []
     method = METHODS.get(str(config.get("method")))
+    defaults = method.Config().identity() if method else {}
     for title, options in (groups_of_options(method.Config) if method else {}).items():
-        defaults = method.Config().identity() if method else {}
-        values = [(name, value := config.pop(name), value != defaults.get(name)) for name in options if name in config]
-        if values:
-            parts.append(f"<h4>{escape(title)}</h4>{definitions(values)}")
-    if config:
-        parts.append(f"<h4>Other</h4>{definitions((name, value, False) for name, value in sorted(config.items()))}")
-    return f'<div class="options">{"".join(f"<div>{part}</div>" for part in parts)}</div>' + note(
-        "Bold: not the method's default."
-    )
+        known = [(name, config.pop(name)) for name in options if name in config]
+        parts.append((title, [(name, _plain(value), value != defaults.get(name)) for name, value in known]))
+    parts.append(("Other", [(name, _plain(value), False) for name, value in sorted(config.items())]))
+    return [part for part in parts if part[1]]
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,19 +1,19 @@
-"""Figures in one style, safe for colour-blind readers: SVG and PDF files for papers, SVG inside the HTML page.
+"""Figures in one style, safe for color-blind readers: SVG and PDF files for papers, SVG inside the HTML page.
 
-Each figure is drawn once, by matplotlib. In the page its colours become CSS variables, so that it follows light and dark,
+Each figure is drawn once, by matplotlib. In the page its colors become CSS variables, so that it follows light and dark,
 its text stays text in the page's font, and ``tips`` name the points under the pointer.
 """
 
 import io
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -25,17 +25,18 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from geodl.files import atomic_write
+from geodl.text import printable
 
 # Okabe and Ito's palette without its yellow and black; each has a marker too, for print and for eyes.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# The colours come round again with another style; dashes are for oracles.
+# The colors come round again with another style; dashes are for oracles.
 STYLES = ("-", (0, (1, 1.2)), (0, (3, 1.2, 1, 1.2)), (0, (9, 1.5)))
 ORACLE = (0, (4, 2))
 INK, MUTED, RULE = "#1c2127", "#66707c", "#d8dde3"
 HEAT = "#2f7fd0"
 CSS = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
-    colour: f"--series-{number}" for number, colour in enumerate(PALETTE)
+    color: f"--series-{number}" for number, color in enumerate(PALETTE)
 }
 POINTS = 60
 """Lines of more points have no markers."""
@@ -96,11 +97,12 @@ class Curve:
 class Plot:
     """A drawn figure.
 
-    name: for files and ids; alt: what it shows, in words.
+    name: for files and ids; title: its heading in the page; alt: what it shows, in words.
     tips: what to say about the points of a line (by its id), or about a heat map's cells (key ``heat``).
     """
 
     name: str
+    title: str
     alt: str
     figure: Figure
     tips: Mapping[str, Any] = field(default_factory=dict)
@@ -115,17 +117,20 @@ class Plot:
         return paths
 
     def inline(self, prefix: str) -> str:
-        """Give the <svg> element for a page; ids get the prefix, so that figures do not meet."""
-        svg = self._saved("svg", "none").decode()
-        svg = svg[svg.index("<svg") :]
-        svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-        svg = re.sub(r' xmlns(:xlink)?="[^"]*"| version="1.1"', "", svg)
-        svg = re.sub(r'(<svg[^>]*?) width="[^"]*"| height="[^"]*pt"', r"\1", svg, count=2)
-        svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
-        svg = svg.replace("url(#", f"url(#{prefix}-").replace('xlink:href="#', f'href="#{prefix}-')
-        for colour, variable in CSS.items():
-            svg = svg.replace(colour, f"var({variable})")
-        return re.sub(r"\n\s*", "\n", svg)
+        """Return the <svg> element for a page; ids get the prefix, so that figures do not meet."""
+        root = ElementTree.fromstring(self._saved("svg", "none"))
+        for element in list(root.iter()):
+            # Namespaces go: a page knows what svg is.
+            element.tag = element.tag.partition("}")[2]
+            element.attrib = {key.rpartition("}")[2]: value for key, value in element.items()}
+            for child in [child for child in element if child.tag.endswith(("}metadata", "}style"))]:
+                element.remove(child)
+            for key, value in element.items():
+                element.set(key, _in_page(key, value, prefix))
+            if not (element.tail or "").strip():
+                element.tail = "\n"
+        root.attrib = {"role": "img", "aria-label": self.alt, "viewBox": root.attrib["viewBox"]}
+        return ElementTree.tostring(root, encoding="unicode")
 
     def _saved(self, kind: str, fonttype: str) -> bytes:
         """Draw once: ``savefig`` would draw everything twice."""
@@ -136,6 +141,16 @@ class Plot:
             else:
                 FigureCanvasPdf(self.figure).print_pdf(buffer, metadata={"CreationDate": None})  # type: ignore[no-untyped-call]
         return buffer.getvalue()
+
+
+def _in_page(key: str, value: str, prefix: str) -> str:
+    """Return the value of an attribute with the prefix on ids, and colors as variables of the page."""
+    if key == "id":
+        return f"{prefix}-{value}"
+    if key == "style":
+        for color, variable in CSS.items():
+            value = value.replace(color, f"var({variable})")
+    return f"#{prefix}-{value[1:]}" if key == "href" and value[0] == "#" else value.replace("url(#", f"url(#{prefix}-")
 
 
 @contextmanager
@@ -152,11 +167,13 @@ def lines(
     *,
     x: str,
     y: str,
+    title: str = "",
     percent: bool = True,
     ticks: Sequence[float] | None = None,
     marks: Mapping[float, str] | None = None,
 ) -> Plot:
     """Draw curves; y is written over the axis; ``marks`` are vertical lines with a word each."""
+    curves = [replace(curve, label=printable(curve.label)) for curve in curves]
     labels = [textwrap.fill(curve.label, LONG) for curve in curves]
     columns = 2 if max(map(len, labels), default=0) <= SHORT else 1
     rows = math.ceil(sum(label.count("\n") + 1 for label in labels) / columns)
@@ -185,20 +202,20 @@ def lines(
             )  # fmt: skip
         if len(curves) > 1:
             figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-    return Plot(name, f"{y}, by {x}: {', '.join(curve.label for curve in curves)}", figure, tips)
+    return Plot(name, title, f"{y}, by {x}: {', '.join(curve.label for curve in curves)}", figure, tips)
 
 
 def _draw(axes: Axes, number: int, curve: Curve, x: str, unit: str) -> list[str]:
-    """Draw one curve and give the tips of its points."""
-    colour = PALETTE[number % len(PALETTE)]
+    """Draw one curve and return the tips of its points."""
+    color = PALETTE[number % len(PALETTE)]
     known = [i for i, value in enumerate(curve.y) if value is not None]
     xs, ys = [curve.x[i] for i in known], [curve.y[i] for i in known]
     marker = MARKERS[(number + number // len(PALETTE)) % len(MARKERS)] if len(known) <= POINTS else None
     if curve.low is not None and curve.high is not None:
         low, high = ([bound[i] for i in known] for bound in (curve.low, curve.high))
-        axes.fill_between(xs, low, high, color=colour, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
+        axes.fill_between(xs, low, high, color=color, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
     style = ORACLE if curve.dashed else STYLES[number // len(PALETTE) % len(STYLES)]
-    axes.plot(xs, ys, color=colour, linestyle=style, marker=marker, label=curve.label, gid=f"line-{number}")  # type: ignore[arg-type]
+    axes.plot(xs, ys, color=color, linestyle=style, marker=marker, label=curve.label, gid=f"line-{number}")  # type: ignore[arg-type]
     tips = []
     for i in known if marker else []:
         bounds = curve.low is not None and curve.high is not None
@@ -221,6 +238,7 @@ def heat(
     columns: Sequence[str],
     x: str,
     y: str,
+    title: str = "",
     tips: Mapping[str, Any],
     boundaries: Sequence[int] = (),
     root: bool = False,
@@ -261,11 +279,11 @@ def heat(
             axes.set_title(y)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-    return Plot(name, f"{y}, by {x}", figure, {"heat": {"shape": list(matrix.shape), **tips}})
+    return Plot(name, title, f"{y}, by {x}", figure, {"heat": {"shape": list(matrix.shape), **tips}})
 
 
 def _blues(matrix: NDArray[np.float64], root: bool) -> NDArray[np.uint8]:
-    """Colour a matrix of percentages by opacity alone, so that it is right on white, on black and on paper: (r, c, 4)."""
+    """Color a matrix of percentages by opacity alone, so that it is right on white, on black and on paper: (r, c, 4)."""
     share = np.nan_to_num(matrix) / 100
     image = np.empty((*matrix.shape, 4), dtype=np.uint8)
     image[..., :3] = [int(HEAT[i : i + 2], 16) for i in (1, 3, 5)]
@@ -294,14 +312,15 @@ def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> Non
 
 
 def _size(names: Sequence[str]) -> float:
-    """Give the size in points of letters that fit the rows of a dense matrix."""
+    """Return the size in points of letters that fit the rows of a dense matrix."""
     return min(8.0, 0.7 * SIDE / max(len(names), 1))
 
 
 def _room(rows: Sequence[str], columns: Sequence[str]) -> float:
-    """Give about how many points the longest of the names takes."""
+    """Return about how many points the longest of the names takes."""
     return 0.62 * _size(rows) * max((len(_short(name)) for name in (*rows, *columns)), default=0)
 
 
 def _short(name: str) -> str:
+    name = printable(name)
     return name if len(name) <= 22 else f"{name[:20]}…"

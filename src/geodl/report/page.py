@@ -1,18 +1,27 @@
-"""One HTML page that is complete in itself: it opens without a network, in light and in dark, on paper and on a phone."""
+"""One HTML page that is complete in itself: it opens without a network, in light and in dark, on paper and on a phone.
 
+Python prepares plain data, the templates show it: they escape all that comes from a run, and write characters that would act
+instead of being shown as their escapes.
+"""
+
+import base64
+import hashlib
 from collections.abc import Sequence
-from importlib import resources
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from geodl import __version__
+from geodl.analysis import ANGLES
 from geodl.files import atomic_write
-from geodl.report.details import details
-from geodl.report.markup import escape
+from geodl.report import plots, sections
+from geodl.report.details import FEW, details
 from geodl.report.results import Setting
-from geodl.report.sections import curves, heading, history, published, representation, results
-
-# Besides what is in the page nothing is allowed to load: a slip would be blocked, not fetched.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+from geodl.report.tables import Best, text
+from geodl.text import printable
 
 
 def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = None) -> Path:
@@ -25,20 +34,41 @@ def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = 
 
 
 def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> str:
-    """Give the page as text."""
-    title, words, tiles = heading(settings)
-    body = [history(settings), published(settings), results(settings), curves(settings), representation(settings)]
-    body.append(details(settings, with_images))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)} · geodl</title><style>{_asset('page.css')}</style></head><body>"
-        f'<header><p class="brand">geodl report</p><h1>{escape(title)}</h1><p class="lead">{escape(words)}</p>{tiles}</header>'
-        f"<main>{''.join(body)}</main><footer>Written by geodl {__version__}.</footer>"
-        f'<div id="tip" role="status" hidden></div><script>{_asset("page.js")}</script></body></html>\n'
+    """Return the page as text."""
+    script = _templates().get_template("page.js").render()
+    return _templates().get_template("page.html").render(
+        version=__version__,
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        angles=ANGLES,
+        few=FEW,
+        settings=settings,
+        heading=sections.heading(settings),
+        history=sections.history(settings),
+        published=sections.published(settings),
+        results=sections.results(settings),
+        curves=sections.curves(settings),
+        similarity=[*plots.similarity(settings), *plots.angles(settings)],
+        drift=plots.drift(settings),
+        details=details(settings, with_images),
+    )  # fmt: skip
+
+
+@cache
+def _templates() -> Environment:
+    found = Environment(
+        loader=PackageLoader("geodl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    found.filters["text"] = text
+    found.tests["best"] = lambda cell: isinstance(cell, Best)
+    return found
 
 
-def _asset(name: str) -> str:
-    return resources.files("geodl.report").joinpath(name).read_text(encoding="utf-8")
+def _shown(value: Any) -> Any:
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value

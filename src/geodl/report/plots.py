@@ -9,6 +9,7 @@ import numpy as np
 from geodl.predictors import CLASSIFIERS
 from geodl.report.figures import Curve, Plot, heat, lines
 from geodl.report.results import Epoch, Estimate, Run, Setting
+from geodl.text import printable
 
 LEARNED = "classes learned"
 NAMED = 150
@@ -17,13 +18,13 @@ NAMED = 150
 
 def accuracy(settings: Sequence[Setting]) -> list[Plot]:
     """Draw the accuracy on all classes seen: for one setting its classifiers, for several a figure a classifier."""
-    return _by_classifier("accuracy", settings, Setting.accuracy, "accuracy on all classes learned so far (%)")
+    return _by_classifier("Accuracy", settings, Setting.accuracy, "accuracy on all classes learned so far (%)")
 
 
 def forgetting(settings: Sequence[Setting]) -> list[Plot]:
     """Draw what is lost on the base classes."""
     grown = [setting for setting in settings if setting.first.done > 1]
-    return _by_classifier("forgetting", grown, Setting.lost, "accuracy lost on the base classes (points)")
+    return _by_classifier("Forgetting", grown, Setting.lost, "accuracy lost on the base classes (points)")
 
 
 def similarity(settings: Sequence[Setting]) -> list[Plot]:
@@ -32,16 +33,15 @@ def similarity(settings: Sequence[Setting]) -> list[Plot]:
     measures = {"svcca": "SVCCA", "cka": "linear CKA"}
     if not compared:
         return []
-    y = "similarity to the features of phase 0"
+    title, y = "Representation similarity", "similarity to the features of phase 0"
     if len(compared) == 1:
         curves = [_curve(name, compared[0], compared[0].similarity(key)) for key, name in measures.items()]
-        return [_over_phases("similarity", compared, curves, y)]
-    return [
-        _over_phases(
-            f"similarity-{key}", compared, [_curve(s.label, s, s.similarity(key)) for s in compared], f"{name}: {y}"
-        )
-        for key, name in measures.items()
-    ]
+        return [_over_phases("similarity", title, compared, curves, y)]
+    drawn = []
+    for key, name in measures.items():
+        curves = [_curve(setting.label, setting, setting.similarity(key)) for setting in compared]
+        drawn.append(_over_phases(f"similarity-{key}", title, compared, curves, f"{name}: {y}"))
+    return drawn
 
 
 def angles(settings: Sequence[Setting]) -> list[Plot]:
@@ -50,7 +50,7 @@ def angles(settings: Sequence[Setting]) -> list[Plot]:
     if not compared:
         return []
     curves = [_angles(setting, setting.first.seen, setting.angles(), len(compared) == 1) for setting in compared]
-    return [_over_phases("angles", compared, curves, "principal angles to phase 0 (degrees)")]
+    return [_over_phases("angles", "Principal angles", compared, curves, "principal angles to phase 0 (degrees)")]
 
 
 def drift(settings: Sequence[Setting]) -> list[Plot]:
@@ -63,8 +63,8 @@ def drift(settings: Sequence[Setting]) -> list[Plot]:
     ]
     marks = [_marks(setting.turned) for setting in compared]
     shared = marks[0] if all(each == marks[0] for each in marks) else {}
-    y = "principal angles to the old network (degrees)"
-    return [lines("angles-training", curves, x="epoch after phase 0", y=y, percent=False, marks=shared)]
+    title, y = "Angles along training", "principal angles to the old network (degrees)"
+    return [lines("angles-training", curves, x="epoch after phase 0", y=y, title=title, percent=False, marks=shared)]
 
 
 def _angles(setting: Setting, x: Sequence[float], found: Sequence[tuple[float, float, float]], alone: bool) -> Curve:
@@ -83,11 +83,11 @@ def training(run: Run) -> list[Plot]:
     if len(names) > 1:
         curves.insert(0, Curve("loss", count, [epoch.loss for epoch in run.epochs]))
     y = "mean loss of each epoch, phases marked"
-    return [lines("training", curves, x="epoch", y=y, percent=False, marks=_marks(run.epochs))]
+    return [lines("training", curves, x="epoch", y=y, title="Loss", percent=False, marks=_marks(run.epochs))]
 
 
 def _marks(epochs: Sequence[Epoch]) -> dict[float, str]:
-    """Give where each phase begins, with its number; nothing where there are too many to be read."""
+    """Return where each phase begins, with its number; nothing where there are too many to be read."""
     starts: dict[int, float] = {}
     for number, epoch in enumerate(epochs):
         starts.setdefault(epoch.phase, number + 0.5)
@@ -100,7 +100,7 @@ def groups(setting: Setting, classifier: str) -> Plot | None:
     if run.done < 2:
         return None
     matrix = np.array(run.results[classifier]["matrix"], dtype=np.float64)
-    names = [", ".join(group[:4]) + (", …" if len(group) > 4 else "") for group in run.groups]
+    names = [printable(", ".join(group[:4])) + (", …" if len(group) > 4 else "") for group in run.groups]
     tips = {
         "rows": [
             f"classes of phase {t} ({len(g)}: {n})" for t, (g, n) in enumerate(zip(run.groups, names, strict=True))
@@ -109,9 +109,10 @@ def groups(setting: Setting, classifier: str) -> Plot | None:
         "values": [[None if np.isnan(value) else round(value, 2) for value in row] for row in matrix.tolist()],
     }
     phases = [str(t) for t in range(run.done)]
+    title, y = "Accuracy on each phase's classes", "accuracy (%) on the classes of phase …"
     return heat(
-        f"groups-{classifier}", matrix, rows=phases, columns=phases, x="after phase", y="accuracy (%) on the classes of phase …", tips=tips
-    )  # fmt: skip
+        f"groups-{classifier}", matrix, rows=phases, columns=phases, x="after phase", y=y, title=title, tips=tips
+    )
 
 
 def confusion(setting: Setting, classifier: str) -> Plot:
@@ -119,16 +120,17 @@ def confusion(setting: Setting, classifier: str) -> Plot:
     run = setting.first
     counts = run.confusion(classifier)
     matrix = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    names = run.classes if len(run.classes) <= NAMED else []
+    classes = [printable(name) for name in run.classes]
+    names = classes if len(classes) <= NAMED else []
     tips = {
-        "rows": run.classes,
-        "columns": run.classes,
+        "rows": classes,
+        "columns": classes,
         "totals": counts.sum(axis=1).tolist(),
         "entries": [[int(i), int(j), int(counts[i, j])] for i, j in zip(*counts.nonzero(), strict=True)],
     }
     return heat(
-        f"confusion-{classifier}", matrix, rows=names, columns=names, x="predicted class", y="true class", tips=tips,
-        boundaries=run.seen[:-1], root=True,
+        f"confusion-{classifier}", matrix, rows=names, columns=names, x="predicted class", y="true class",
+        title="Confusion matrix", tips=tips, boundaries=run.seen[:-1], root=True,
     )  # fmt: skip
 
 
@@ -168,26 +170,27 @@ def slug(words: str) -> str:
 
 
 def _by_classifier(
-    name: str, settings: Sequence[Setting], values: Callable[[Setting, str], list[Estimate | None]], y: str
+    title: str, settings: Sequence[Setting], values: Callable[[Setting, str], list[Estimate | None]], y: str
 ) -> list[Plot]:
     if len(settings) == 1:
         only = settings[0]
         curves = [_curve(CLASSIFIERS[c], only, values(only, c), c == "ame") for c in only.classifiers]
-        return [_over_phases(name, settings, curves, y)] if curves else []
+        return [_over_phases(title.lower(), title, settings, curves, y)] if curves else []
     plots = []
     for classifier, shown in CLASSIFIERS.items():
         having = [setting for setting in settings if classifier in setting.classifiers]
         curves = [_curve(setting.label, setting, values(setting, classifier)) for setting in having]
         if curves:
-            plots.append(_over_phases(f"{name}-{classifier}", having, curves, f"{shown}: {y}"))
+            name, under = f"{title.lower()}-{classifier}", f"{title} under {shown}"
+            plots.append(_over_phases(name, under, having, curves, f"{shown}: {y}"))
     return plots
 
 
-def _over_phases(name: str, settings: Sequence[Setting], curves: Sequence[Curve], y: str) -> Plot:
+def _over_phases(name: str, title: str, settings: Sequence[Setting], curves: Sequence[Curve], y: str) -> Plot:
     """Draw curves over the number of classes learned, with ticks there where all settings agree on them."""
     seen = {tuple(setting.first.seen) for setting in settings}
     ticks = next(iter(seen)) if len(seen) == 1 else None
-    return lines(name, curves, x=LEARNED, y=y, percent="(%)" in y, ticks=ticks)
+    return lines(name, curves, x=LEARNED, y=y, title=title, percent="(%)" in y, ticks=ticks)
 
 
 def _curve(label: str, setting: Setting, values: Sequence[Estimate | None], dashed: bool = False) -> Curve:

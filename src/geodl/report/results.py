@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from geodl.config import Layer, RunConfig, groups_of_options, preset_layer, presets
 from geodl.errors import ConfigError, StoreError
+from geodl.files import interpreting
 from geodl.memory import Memory
 from geodl.methods import METHODS, configure, kinds
 from geodl.metrics import Trajectory, confusions_of
@@ -31,7 +32,7 @@ METHOD_NAMES = {
     "mnemonics": "Mnemonics",
     "joint": "Joint training",
 }
-DISTILL_NAMES = {"none": "no distillation", "lwf": "LwF", "cosine": "Cos", "geodesic": "GeoDL"}
+DISTILL_NAMES = {"lwf": "LwF", "cosine": "Cos", "geodesic": "GeoDL"}
 DATA_NAMES = {
     "cifar100": "CIFAR-100",
     "imagenet-subset": "ImageNet-subset",
@@ -42,6 +43,14 @@ PUBLIC = frozenset(DATA_NAMES)
 """Sources whose images anyone may see; all others may be a person's own photographs."""
 MANY = 4
 """Runs that differ in more options than so many are told apart by the names of their directories."""
+
+
+def label_of(method: str, distill: str | None) -> str:
+    """Return a method and its distillation as the paper's tables name them; the method's own distillation goes without saying."""
+    name = METHOD_NAMES.get(method, method)
+    if method not in METHODS or distill == METHODS[method].Config.model_fields["distill"].default:
+        return name
+    return f"{name}, no distillation" if distill == "none" else f"{name} + {DISTILL_NAMES.get(str(distill), distill)}"
 
 
 @dataclass(frozen=True)
@@ -135,14 +144,7 @@ class Run:
     @property
     def label(self) -> str:
         """The method as the paper's tables name it."""
-        method, distill = str(self.config.get("method", "model")), self.config.get("distill")
-        name = METHOD_NAMES.get(method, method)
-        own = METHODS[method].Config.model_fields["distill"].default if method in METHODS else distill
-        if distill == own:
-            return name
-        return (
-            f"{name}, no distillation" if distill == "none" else f"{name} + {DISTILL_NAMES.get(str(distill), distill)}"
-        )
+        return label_of(self.config.get("method", "model"), self.config.get("distill"))
 
     @property
     def data(self) -> str:
@@ -167,6 +169,11 @@ class Run:
 
 def read_run(path: Path) -> Run:
     """Read the directory of a run or of a model; a phase in work is left out."""
+    with interpreting(path):
+        return _read_run(path)
+
+
+def _read_run(path: Path) -> Run:
     directory = RunDirectory(path)
     metrics: list[Mapping[str, Any]] = [directory.load_metrics(t) for t in range(directory.completed())]
     epochs = _epochs(directory.read_events())

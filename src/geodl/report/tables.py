@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,15 @@ from geodl.files import atomic_write
 from geodl.predictors import CLASSIFIERS
 from geodl.report.published import SAME, Published, matching
 from geodl.report.results import DATA_NAMES, Estimate, Setting
+from geodl.text import printable
 
 
 class Points(float):
     """A difference: shown with its sign."""
+
+
+class Best(Estimate):
+    """An estimate that no other of its kind beats: bold in the page."""
 
 
 Cell = str | int | float | Estimate | None
@@ -29,6 +34,7 @@ HIGHER_IS_BETTER = {
     "backward transfer": True,
 }
 ORACLE = "AME needs data that a real learner no longer has: it is an oracle."
+COMPENSATED = "NCM (SDC): nearest class mean with semantic drift compensation; the class means are stored and moved along with the network."
 PAPERS = ("cnn", "nme", "ame")
 """The classifiers that a published number may be of."""
 
@@ -42,7 +48,7 @@ class Table:
     notes: Sequence[str] = ()
 
     def column(self, i: int) -> list[Cell]:
-        """Give the cells under a heading."""
+        """Return the cells under a heading."""
         return [row[i] for row in self.rows]
 
     @property
@@ -51,13 +57,18 @@ class Table:
         return [any(isinstance(c, int | float | Estimate) for c in self.column(i)) for i in range(len(self.header))]
 
     def keeping(self, columns: Sequence[int]) -> "Table":
-        """Give it with some of its columns."""
+        """Return it with some of its columns."""
         return Table([self.header[i] for i in columns], [[row[i] for i in columns] for row in self.rows], self.notes)
+
+    @property
+    def filled(self) -> "Table":
+        """The table without its empty columns."""
+        return self.keeping([i for i in range(len(self.header)) if any(cell is not None for cell in self.column(i))])
 
     def markdown(self) -> str:
         """Write it for a README or an issue; numbers are aligned to the right."""
         lines = [self.header, ["---:" if number else "---" for number in self.numeric]]
-        lines += [[text(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in self.rows]
+        lines += [[text(cell).replace("|", "\\|") for cell in row] for row in self.rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         return "\n\n".join([table, *self.notes]) + "\n"
 
@@ -88,8 +99,15 @@ class Table:
         lines += [*(_line(row) for row in body), "\\bottomrule", "\\end{tabular}"]
         return "\n".join([*lines, *(f"% {note}" for note in self.notes)]) + "\n"
 
-
-FORMATS: dict[str, Callable[[Table], str]] = {"md": Table.markdown, "csv": Table.csv, "tex": Table.latex}
+    def write(self, stem: Path, title: str = "") -> list[Path]:
+        """Write it as STEM.md, with its title, STEM.csv and STEM.tex; return the files."""
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# {title}\n\n" if title else ""
+        written = {"md": head + self.markdown(), "csv": self.csv(), "tex": self.latex()}
+        paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in written]
+        for path, content in zip(paths, written.values(), strict=True):
+            atomic_write(path, content.encode())
+        return paths
 
 
 def text(cell: Cell) -> str:
@@ -100,11 +118,11 @@ def text(cell: Cell) -> str:
         return f"{cell.mean:.2f}" if cell.spread is None else f"{cell.mean:.2f} ± {cell.spread:.2f}"
     if isinstance(cell, Points):
         return f"{cell:+.2f}"
-    return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.2f}" if isinstance(cell, float) else printable(str(cell))
 
 
 def summary(settings: Sequence[Setting]) -> Table:
-    """Give what every setting reached under every classifier."""
+    """Return what every setting reached under every classifier."""
     measures = {
         "final": "final",
         AVERAGE: "average",
@@ -128,6 +146,8 @@ def summary(settings: Sequence[Setting]) -> Table:
         )
     if any("ame" in setting.classifiers for setting in settings):
         notes.append(ORACLE)
+    if any("ncm" in setting.classifiers for setting in settings):
+        notes.append(COMPENSATED)
     if any(len(setting.runs) > 1 for setting in settings):
         notes.append("Mean ± sample standard deviation over runs.")
     return Table(["method", "classifier", "runs", *measures], rows, notes)
@@ -236,15 +256,9 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
 
 def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
     """Write results.* and, where the paper has the protocol of a run, published.*, in every format."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tables = {"results": summary(settings)}
+    paths = summary(settings).write(directory / "results")
     if found := comparisons(settings):
-        tables["published"] = comparison_table(found)
-    paths = []
-    for name, content in tables.items():
-        for suffix, form in FORMATS.items():
-            paths.append(directory / f"{name}.{suffix}")
-            atomic_write(paths[-1], form(content).encode())
+        paths += comparison_table(found).write(directory / "published")
     return paths
 
 

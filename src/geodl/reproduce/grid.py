@@ -10,6 +10,7 @@ from geodl.errors import ConfigError
 from geodl.experiment import run_name
 from geodl.methods import configure
 from geodl.report.published import Published, numbers, same
+from geodl.report.results import label_of
 from geodl.reproduce.steps import LOSSES
 
 Length = Literal["paper", "cpu", "smoke"]
@@ -158,7 +159,7 @@ class Job:
     def label(self) -> str:
         """What it is, for people."""
         config = self.config
-        words = [f"{config.method} + {config.distill}", f"{config.base} classes + {config.phases} phases"]
+        words = [label_of(config.method, config.distill), f"{config.base} classes + {config.phases} phases"]
         words.append(f"{config.exemplars} exemplars")
         if self.training.subspace_dim != 127:
             words.append(f"n = {self.training.subspace_dim}")

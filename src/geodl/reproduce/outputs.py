@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from geodl.config import preset_layer
-from geodl.files import atomic_write
 from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
 from geodl.report.figures import Curve, Plot, lines
 from geodl.report.published import not_as_published, numbers
-from geodl.report.results import DATA_NAMES, DISTILL_NAMES, Setting, read_run
-from geodl.report.tables import AVERAGE, FORMATS, PAPERS, Cell, Table, compare, comparison_table, summary
+from geodl.report.results import DATA_NAMES, Setting, label_of, read_run
+from geodl.report.tables import AVERAGE, PAPERS, Cell, Table, compare, comparison_table, summary
 from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, preset_of, published, training_of, trainings
 from geodl.reproduce.steps import LOSSES, Ratio, ratio
 
@@ -41,12 +40,13 @@ def write(
     """Write one table or figure of the paper, as far as its runs are complete; give the files."""
     title = f"{ARTEFACTS[artefact].title} ({DATA_NAMES[dataset]})"
     if ARTEFACTS[artefact].table:
-        return save(artefact, title, compared(artefact, dataset, length, phases, settings), out)
+        return compared(artefact, dataset, length, phases, settings).write(out / artefact, title)
     needed = [training for training in trainings(artefact, dataset, phases) if training in settings]
     if artefact == "fig-phases":
         settings = {one: replace(s, label=NAMES.get((one.method, one.distill), s.label)) for one, s in settings.items()}
     table = summary([replace(settings[one], label=f"{settings[one].label}, T = {one.phases}") for one in needed])
-    paths = save(artefact, title, Table(table.header, table.rows, [*table.notes, *caution(dataset, length)]), out)
+    table = Table(table.header, table.rows, [*table.notes, *caution(dataset, length)])
+    paths = table.write(out / artefact, title)
     return [*paths, *(path for plot in figures(artefact, needed, settings) for path in plot.files(out))]
 
 
@@ -93,17 +93,6 @@ def caution(dataset: str, length: Length) -> list[str]:
     return [f"Ours are of length {length}: {', '.join(departs)}."] if departs else []
 
 
-def save(name: str, title: str, table: Table, out: Path) -> list[Path]:
-    """Write a table in every format; Markdown with a title."""
-    out.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for suffix, form in FORMATS.items():
-        paths.append(out / f"{name}.{suffix}")
-        head = f"# {title}\n\n" if suffix == "md" else ""
-        atomic_write(paths[-1], (head + form(table)).encode())
-    return paths
-
-
 # ------------------------------------------------------------------------------------------------------- figures
 
 
@@ -129,8 +118,9 @@ def _by_phases(classifier: str, needed: Sequence[Training], settings: Settings) 
             spread = [value.spread or 0.0 for _, value in found]
             means = [value.mean for _, value in found]
             low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
-            name = "CE" if loss == "none" else f"CE + {DISTILL_NAMES[loss]}"
-            curves.append(Curve(name, [t for t, _ in found], means, low, high, classifier == "ame"))
+            curves.append(
+                Curve(label_of("finetune", loss), [t for t, _ in found], means, low, high, classifier == "ame")
+            )
     if not curves:
         return None
     ticks = sorted({training.phases for training in needed})
@@ -151,7 +141,7 @@ def time_memory(times: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
         against = [_against("time_ratio", times, name), _against("memory_gb", {k: [v] for k, v in peaks.items()}, name)]
         middle = sorted(times[name])[len(times[name]) // 2]
         row: list[Cell] = [
-            "CE" if name == "none" else f"CE + {DISTILL_NAMES[name]}",
+            label_of("finetune", name),
             1e3 * middle,
             None if math.isnan(peaks[name]) else peaks[name] / 2**20,
         ]

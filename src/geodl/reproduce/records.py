@@ -1,5 +1,6 @@
 """Results of runs as small tidy JSON files, one a run, to be kept where run directories are too large."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,7 +9,7 @@ from typing import Any
 
 from geodl.config import RunConfig
 from geodl.errors import StoreError
-from geodl.files import fingerprint, read_json, write_json
+from geodl.files import fingerprint, interpreting, make_directory, read_json, write_json
 from geodl.report.published import FILES, same
 from geodl.report.results import read_run
 from geodl.store import RunDirectory
@@ -50,20 +51,21 @@ def record(path: Path) -> Record:
     if not run.complete:
         raise StoreError(f"{path}: {run.done} of {run.total} phases are complete; only complete runs have a result")
     events = RunDirectory(path).read_events()
-    results = {
-        name: {key: result[key] for key in ("average", "average_incremental", "forgetting", "accuracy")}
-        | {"final": result["accuracy"][-1]}
-        for name, result in run.results.items()
-    }
-    return Record(
-        {key: value for key, value in run.config.items() if key not in (*FILES, *RunConfig.having("repetition"))},
-        int(run.config["seed"]),
-        run.environment.get("commit"),
-        {key: value for key, value in run.environment.items() if key != "commit"},
-        phase_seconds(events, run.done),
-        any(event["kind"] == "cached" for event in events),
-        results,
-    )
+    with interpreting(path):
+        results = {
+            name: {key: result[key] for key in ("average", "average_incremental", "forgetting", "accuracy")}
+            | {"final": result["accuracy"][-1]}
+            for name, result in run.results.items()
+        }
+        return Record(
+            {key: value for key, value in run.config.items() if key not in (*FILES, *RunConfig.having("repetition"))},
+            int(run.config["seed"]),
+            run.environment.get("commit"),
+            {key: value for key, value in run.environment.items() if key != "commit"},
+            phase_seconds(events, run.done),
+            any(event["kind"] == "cached" for event in events),
+            results,
+        )
 
 
 def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[float]:
@@ -81,7 +83,7 @@ def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[floa
         elif last is not None and phase is not None and phase < phases:
             seconds[phase] += (now - last).total_seconds()
         if event["kind"] == "phase":
-            phase = event["phase"]
+            phase = event.get("phase")
         elif event["kind"] == "evaluated":
             phase = None
         last = now
@@ -90,12 +92,16 @@ def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[floa
 
 def add(paths: Sequence[Path], to: Path) -> list[Path]:
     """Write the record of each run into a directory: METHOD-DISTILLATION-HASH-seedN.json."""
-    to.mkdir(parents=True, exist_ok=True)
+    make_directory(to)
     written = []
     for path in paths:
         found = record(path)
         config = found.config
-        name = f"{config['method']}-{config['distill']}-{fingerprint(dict(config))[:8]}-seed{found.seed}.json"
+        name = f"{config.get('method')}-{config.get('distill')}-{fingerprint(dict(config))[:8]}-seed{found.seed}.json"
+        if not re.fullmatch(
+            r"[\w.+-]+", name
+        ):  # the names in a config.json from elsewhere must not lead out of the directory
+            raise StoreError(f"{path}: its method or distillation has a name that no file can have")
         write_json(to / name, {"format": FORMAT, **vars(found)})
         written.append(to / name)
     return written
@@ -111,6 +117,9 @@ def read(directory: Path) -> list[Record]:
         try:
             version = content.pop("format")
             found.append(Record(**content))
+            kinds = {"config": dict, "seed": int, "machine": dict, "seconds": list, "results": dict}
+            if not all(isinstance(content[key], kind) for key, kind in kinds.items()):
+                raise TypeError
         except (AttributeError, KeyError, TypeError):
             raise StoreError(f"{path}: not a record that `geodl results add` wrote") from None
         if version != FORMAT:

@@ -1,5 +1,6 @@
 """Shared base phases: what a trained phase 0 depends on, so that runs that agree on it train it once."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
 
@@ -16,9 +17,12 @@ VERSION = 2
 
 
 def base_key(
-    config: RunConfig, method: Method, transform: Transform, data: str, classes: int, device: str, processes: int
+    config: RunConfig, method: Method, transform: Transform, data: str, classes: int, machine: Sequence[str | int]
 ) -> str:
-    """Return the key of the base phase: all that its trained network depends on; data: names its images and classes."""
+    """Return the key of the base phase: all that its trained network depends on.
+
+    data: names its images and classes; machine: the kind of device, the number of processes, the precision.
+    """
     return fingerprint(
         {
             "version": VERSION,
@@ -31,6 +35,6 @@ def base_key(
             "schedule": asdict(method.main_schedule(0)),
             "transform": transform.to_dict(),
             "options": config.model_dump(mode="json", include=set(config.having("base"))),
-            "machine": [device, processes, torch.get_num_threads()],
+            "machine": [*machine, torch.get_num_threads()],
         }
     )

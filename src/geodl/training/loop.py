@@ -7,7 +7,7 @@ the phase, the stage and the step.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -19,12 +19,12 @@ from torch import Tensor, distributed, nn
 from geodl.config import RunConfig
 from geodl.data.batches import Batch, Transform, evaluation
 from geodl.data.images import Images
-from geodl.devices import device_kind
+from geodl.devices import choose_precision, device_kind
 from geodl.errors import GeodlError, TrainingError
 from geodl.events import EpochEnded, Listener, StageStarted, StepTaken, ignore
 from geodl.geometry import GeometryError
 from geodl.methods import Losses, Phase, Stage
-from geodl.nets import Network
+from geodl.nets import Network, folded
 from geodl.predictors import Features, features_of
 from geodl.ranks import Ranks, gather_rows
 from geodl.training.angles import SAMPLE, spread
@@ -43,19 +43,26 @@ class Trainer:
     """Trains and evaluates networks on whatever devices there are."""
 
     def __init__(
-        self, config: RunConfig, *, listener: Listener = ignore, stop: Callable[[], bool] = lambda: False
+        self,
+        config: RunConfig,
+        *,
+        precision: str | None = None,
+        listener: Listener = ignore,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config = config
+        kind = device_kind(config.accelerator)
+        self.precision = precision or choose_precision(config.precision, kind)
         self.listener = listener
         self.stop = stop
         processes = config.devices * config.nodes
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces every process
         self.fabric = Fabric(
-            accelerator=device_kind(config.accelerator),
+            accelerator=kind,
             strategy="ddp" if processes > 1 else "auto",
             devices=config.devices,
             num_nodes=config.nodes,
-            precision="bf16-mixed" if config.precision == "bf16" else "32-true",
+            precision="bf16-mixed" if self.precision == "bf16" else "32-true",
         )
         if processes > 1:
             self.fabric.launch()
@@ -69,19 +76,34 @@ class Trainer:
             nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
         return network.to(self.device)
 
-    def features(self, network: Network, images: Images, transform: Transform, *, mirror: bool = False) -> Features:
-        """Run the network over un-augmented images, each rank over its share, and return all of it on every rank."""
+    def features(
+        self,
+        network: Network,
+        images: Images,
+        transform: Transform,
+        *,
+        mirror: bool = False,
+        levels: Sequence[str] = (),
+    ) -> Features:
+        """Run the network over un-augmented images, each rank over its share, and return all of it on every rank.
+
+        In the run's precision, with batch norms folded into the convolutions; ``levels`` names those to read too.
+        """
         # Fewer images than ranks: every rank takes them all.
         world = self.ranks.world if len(images) >= self.ranks.world else 1
         rank = self.ranks.rank if world > 1 else 0
         batches = evaluation(images, transform, mirror=mirror, rank=rank, world=world, workers=self.config.workers)
-        found = features_of(network.to(self.device), batches, self.device)
+        with self.fabric.autocast():
+            found = features_of(folded(network).to(self.device), batches, self.device, levels)
         if world == 1:
             return found
-        pooled, logits = (
-            gather_rows(part.to(self.device), self.ranks.group)[0].cpu() for part in (found.pooled, found.logits)
-        )
-        return Features(pooled, logits, images.labels)
+
+        def gathered(part: Tensor) -> Tensor:
+            assert self.ranks.group is not None
+            return gather_rows(part.to(self.device), self.ranks.group)[0].cpu()
+
+        more = {name: gathered(part) for name, part in found.levels.items()}
+        return Features(gathered(found.pooled), gathered(found.logits), images.labels, more)
 
     def run(
         self,

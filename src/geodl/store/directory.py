@@ -1,0 +1,391 @@
+"""One directory of a run or of a model."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+
+from geodl.errors import StoreError
+from geodl.files import (
+    MissingFileError,
+    atomic_write,
+    canonical_json,
+    interpreting,
+    is_directory,
+    json_file,
+    locked,
+    make_directory,
+    move,
+    parse_object,
+    parse_tensors,
+    read_tensors,
+    remove,
+    remove_temporaries,
+    sync_directory,
+    temporary_for,
+    tensor_file,
+    unlink,
+    write_synced,
+    write_tensors,
+    writing,
+)
+from geodl.store.events import append_event, read_events
+from geodl.store.phases import (
+    FILES,
+    MANIFEST,
+    describe,
+    manifest_file,
+    phase_numbers,
+    phase_path,
+    read_listed,
+    read_manifest,
+)
+from geodl.store.record import (
+    FORMAT,
+    differences,
+    has_record,
+    read_record,
+    refuse_difference,
+    refuse_foreign,
+    write_record,
+)
+
+_log = logging.getLogger("geodl")
+
+
+class Phase(NamedTuple):
+    """What is kept of a completed phase."""
+
+    model: dict[str, Tensor]
+    memory: dict[str, Tensor]
+    metrics: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class RunDirectory:
+    """An existing directory of a run or of a model; reading needs no lock, writing needs `lock()`.
+
+    Attributes: `path`; `config` and `environment` as given to `create_or_open`; `phases`, how many phases the
+    complete run has (None: any number, as for a model that goes on learning).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._record = read_record(path)
+        self.config: dict[str, Any] = self._record["config"]
+        self.environment: dict[str, Any] = self._record["environment"]
+        self.phases: int | None = self._record["phases"]
+        self._writable = False
+
+    @property
+    def kind(self) -> str:
+        """What the directory is of: a run, or a model."""
+        return str(self.config.get("kind", "run"))
+
+    @classmethod
+    def create_or_open(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        *,
+        environment: Mapping[str, Any] | None = None,
+        must_match: Sequence[str] = (),
+        phases: int | None = None,
+        fresh: bool = False,
+        allow_environment_change: bool = False,
+    ) -> Self:
+        """Make the directory, or open the one that this configuration made before.
+
+        Another configuration is an error, and so is another value of an environment key in `must_match` (something
+        that changes the last digits of results, such as the number of threads) unless `allow_environment_change`, which
+        records the new one. `fresh` starts over: it removes what geodl wrote there, and nothing else.
+        """
+        wanted = {"config": config, "environment": environment or {}, "format": FORMAT, "phases": phases}
+        record: dict[str, Any] = json.loads(canonical_json(wanted))  # as it reads back: tuples become lists
+        refuse_foreign(path)
+        make_directory(path)
+        with locked(path):
+            run = cls(path) if has_record(path) else None
+            if run is not None and run.kind != record["config"].get("kind", "run"):  # not even --fresh removes a model
+                raise StoreError(f"{path} is the directory of a {run.kind}; use another one")
+            if run is None or fresh:
+                _start_over(path, record)
+                return cls(path)
+            refuse_difference(path, "configuration", differences(run.config, record["config"]), "--fresh")
+            then, now = ({key: env.get(key) for key in must_match} for env in (run.environment, record["environment"]))
+            changed = differences(then, now)
+            if changed and not allow_environment_change:
+                remedy = "--allow-environment-change to continue all the same, or --fresh"
+                refuse_difference(path, "environment", changed, remedy)
+            if changed:
+                append_event(path / "events.jsonl", "environment changed", {"differences": changed})
+                write_record(path, run._record | {"environment": record["environment"]})
+            return cls(path)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only writer; a second one gets a StoreError naming the first. Removes leftovers of a killed writer."""
+        with locked(self.path):
+            if read_record(self.path) != self._record:
+                raise StoreError(f"{self.path} was replaced by another process: run the same command again")
+            phases = [phase_path(self.path, t) for t in phase_numbers(self.path)]
+            for directory in (self.path, self.path / "phases", self.path / "progress", *phases):
+                remove_temporaries(directory)
+            self._writable = True
+            try:
+                yield
+            finally:
+                self._writable = False
+
+    def _require_lock(self) -> None:
+        if not self._writable:
+            raise StoreError(f"{self.path} can only be written by the holder of its lock")
+
+    def completed(self) -> int:
+        """Count the complete phases; they are 0, 1, ..., without a gap."""
+        numbers = phase_numbers(self.path)
+        if numbers != list(range(len(numbers))):
+            missing = min(set(range(len(numbers))) - set(numbers))
+            raise StoreError(f"{phase_path(self.path, missing)} is missing, although a later phase is there")
+        return len(numbers)
+
+    def save_phase(
+        self,
+        t: int,
+        model: Mapping[str, Tensor],
+        memory: Mapping[str, Tensor],
+        metrics: Mapping[str, Any],
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Add phase `t`, the next one, whole or not at all, and drop the progress that led to it."""
+        self._require_lock()
+        if t != self.completed():
+            raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
+        parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(extra))
+        contents = dict(zip(FILES, parts, strict=True))
+        contents[MANIFEST] = manifest_file(t, describe(contents))
+        target = phase_path(self.path, t)
+        temporary = temporary_for(target)
+        with writing(target, temporary):
+            target.parent.mkdir(exist_ok=True)
+            sync_directory(self.path)
+            temporary.mkdir()
+            for name, data in contents.items():
+                write_synced(temporary / name, data)
+            sync_directory(temporary)
+            move(temporary, target)
+        self.clear_progress()
+
+    def load_phase(self, t: int) -> Phase:
+        """Read phase `t`, verified."""
+        model, memory, metrics, extra = self._read(t, *FILES)
+        folder = phase_path(self.path, t)
+        return Phase(
+            parse_tensors(model, folder / "model.safetensors"),
+            parse_tensors(memory, folder / "memory.safetensors"),
+            parse_object(metrics, folder / "metrics.json"),
+            parse_object(extra, folder / "extra.json"),
+        )
+
+    def verify(self) -> None:
+        """Verify every file of every complete phase: all that a result rests on."""
+        for t in range(self.completed()):
+            self._read(t, everything=True)
+
+    def _read(self, t: int, *names: str, everything: bool = False) -> list[bytes]:
+        """Read files of phase `t`, verified; the error says what to do."""
+        folder = phase_path(self.path, t)
+        for attempt in (1, 2):
+            try:
+                manifest = read_manifest(folder, t)
+                return [read_listed(folder, name, manifest) for name in (manifest if everything else names)]
+            except StoreError as error:
+                # Another process may have taken the phase back and saved another one in its place, between two reads.
+                if attempt == 2:
+                    raise StoreError(f"{error}{self._remedy(t, error)}") from error
+        raise AssertionError("unreachable")
+
+    def _remedy(self, t: int, error: StoreError) -> str:
+        done = self.completed()
+        unreadable = isinstance(error.__cause__, OSError | MemoryError) and not isinstance(error, MissingFileError)
+        if t >= done or unreadable:  # what cannot be read here and now may well be sound
+            return ""
+        if self.kind != "model":
+            which = f"{phase_path(self.path, t)}{' and the phases after it' if t < done - 1 else ''}"
+            return f"; remove {which}, and the same command computes what is missing, or start over with --fresh"
+        if t < done - 1:
+            return "; the model does not need it: it is of an earlier step"
+        return f"; `geodl undo {self.path}` goes back to the last good state"
+
+    def drop_last_phase(self) -> None:
+        """Take the last phase back: it disappears in one instant, and the progress beyond it with it."""
+        self._require_lock()
+        done = self.completed()
+        if not done:
+            raise StoreError(f"{self.path} has no phase that could be taken back")
+        self.clear_progress()
+        _drop_folder(phase_path(self.path, done - 1))
+
+    def forget_phase(self, t: int) -> None:
+        """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
+        self._require_lock()
+        if not 0 <= t < self.completed() - 1:
+            raise StoreError(f"{self.path}: phase {t} cannot be forgotten; allowed are those before the last one")
+        folder, forgotten = phase_path(self.path, t), set(FILES) - {"metrics.json"}
+        try:
+            manifest = read_manifest(folder, t)
+        except StoreError:
+            manifest = {}  # a damaged manifest stays as it is: nothing unverified is signed anew
+        if forgotten & manifest.keys():  # first, so that no manifest ever names a file that is gone
+            kept = {name: entry for name, entry in manifest.items() if name not in forgotten}
+            atomic_write(folder / MANIFEST, manifest_file(t, kept))
+        for name in sorted(forgotten):
+            unlink(folder / name)
+
+    def remembers(self, t: int) -> bool:
+        """Return whether phase `t` is there with its model and memory."""
+        folder = phase_path(self.path, t)
+        try:
+            manifest = read_manifest(folder, t)
+        except StoreError:
+            return False
+        files = ("memory.safetensors", "model.safetensors")
+        return all(name in manifest and os.path.lexists(folder / name) for name in files)
+
+    def load_memory(self, t: int) -> dict[str, Tensor]:
+        """Read the memory of phase `t` alone, verified."""
+        (data,) = self._read(t, "memory.safetensors")
+        return parse_tensors(data, phase_path(self.path, t) / "memory.safetensors")
+
+    def load_extra(self, t: int) -> dict[str, Any]:
+        """Read what was kept beside the tensors and metrics of phase `t`, verified."""
+        (data,) = self._read(t, "extra.json")
+        return parse_object(data, phase_path(self.path, t) / "extra.json")
+
+    def load_metrics(self, t: int) -> dict[str, Any]:
+        """Read the metrics of phase `t` alone, verified."""
+        (data,) = self._read(t, "metrics.json")
+        return parse_object(data, phase_path(self.path, t) / "metrics.json")
+
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Return what tells the last complete phase from any other, also from one that was taken back; None: there is none."""
+        for _ in range(10):
+            done = self.completed()
+            if not done:
+                return None
+            with suppress(FileNotFoundError):  # another process has taken it back just now: count again
+                status = phase_path(self.path, done - 1).stat()
+                return done, status.st_ino, status.st_mtime_ns
+        raise StoreError(f"{self.path} is being changed by another process all the time: run the same command again")
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "progress" / "checkpoint.safetensors"
+
+    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint of the phase in work; `state` is JSON-ready."""
+        self._require_lock()
+        if _is_odd(self._checkpoint):
+            _set_aside(self._checkpoint)
+        make_directory(self._checkpoint.parent)
+        # Tensors and state in one file: one rename replaces both.
+        write_tensors(
+            self._checkpoint, tensors, {"phase": str(self.completed()), "state": canonical_json(state).decode()}
+        )
+
+    def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Read the last checkpoint of the phase in work, verified; None where there is none that is sound.
+
+        A damaged one can always be computed again: whoever holds the lock sets it aside and says so.
+        """
+        phase = str(self.completed())
+        try:
+            tensors, metadata = read_tensors(self._checkpoint)
+            with interpreting(self._checkpoint):
+                if metadata["phase"] != phase:
+                    return None  # killed after its phase was saved and before it was removed
+                return tensors, parse_object(metadata["state"].encode(), self._checkpoint)
+        except MissingFileError:
+            return None
+        except StoreError as error:
+            if self._writable:
+                _set_aside(self._checkpoint)
+                self.events("progress set aside", reason=str(error))
+                _log.warning("%s; it was set aside, and the work goes on from the last complete phase", error)
+            return None
+
+    def clear_progress(self) -> None:
+        """Remove the checkpoint of the phase in work, so that the phase starts again."""
+        self._require_lock()
+        _drop(self._checkpoint)
+
+    def events(self, kind: str, **fields: Any) -> None:
+        """Append one line to events.jsonl: the time, the kind, the fields."""
+        self._require_lock()
+        append_event(self.path / "events.jsonl", kind, fields)
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """Read all events, oldest first, without torn and damaged lines."""
+        return read_events(self.path / "events.jsonl")
+
+    def times(self, kind: str) -> dict[int, str]:
+        """Tell when events of a kind were written: phase -> time."""
+        found = (event for event in self.read_events() if event["kind"] == kind)
+        return {event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)}
+
+
+# The checkpoint of the phase in work.
+
+
+def _is_odd(checkpoint: Path) -> bool:
+    """Return whether something stands in the way of a checkpoint: a file or a link for its folder, a folder for itself."""
+    folder = checkpoint.parent
+    return is_directory(checkpoint) or (os.path.lexists(folder) and not is_directory(folder))
+
+
+def _set_aside(checkpoint: Path) -> None:
+    """Move `progress`, whatever it is, to `damaged-progress`, where it stays until the next phase is complete."""
+    aside = _aside(checkpoint)
+    with writing(aside):
+        remove(aside)
+        move(checkpoint.parent, aside)
+
+
+def _aside(checkpoint: Path) -> Path:
+    return checkpoint.parent.with_name("damaged-progress")
+
+
+def _drop(checkpoint: Path) -> None:
+    """Remove a checkpoint, and one that was set aside."""
+    with writing(checkpoint):
+        remove(_aside(checkpoint))
+    if _is_odd(checkpoint):
+        _set_aside(checkpoint)
+    else:
+        unlink(checkpoint)
+
+
+def _start_over(path: Path, record: dict[str, Any]) -> None:
+    """Remove what geodl wrote, newest first, so that a kill on the way leaves a shorter but sound run."""
+    _drop(path / "progress" / "checkpoint.safetensors")
+    for name in ("events.jsonl", "report.html"):
+        unlink(path / name)
+    if is_directory(path / "tensorboard"):
+        for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
+            unlink(curves)
+    for t in reversed(phase_numbers(path)):
+        _drop_folder(phase_path(path, t))
+    write_record(path, record)
+
+
+def _drop_folder(target: Path) -> None:
+    """Remove a folder: it disappears in one instant."""
+    doomed = temporary_for(target)
+    with writing(target):
+        move(target, doomed)
+        remove(doomed)

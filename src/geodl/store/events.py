@@ -1,0 +1,53 @@
+"""`events.jsonl`: what happened when, one line each. A line that was damaged is passed over."""
+
+import math
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from geodl.errors import StoreError
+from geodl.files import MissingFileError, canonical_json, open_in_place, parse_object, read_file, writing
+
+LIMIT = 2**30  # bytes
+
+
+def append_event(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
+    """Append one line: the time, the kind, the fields, a checksum of the line."""
+    finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+    event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind} | finite
+    line = canonical_json(event)
+    line = line[:-1] + f', "crc32": "{zlib.crc32(line):08x}"}}\n'.encode()
+    # Not fsynced: a kill loses nothing, and a lost line after a power failure harms nothing.
+    with writing(path), os.fdopen(open_in_place(path, os.O_APPEND), "a+b") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a line torn by a kill or a full disk stays alone on its line
+                file.write(b"\n")
+        file.write(line)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Read all events, oldest first, without torn and damaged lines."""
+    try:
+        lines = read_file(path, limit=LIMIT).split(b"\n")
+    except MissingFileError:
+        return []
+    return [event for line in lines if (event := _parse(line, path)) is not None]
+
+
+def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
+    """Return an event; None for a line that is none, or not as it was written."""
+    if found := re.fullmatch(rb'(.*), "crc32": "([0-9a-f]{8})"}', line):
+        line = found[1] + b"}"
+        if int(found[2], 16) != zlib.crc32(line):
+            return None
+    try:
+        event = parse_object(line, path)
+        sound = isinstance(event["kind"], str) and datetime.fromisoformat(event["time"]).tzinfo
+    except (StoreError, KeyError, TypeError, ValueError):
+        return None
+    return event if sound else None

@@ -1,0 +1,245 @@
+"""Ways to damage a file: by the bit, by the block, by its structure, by putting something else in its place."""
+
+import json
+import os
+import random
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.directories import sign_phase
+
+from geodl.files import json_file, signed, tensor_file
+from geodl.store.phases import FILES, MANIFEST
+
+RAW = "@raw@"
+# What may stand where something else is expected, as text: some of it is no JSON.
+VALUES = [
+    *[
+        "null",
+        "true",
+        "-1",
+        "0",
+        "1",
+        "2",
+        "1e308",
+        '""',
+        '"x"',
+        '"../../outside"',
+        "[]",
+        "{}",
+        "[[[]]]",
+        '{"a": {"b": []}}',
+    ],
+    *["NaN", "-Infinity", "1e999", "9" * 30, "9" * 5000, r'"\ud800"', r'"\u0000\u001b[31m"', '"' + "y" * 100_000 + '"'],
+    *[
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "[" * 900 + "]" * 900,
+        "",
+        "nul",
+        "'",
+        '"\n"',
+        "1 2",
+        "[1,]",
+        '{"a": 1, "a": 2}',
+    ],
+]
+
+
+def flip(draw: random.Random, path: Path) -> None:
+    """Change one bit."""
+    data = bytearray(path.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    path.write_bytes(data)
+
+
+def tear(draw: random.Random, path: Path) -> None:
+    """Cut, blank, repeat, exchange or add a block, as broken disks and programs do."""
+    data = path.read_bytes()
+    i, j = sorted((draw.randint(0, len(data)), draw.randint(0, len(data))))
+    kinds = [
+        data[:i],
+        data[i:],
+        b"",
+        data[:i] + bytes(j - i) + data[j:],
+        data[:i] + data[j:],
+        data[:j] + data[i:],
+        data + data,
+        data + bytes(draw.randint(1, 5000)),
+        data[:i] + draw.randbytes(draw.randint(1, 50)) + data[i:],
+        data[:i] + draw.randbytes(j - i) + data[j:],
+        draw.randbytes(len(data)),
+    ]
+    path.write_bytes(draw.choice(kinds))
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """List every (container, key) below a JSON value."""
+    inside = (
+        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    )
+    return [place for key, entry in inside for place in [(value, key), *_places(entry)]]
+
+
+def mutate_json(draw: random.Random, value: Any) -> bytes:
+    """Return JSON, or nearly so, in which something has another type, name or place, or is missing."""
+    value = json.loads(json.dumps(value))
+    raw = draw.choice(VALUES)
+    places = _places(value)
+    if not places or draw.random() < 0.1:
+        return raw.encode()
+    container, key = draw.choice(places)
+    what = draw.randrange(5)
+    if what == 0:
+        del container[key]
+    elif what == 1 and isinstance(key, str):
+        container[draw.choice(["x", "", "sha256", "format", key.upper(), f"{key} "])] = container.pop(key)
+    elif what == 2:
+        other, name = draw.choice(places)
+        container[key], other[name] = other[name], container[key]
+    else:
+        container[key] = RAW
+    with suppress(ValueError):  # a value that was moved into itself
+        text = json.dumps(value, ensure_ascii=False).replace(f'"{RAW}"', raw)
+        encodings = ["utf-8"] * 8 + ["utf-8-sig", "utf-16", "latin-1"]
+        return text.encode(draw.choice(encodings), "surrogatepass" if text.isascii() else "replace")
+    return raw.encode()
+
+
+def odd_json(draw: random.Random, path: Path) -> bool:
+    """Put odd JSON into a file of a directory; return whether its checksums are sound, so that any answer is right."""
+    value = json.loads(path.read_bytes())
+    checksum = value.pop("sha256", None)
+    data = mutate_json(draw, value)
+    if draw.random() < 0.5:
+        path.write_bytes(data)
+        return False
+    if path.name in FILES:
+        path.write_bytes(data)
+        sign_phase(path.parent)
+        return True
+    with suppress(ValueError, TypeError, RecursionError):
+        path.write_bytes(json_file(signed(json.loads(data))))
+        return True
+    path.write_bytes(data[:-1] + f', "sha256": "{checksum}"}}'.encode())
+    return True
+
+
+def odd_events(draw: random.Random, path: Path) -> None:
+    """Put odd lines between those of events.jsonl."""
+    lines = path.read_bytes().split(b"\n")
+    for _ in range(draw.randint(1, 4)):
+        event = json.loads(draw.choice([line for line in path.read_bytes().split(b"\n") if line]))
+        event.pop("crc32")
+        odd = [
+            draw.randbytes(20),
+            mutate_json(draw, event),
+            b"\r",
+            b"\xe2\x80\xa8",
+            b'{"time": "yesterday", "kind": "x"}',
+        ]
+        lines.insert(draw.randint(0, len(lines)), draw.choice(odd).replace(b"\n", b" "))
+    path.write_bytes(b"\n".join(lines))
+
+
+def odd_tensors(draw: random.Random, path: Path) -> bool:
+    """Change the header of a safetensors file, or what is in it; return whether its checksums are sound."""
+    data = path.read_bytes()
+    if draw.random() < 0.3:
+        names = draw.sample(["weight", "pixels", "", "a.b", "__metadata__x", "\x1b[31m", "é" * 50], 3)
+        kinds = [torch.float32, torch.uint8, torch.bool, torch.float16, torch.int64]
+        sides = [0, 1, 2, 5]
+        tensors = {
+            name: torch.zeros(draw.choices(sides, k=draw.randint(0, 3)), dtype=draw.choice(kinds)) for name in names
+        }
+        state = draw.choice(["{}", "[]", "NaN", "[" * 5000, '"x"', "", '{"step": 1}'])
+        metadata = draw.choice([{}, {"phase": "2"}, {"phase": "2", "state": state}, {"phase": "4", "state": state}])
+        data = tensor_file(tensors, metadata if path.name not in FILES else None)
+    else:
+        length = int.from_bytes(data[:8], "little")
+        header = mutate_json(draw, json.loads(data[8 : 8 + length]))
+        claimed = draw.choice([len(header)] * 6 + [0, 1, len(header) + 1, 2**31, 2**63, 2**64 - 1])
+        data = claimed.to_bytes(8, "little") + header + data[8 + length :]
+    path.write_bytes(data)
+    if path.name in FILES and draw.random() < 0.7:
+        sign_phase(path.parent)
+        return True
+    return path.name not in FILES
+
+
+def replace(draw: random.Random, path: Path, outside: Path) -> None:
+    """Put something else in the place of a file or folder; `outside` is a folder with a copy of it, which must not change."""
+    was_folder = path.is_dir()
+    path.rename(outside / path.name)
+    kinds = [
+        "pipe",
+        "link to nothing",
+        "link to itself",
+        "link to zeros",
+        "link to a terminal",
+        "link outside",
+        "socket",
+    ]
+    kinds += ["file", "empty"] if was_folder else ["folder", "full folder", "huge"]
+    kind = draw.choice(kinds)
+    targets = {
+        "link to nothing": "nothing",
+        "link to itself": path.name,
+        "link to zeros": "/dev/zero",
+        "link to a terminal": "/dev/tty",
+        "link outside": str(outside / path.name),
+    }
+    if kind in targets:
+        path.symlink_to(targets[kind])
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(str(path))
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "full folder":
+        path.mkdir()
+        (path / "notes.txt").write_text("mine")
+    elif kind == "huge":
+        path.write_bytes((outside / path.name).read_bytes())
+        os.truncate(path, 2**40)
+    else:
+        path.write_bytes(b"" if kind == "empty" else b"something else")
+
+
+def odd_name(draw: random.Random, phases: Path) -> None:
+    """Put something with a name that is nearly that of a phase beside the phases."""
+    names = [
+        "002",
+        "0",
+        "1",
+        "٠٢",
+        "02 ",
+        " 02",
+        "+2",
+        "-1",
+        "0_2",
+        "2e0",
+        "²",
+        "0x2",
+        "١",
+        "𝟘𝟚",
+        "02.bak",
+        "00~",
+        "9" * 200,
+    ]
+    names += ["02", "07", "100", "99999999999999999999", MANIFEST, ".02", "0\n2", "\x1b[31m", "phases"]
+    path = phases / draw.choice(names)
+    kind = draw.choice(["file", "link to nothing", "link to a phase", "pipe", "folder"])
+    if kind == "folder":
+        path.mkdir() if path.name != "02" else path.write_text("")  # an empty phase is a damaged one: of another family
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to("nothing" if kind == "link to nothing" else "00")

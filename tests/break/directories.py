@@ -1,0 +1,423 @@
+"""Families about the directories of runs and models: every read gives the same answer or one line, every write old or new."""
+
+import errno
+import io
+import random
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from tests.directories import Killed, break_at, make
+
+from geodl import files
+from geodl.cli import main
+from geodl.errors import StoreError
+from geodl.store import RunDirectory, remove_run, summarize
+from geodl.store.phases import FILES
+
+from . import damage
+from .harness import Refused, attempt, family
+
+KINDS = ("run", "model")
+TENSORS = ("model.safetensors", "memory.safetensors", "checkpoint.safetensors")
+
+
+# The directories.
+
+
+def save(run: RunDirectory, t: int) -> None:
+    """Save a phase of the shape that real ones have."""
+    names = [f"class {i}" for i in range(t + 2)]
+    metrics = {
+        "headline": f"{90 - t}.5 % on {len(names)} classes",
+        "classes": names,
+        "accuracy": {"nme": 90.5 - t, "cnn": None},
+        "confusions": {"nme": [[0, 0, 3], [0, 1, 1], [1, 1, 4]]},
+    }
+    extra = {
+        "transform": {"std": [0.25, 0.5, 0.125], "size": 32},
+        "classes": [{"name": name, "images": 5} for name in names],
+    }
+    model = {"weight": torch.full((t + 1, 4), float(t)), "steps": torch.tensor(10 * t)}
+    run.save_phase(t, model, {"pixels": torch.full((2, 3), t, dtype=torch.uint8)}, metrics, extra)
+
+
+def build(kind: str, path: Path) -> None:
+    """Make a run that was interrupted in its third phase, or a model of four steps with one begun."""
+    model = kind == "model"
+    run = RunDirectory.create_or_open(path, {"kind": "model"}) if model else make(path)
+    with run.lock():
+        for t in range(4 if model else 2):
+            save(run, t)
+            run.events("learned", phase=t, seconds=1.5, classes=["a", "µ"])
+        if model:
+            run.forget_phase(0)
+        run.save_progress({"weight": torch.full((4,), 7.0)}, {"step": 7, "epoch": 1})
+
+
+@cache
+def sample(kind: str) -> dict[str, bytes]:
+    """Return the files of a directory by name; made once."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "it"
+        build(kind, path)
+        return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def put(kind: str, path: Path) -> None:
+    """Write such a directory."""
+    for name, data in sample(kind).items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+
+
+def draw_file(draw: random.Random, kind: str, names: Callable[[str], bool] = lambda name: True) -> str:
+    """Choose a file that is not empty: the lock is."""
+    return draw.choice([name for name, data in sorted(sample(kind).items()) if data and names(Path(name).name)])
+
+
+# What is read.
+
+
+def plain(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Make tensors comparable."""
+    return {name: [str(tensor.dtype), tensor.tolist()] for name, tensor in tensors.items()}
+
+
+def answers(path: Path) -> dict[str, Any]:
+    """Return all that reading a directory gives, each part by itself."""
+    run = attempt(lambda: RunDirectory(path))
+    if isinstance(run, Refused):
+        return {"record": run}
+
+    def phase(t: int) -> Any:
+        found = run.load_phase(t)
+        return [plain(found.model), plain(found.memory), found.metrics, found.extra]
+
+    def progress() -> Any:
+        found = run.load_progress()
+        return found and [plain(found[0]), found[1]]
+
+    def summary() -> Any:
+        found = summarize(path)
+        return [found.done, found.total, found.result] if found.error is None else Refused(found.error)
+
+    reads: dict[str, Callable[[], Any]] = {
+        "record": lambda: [run.config, run.environment, run.phases, run.kind],
+        "completed": run.completed,
+        "progress": progress,
+        "events": run.read_events,
+        "times": lambda: run.times("learned"),
+        "stamp": lambda: (run.stamp() or [0])[0],
+        "verify": run.verify,
+        "summary": summary,
+    }
+    for t in range(4):
+        reads |= {f"phase {t}": lambda t=t: phase(t), f"remembers {t}": lambda t=t: run.remembers(t)}  # type: ignore[misc]
+        reads |= {f"metrics {t}": lambda t=t: run.load_metrics(t), f"extra {t}": lambda t=t: run.load_extra(t)}  # type: ignore[misc]
+        reads |= {f"memory {t}": lambda t=t: plain(run.load_memory(t))}  # type: ignore[misc]
+    return {name: attempt(read) for name, read in reads.items()}
+
+
+def comparable(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of answers what names a path or tells a time."""
+    kept = {name: value for name, value in found.items() if name not in ("events", "times")}
+    return {name: "refused" if isinstance(value, Refused) else value for name, value in kept.items()}
+
+
+@cache
+def sound(kind: str) -> dict[str, Any]:
+    """Return the answers of an undamaged directory."""
+    with tempfile.TemporaryDirectory() as folder:
+        put(kind, Path(folder))
+        return answers(Path(folder))
+
+
+def check_answers(kind: str, path: Path) -> None:
+    """Insist that every answer is the right one or refused. What is only nice to have may be missing, but not wrong."""
+    for name, found in answers(path).items():
+        right = sound(kind)[name]
+        if isinstance(found, Refused) or found == right:
+            continue
+        if name == "events":
+            assert all(event in right for event in found), f"another event: {found}"
+        elif name == "times":
+            assert found.items() <= right.items(), f"other times: {found}"
+        else:
+            missing = None if name == "progress" else False if name.startswith("remembers") else ...
+            assert found == missing, f"{name}: {found} instead of {right}"
+
+
+def go_on(path: Path) -> None:
+    """Write to a directory as the same command would that was interrupted."""
+    run = RunDirectory(path)
+    with run.lock():
+        run.load_progress()
+        run.save_progress({"weight": torch.zeros(2)}, {"step": 9})
+        found = run.load_progress()
+        assert found is not None, "a checkpoint is lost"
+        assert found[1] == {"step": 9}
+        run.events("continued")
+        done = run.completed()
+        run.save_phase(done, {}, {}, {"headline": "new"}, {})
+        assert run.load_metrics(done) == {"headline": "new"}
+        run.drop_last_phase()
+        assert run.completed() == done
+
+
+# Damage.
+
+
+@family("bit flips")
+def bit_flips(draw: random.Random, folder: Path) -> None:
+    """One changed bit in any file."""
+    _damaged(draw, folder, damage.flip)
+
+
+@family("torn files")
+def torn_files(draw: random.Random, folder: Path) -> None:
+    """A block of any file lost, blanked or exchanged."""
+    _damaged(draw, folder, damage.tear)
+
+
+def _damaged(draw: random.Random, folder: Path, how: Callable[[random.Random, Path], None]) -> None:
+    kind = draw.choice(KINDS)
+    name = draw_file(draw, kind)
+    put(kind, folder / "it")
+    how(draw, folder / "it" / name)
+    changed = (folder / "it" / name).read_bytes() != sample(kind)[name]
+    check_answers(kind, folder / "it")
+    if changed and Path(name).name in FILES:
+        assert isinstance(answers(folder / "it")["verify"], Refused), f"{name} passes for sound"
+    written = attempt(lambda: go_on(folder / "it"))
+    if name.startswith(("progress", "events")):
+        assert written is None, f"{name} blocks: {written}"
+
+
+@family("odd JSON")
+def odd_json(draw: random.Random, folder: Path) -> None:
+    """Other types, names and depths than expected, with and without sound checksums."""
+    kind = draw.choice(KINDS)
+    name = draw_file(draw, kind, lambda name: name.endswith(".json"))
+    put(kind, folder / "it")
+    if damage.odd_json(draw, folder / "it" / name):
+        answers(folder / "it")
+    else:
+        check_answers(kind, folder / "it")
+    attempt(lambda: go_on(folder / "it"))
+
+
+@family("odd events")
+def odd_events(draw: random.Random, folder: Path) -> None:
+    """Lines in events.jsonl that geodl did not write; its own must still be found."""
+    kind = draw.choice(KINDS)
+    put(kind, folder / "it")
+    damage.odd_events(draw, folder / "it" / "events.jsonl")
+    found = answers(folder / "it")
+    assert all(event in found["events"] for event in sound(kind)["events"])
+    assert comparable(found) == comparable(sound(kind))
+    assert attempt(lambda: go_on(folder / "it")) is None
+
+
+@family("odd tensors")
+def odd_tensors(draw: random.Random, folder: Path) -> None:
+    """Headers that lie, other names and shapes, with and without sound checksums."""
+    kind = draw.choice(KINDS)
+    name = draw_file(draw, kind, lambda name: name in TENSORS)
+    put(kind, folder / "it")
+    if damage.odd_tensors(draw, folder / "it" / name):
+        answers(folder / "it")
+    else:
+        check_answers(kind, folder / "it")
+    written = attempt(lambda: go_on(folder / "it"))
+    assert written is None, f"{name} blocks: {written}"
+
+
+@family("odd files")
+def odd_files(draw: random.Random, folder: Path) -> None:
+    """A pipe, a device, a link, a folder in the place of a file or the other way round: nothing outside changes."""
+    kind = draw.choice(KINDS)
+    names = sorted(sample(kind))
+    names += ["phases", "progress", *sorted({str(Path(name).parent) for name in names if name.startswith("phases")})]
+    name = draw.choice(names)
+    put(kind, folder / "it")
+    outside = folder / "outside"
+    outside.mkdir()
+    damage.replace(draw, folder / "it" / name, outside)
+    before = _content(outside)
+    check_answers(kind, folder / "it")
+    written = attempt(lambda: go_on(folder / "it"))
+    if name.startswith("progress"):
+        assert written is None, f"{name} blocks: {written}"
+    if kind == "run" and draw.random() < 0.5:
+        attempt(lambda: make(folder / "it", fresh=True))
+    attempt(lambda: remove_run(folder / "it"))
+    assert _content(outside) == before, "a write outside"
+    assert {path.name for path in folder.iterdir()} <= {"it", "outside"}
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
+
+
+@family("odd names")
+def odd_names(draw: random.Random, folder: Path) -> None:
+    """Something beside the phases whose name is nearly that of one."""
+    kind = draw.choice(KINDS)
+    put(kind, folder / "it")
+    damage.odd_name(draw, folder / "it" / "phases")
+    check_answers(kind, folder / "it")
+    attempt(lambda: go_on(folder / "it"))
+
+
+# Writes that do not come to their end.
+
+WRITES: dict[str, Callable[[Path], Any]] = {}
+
+
+def write(operation: Callable[[RunDirectory], Any]) -> Callable[[RunDirectory], Any]:
+    """Register a write that takes the lock, as a new process would."""
+
+    def locking(path: Path) -> None:
+        run = RunDirectory(path)
+        with run.lock():
+            operation(run)
+
+    WRITES[operation.__name__] = locking
+    return operation
+
+
+@write
+def save_progress(run: RunDirectory) -> None:
+    run.save_progress({"weight": torch.ones(4)}, {"step": 8})
+
+
+@write
+def clear_progress(run: RunDirectory) -> None:
+    run.clear_progress()
+
+
+@write
+def save_phase(run: RunDirectory) -> None:
+    save(run, run.completed())
+
+
+@write
+def undo(run: RunDirectory) -> None:
+    run.drop_last_phase()
+
+
+@write
+def forget(run: RunDirectory) -> None:
+    run.forget_phase(run.completed() - 2)
+
+
+@family("kills")
+def kills(draw: random.Random, folder: Path) -> None:
+    """Killed at any step of any write, with what was not yet on the disk torn: old or new, and the same write goes on."""
+    _stopped(draw, folder, Killed(), tear=draw.random() < 0.5)
+
+
+@family("failing disk")
+def failing_disk(draw: random.Random, folder: Path) -> None:
+    """A disk that is full, read-only or broken at any step, also while cleaning up: one line, and old or new."""
+    failure = OSError(draw.choice([errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.EDQUOT]), "a failure")
+
+    def remove(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    cleaning = mock.patch.object(files, "remove", remove) if draw.random() < 0.5 else nullcontext()
+    _stopped(draw, folder, failure, cleaning)
+
+
+def _stopped(
+    draw: random.Random, folder: Path, failure: BaseException, also: Any = None, *, tear: bool = False
+) -> None:
+    kind, name = draw.choice(KINDS), draw.choice(list(WRITES))
+    path = folder / "it"
+    put(kind, folder / "whole")
+    put(kind, path)
+    steps: list[str] = []
+    with mock.patch.object(files, "_crash_point", lambda step, _: steps.append(step)):
+        WRITES[name](folder / "whole")
+    old, new = comparable(sound(kind)), comparable(answers(folder / "whole"))
+    crash = break_at(draw.randrange(len(steps)), failure, tear)
+    with mock.patch.object(files, "_crash_point", crash), also or nullcontext():
+        result = _caught(lambda: WRITES[name](path))
+    assert isinstance(result, Refused | Killed), f"{name} was not stopped"
+    found = comparable(answers(path))
+    # Taking a phase back gives up the progress beyond it first: it must not be there if another phase is saved instead.
+    allowed = [old, new, old | {"progress": None}] if name == "undo" else [old, new]
+    assert found in allowed, f"{name}: neither old nor new"
+    if found != new:
+        WRITES[name](path)
+    with RunDirectory(path).lock():
+        pass
+    assert comparable(answers(path)) == new
+    assert not list(path.rglob(f"{files.TEMPORARY}*")), "leftovers"
+
+
+def _caught(call: Callable[[], Any]) -> Any:
+    try:
+        return attempt(call)
+    except Killed as killed:
+        return killed
+
+
+# Whole commands.
+
+
+@family("commands")
+def commands(draw: random.Random, folder: Path) -> None:
+    """`geodl runs` on a damaged directory beside a sound one: exit 0 or 2, one line of error, the sound one is listed."""
+    put("run", folder / "sound")
+    kind = draw.choice(KINDS)
+    put(kind, folder / "it")
+    (folder / "outside").mkdir()
+    _any_damage(draw, kind, folder)
+    status, out = _geodl("runs", "list", str(folder))
+    assert status == 0
+    assert "sound  interrupted  2/3" in out, out
+    assert " ".join(out.split()).count("it ") >= 1, "the damaged run is hidden"
+    words = draw.choice(["runs show", "runs show --json", "results add", "runs rm"]).split()
+    more = ["--to", str(folder / "outside" / "kept")] if words[0] == "results" else []
+    status, _ = _geodl(*words[:2], str(folder / "it"), *words[2:], *more)
+    assert status in (0, 2)
+
+
+def _any_damage(draw: random.Random, kind: str, folder: Path) -> None:
+    path = folder / "it"
+    how = draw.randrange(6)
+    if how == 0:
+        damage.odd_json(draw, path / draw_file(draw, kind, lambda name: name.endswith(".json")))
+    elif how == 1:
+        damage.odd_tensors(draw, path / draw_file(draw, kind, lambda name: name in TENSORS))
+    elif how == 2:
+        damage.replace(
+            draw, path / draw.choice([*sorted(sample(kind)), "phases", "progress", "phases/01"]), folder / "outside"
+        )
+    elif how == 3:
+        damage.odd_name(draw, path / "phases")
+    else:
+        (damage.flip if how == 4 else damage.tear)(draw, path / draw_file(draw, kind))
+
+
+def _geodl(*words: str) -> tuple[Any, str]:
+    """Run a command in this process; return its exit status and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main(words)
+        except SystemExit as end:
+            status = end.code
+        except StoreError as error:
+            raise AssertionError(f"not caught: {error}") from error
+    lines = err.getvalue().splitlines()
+    assert len(lines) == (1 if status else 0), f"{words}: {lines}"
+    assert all(line.isprintable() for line in lines)
+    return status, out.getvalue()
