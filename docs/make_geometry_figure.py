@@ -42,7 +42,7 @@ def train(
 ) -> list[Tensor]:
     """Train with one distillation; return the principal angles, in degrees, on the probe after each step."""
     generator = torch.Generator().manual_seed(0)
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     angles = []
     for _ in range(steps):
         rows = torch.randperm(len(x), generator=generator)[:BATCH]
@@ -52,9 +52,9 @@ def train(
             with torch.no_grad():
                 old = teacher(x[rows])[0]
             total = total + WEIGHT * loss(z, old)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         total.backward()
-        optimiser.step()
+        optimizer.step()
         if teacher is not None:
             with torch.no_grad():
                 bases = [subspace(F.normalize(model(probe)[0]), DIM) for model in (teacher, net)]
@@ -109,7 +109,7 @@ def the_flow(axes: Axes) -> None:
     axes.fill(x, y, facecolor=GREEN, alpha=0.22, edgecolor=GREEN, lw=1.4)
     axes.annotate(r"$\Pi(0)$: old", (1.0, 0.0), (6, -4), textcoords="offset points", color=colours(0.0))
     axes.annotate(r"$\Pi(1)$: new", q[:, 0].tolist(), (4, 4), textcoords="offset points", color=colours(0.85))
-    axes.annotate("the kernel K: what it\nmakes of the unit circle", (0.25, 0.02), (0.28, -0.85), color=GREEN)
+    axes.annotate("the kernel Q: what it\nmakes of the unit circle", (0.25, 0.02), (0.28, -0.85), color=GREEN)
     axes.set(title="The flow between two subspaces, 70° apart", xlim=(-1.15, 1.55), ylim=(-1.15, 1.15), aspect="equal")
     axes.axis("off")
 

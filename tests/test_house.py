@@ -7,21 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from tests.test_cli import geodl
 
+from geodl import losses
 from geodl.data import load
-from geodl.losses import global_mean
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "geodl"
 
 # From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
 ROOMS = (
-    "errors text config devices geometry losses nets data memory predictors metrics analysis files cache store methods training "
+    "errors text config devices geometry ranks losses nets data herding memory predictors metrics analysis files cache store methods training "
     "experiment report reproduce own classifier cli __main__"
 ).split()
 
@@ -95,15 +94,15 @@ def test_every_python_block_works(document):
         subprocess.run([sys.executable, "-c", block], check=True, timeout=120)
 
 
-def test_the_distillation_that_contributing_adds_is_one():
-    (branch,) = [block for block in blocks("CONTRIBUTING.md", "python") if block.startswith("if config.distill")]
-    function = "def add(config, phase):\n" + "".join(f"    {line}\n" for line in branch.splitlines())
-    names: dict[str, Any] = {"global_mean": global_mean}
-    exec(function, names)
-    config = SimpleNamespace(distill="euclidean", euclidean_weight=0.5)
-    loss = names["add"](config, SimpleNamespace(shard=SimpleNamespace(group=None)))
+def test_the_distillation_that_contributing_adds_is_one(monkeypatch):
+    monkeypatch.setattr(losses, "DISTILLATIONS", dict(losses.DISTILLATIONS))
+    (block,) = [block for block in blocks("CONTRIBUTING.md", "python") if "class EuclideanDistillation" in block]
+    exec(block, {"__name__": "example"})
+    kind = losses.DISTILLATIONS["euclidean"]
+    loss = kind.build(kind.Options(euclidean_weight=0.5))
     student, teacher = (SimpleNamespace(pooled=torch.full((2, 3), value)) for value in (1.0, 3.0))
-    assert loss(student, teacher) == 0.5 * 12
+    assert loss(loss.compared(student, 4), loss.compared(teacher, 4)) == 12
+    assert loss.weight(4, 1) == 1
 
 
 @pytest.mark.parametrize(

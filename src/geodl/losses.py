@@ -5,7 +5,7 @@ each. Input that is not finite gives a loss that is not finite: nothing here wai
 """
 
 import math
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from geodl.config import option
 from geodl.errors import ConfigError
 from geodl.geometry import GeodesicFlow, GeometryError, common_subspaces, unit, working_dtype
-from geodl.geometry.subspaces import SHORTEST
 from geodl.ranks import Group, gather_rows, global_mean
 
 
@@ -45,9 +44,10 @@ class Distillation(nn.Module):
     of_features: ClassVar[bool]
     """Whether it compares features; then the old rows of a cosine head stand still. Otherwise it compares logits."""
 
-    def __init__(self, group: Group = None) -> None:
+    def __init__(self, group: Group = None, base_weight: float = 1.0) -> None:
         super().__init__()
         self.group = group
+        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
@@ -55,8 +55,12 @@ class Distillation(nn.Module):
         raise NotImplementedError
 
     def weight(self, old: int, new: int) -> float:
-        """Return the weight of the loss in a phase with so many old and new classes."""
-        raise NotImplementedError
+        """Return the weight of the loss in a phase with so many old and new classes: of features x sqrt(old / new).
+
+        So LUCIR's and GeoDL's code have it (no new class: sqrt(old)). Their papers print new / old; the published numbers come from
+        the code.
+        """
+        return self.base_weight * (math.sqrt(old / max(new, 1)) if self.of_features else 1.0)
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's."""
@@ -81,29 +85,15 @@ class Distillation(nn.Module):
 
 
 DISTILLATIONS: dict[str, type[Distillation]] = {}
+Kind = TypeVar("Kind", bound=type[Distillation])
 
 
-def register(kind: type[Distillation]) -> type[Distillation]:
+def register(kind: Kind) -> Kind:
     """Make a distillation known by its name; a decorator of its class."""
     if kind.name in (*DISTILLATIONS, "none"):
         raise ConfigError(f"a distillation named {kind.name!r} is there already")
     DISTILLATIONS[kind.name] = kind
     return kind
-
-
-def distillation(name: str) -> type[Distillation]:
-    """Return the distillation of that name."""
-    if name not in DISTILLATIONS:
-        raise ConfigError(f"distill = {name!r}: none, {', '.join(DISTILLATIONS)} are allowed")
-    return DISTILLATIONS[name]
-
-
-def adaptive(old: int, new: int) -> float:
-    """Return the factor of feature distillations: sqrt(old / new) classes, as LUCIR's and GeoDL's code have it; no new one: sqrt(old).
-
-    Their papers print new / old; the published numbers come from the code.
-    """
-    return math.sqrt(old / max(new, 1))
 
 
 # ------------------------------------------------------------------------------------------------- distillations
@@ -126,18 +116,13 @@ class LogitDistillation(Distillation):
         temperature: float = option(2.0, "Distillation", "Temperature of the lwf distillation.", gt=0, in_model="kept")
 
     def __init__(self, temperature: float = 2.0, group: Group = None, *, base_weight: float = 1.0) -> None:
-        super().__init__(group)
+        super().__init__(group, base_weight)
         self.temperature = temperature
-        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
         """Return the loss that the options ask for."""
         return cls(options.temperature, group, base_weight=options.lwf_weight)
-
-    def weight(self, old: int, new: int) -> float:
-        """Return the weight, which is the same in all phases."""
-        return self.base_weight
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return the logits of the teacher's classes."""
@@ -176,26 +161,22 @@ class CosineDistillation(Distillation):
     def __init__(
         self, group: Group = None, *, features: Literal["pooled", "grid"] = "pooled", base_weight: float = 5.0
     ) -> None:
-        super().__init__(group)
+        super().__init__(group, base_weight)
         self.features = features
-        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
         """Return the loss that the options ask for."""
         return cls(group, features=options.cosine_features, base_weight=options.cosine_weight)
 
-    def weight(self, old: int, new: int) -> float:
-        """Return LUCIR's lambda x sqrt(old / new)."""
-        return self.base_weight * adaptive(old, new)
-
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return the pooled features, or those on the grid."""
-        return outputs.grid if self.features == "grid" else outputs.pooled
+        compared: Tensor = getattr(outputs, self.features)
+        return compared
 
     def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return 1 - cos of every row: (batch,)."""
-        return one_minus_cosine(student.double(), teacher.double())
+        return one_minus_cosine(unit(student), unit(teacher))
 
 
 @register
@@ -245,14 +226,15 @@ class GeodesicDistillation(Distillation):
         distance: Literal["cosine", "squared"] = "cosine",
         base_weight: float = 6.0,
     ) -> None:
-        super().__init__(group)
+        super().__init__(group, base_weight)
         if dim < 1:
             raise GeometryError(f"the subspace dimension must be at least 1, not {dim}")
+        if distance not in ("cosine", "squared"):
+            raise ConfigError(f"distance = {distance!r}: cosine and squared are allowed")
         self.dim = dim
         self.through_flow = through_flow
         self.center = center
         self.distance = distance
-        self.base_weight = base_weight
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
@@ -265,10 +247,6 @@ class GeodesicDistillation(Distillation):
             distance=options.geodesic_distance,
             base_weight=options.geodesic_weight,
         )
-
-    def weight(self, old: int, new: int) -> float:
-        """Return the paper's beta (Sec. 5.1) x sqrt(old / new)."""
-        return self.base_weight * adaptive(old, new)
 
     def compared(self, outputs: Outputs, old: int) -> Tensor:
         """Return the features on the grid, wide enough for 127 directions."""
@@ -289,9 +267,8 @@ class GeodesicDistillation(Distillation):
         """Return the loss of every row: (batch,)."""
         eps = torch.finfo(working_dtype(student, teacher)).eps
         old, new = unit(teacher if self.through_flow else teacher.detach()), unit(student)
-        p_old, p_new = common_subspaces(
-            old, new if self.through_flow else new.detach(), self.dim, center=self.center, eps=eps
-        )
+        spanning = new if self.through_flow else new.detach()
+        p_old, p_new = common_subspaces(old, spanning, self.dim, center=self.center, eps=eps)
         flow = GeodesicFlow(p_old, p_new, eps=eps)
         on_old, change = flow.project(old), flow.project(new - old)
         if self.distance == "squared":
@@ -300,7 +277,7 @@ class GeodesicDistillation(Distillation):
         return one_minus_cosine(on_old + change, on_old, least=16 * eps)
 
 
-def one_minus_cosine(a: Tensor, b: Tensor, least: float = SHORTEST) -> Tensor:
+def one_minus_cosine(a: Tensor, b: Tensor, least: float = 0.0) -> Tensor:
     """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either is no longer than `least`.
 
     Half the squared distance of the unit rows: the textbook form loses the digits of small losses.
@@ -314,14 +291,15 @@ def one_minus_cosine(a: Tensor, b: Tensor, least: float = SHORTEST) -> Tensor:
 # ------------------------------------------------------------------------------------------------- margin ranking
 
 
-def margin_ranking(cosines: Tensor, labels: Tensor, new: Tensor, margin: float = 0.5, top: int = 2) -> Tensor:
-    """Return LUCIR's hinges (M, K): max(0, margin - cos of the true class + cos of a hard new class).
+def margin_ranking(
+    cosines: Tensor, labels: Tensor, old: int, margin: float = 0.5, top: int = 2
+) -> tuple[Tensor, Tensor]:
+    """Return LUCIR's hinges max(0, margin - cos of the true class + cos of a hard new class), (batch, K), and which count.
 
-    cosines: (batch, classes) before the scale sigma; labels: (batch,); new: (classes,) bool, the classes of this phase. M counts
-    the samples of old classes, K = min(top, new classes) their highest new ones. Take `global_mean` of the result.
+    cosines: (batch, classes) before the scale sigma, those of the `old` classes first; labels: (batch,). K = min(top, new classes)
+    are the highest new ones. The second result, (batch, 1) bool, tells the samples of old classes: LUCIR ranks those
+    alone. Take `global_mean` of both.
     """
-    old_rows = ~new[labels]
-    cosines, labels = cosines[old_rows], labels[old_rows]
     true = cosines.gather(1, labels.unsqueeze(1))
-    hardest = cosines[:, new].topk(min(top, int(new.sum())), dim=1).values
-    return (margin - true + hardest).clamp(min=0)
+    hardest = cosines[:, old:].topk(min(top, cosines.shape[1] - old), dim=1).values
+    return (margin - true + hardest).clamp(min=0), labels.unsqueeze(1) < old

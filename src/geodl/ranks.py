@@ -43,19 +43,25 @@ class Ranks:
                 dist.broadcast(tensor, dist.get_global_rank(self.group, 0), self.group)
 
 
-def global_mean(values: Tensor, group: Group = None) -> Tensor:
+def global_mean(values: Tensor, group: Group = None, where: Tensor | None = None) -> Tensor:
     """Return the mean over all elements of `values` on all ranks of the group; 0 where there is none anywhere.
 
+    where: bool, of a shape that broadcasts to that of `values`: of those elements alone.
     Every rank gets the global value; its gradient is world size x its own part, so that the mean over ranks is the gradient.
     """
-    total = values.sum()
+    if where is None:
+        total = values.sum()
+        count = torch.full_like(total, values.numel(), dtype=torch.float64)
+    else:
+        total = torch.where(where, values, 0.0).sum()
+        count = where.expand_as(values).sum(dtype=torch.float64)
     if group is None:
-        return total / max(values.numel(), 1)
-    sums = torch.stack([total.detach().double(), total.new_tensor(values.numel(), dtype=torch.float64)])
+        return total / count.clamp(min=1.0).to(total.dtype)
+    sums = torch.stack([total.detach().double(), count])
     dist.all_reduce(sums, group=group)
-    count = sums[1].clamp(min=1.0)
-    own = total * (dist.get_world_size(group) / count).to(total.dtype)
-    return (sums[0] / count).to(total.dtype) + (own - own.detach())
+    mean = sums[0] / sums[1].clamp(min=1.0)
+    own = total * (dist.get_world_size(group) / sums[1].clamp(min=1.0)).to(total.dtype)
+    return mean.to(total.dtype) + (own - own.detach())
 
 
 def gather_rows(z: Tensor, group: Group) -> tuple[Tensor, int]:

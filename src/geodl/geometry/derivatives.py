@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from geodl.geometry.flow import inverse_sinc, kernel_weights
-from geodl.geometry.subspaces import Spectrum
+from geodl.geometry.subspaces import GeometryError, Spectrum
 
 _FLOAT64_EPS = torch.finfo(torch.float64).eps
 
@@ -56,8 +55,8 @@ class _Subspace(Function):
         return basis
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        _once_only()
         spectrum, keep = ctx.spectrum, ctx.keep.unsqueeze(-2)  # (..., 1, n)
         n, left = keep.shape[-1], spectrum.left
         right = spectrum.right * spectrum.in_rank.unsqueeze(-2)  # beyond the rank there are no directions
@@ -90,8 +89,8 @@ class _Axes(Function):
         return axes
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, Tensor, None]:
+        _once_only()
         U, cosines, V, alpha, beta, _ = ctx.pairing
         n = cosines.shape[-1]
         E = torch.cat([torch.cat([U, -U], -1), torch.cat([V, V], -1)], -2) * math.sqrt(0.5)
@@ -119,10 +118,9 @@ def _divided_differences(pairing: Pairing) -> Tensor:
         torch.where(close, slope, (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, apart))
         for f, slope in zip((f_plus, f_minus), slopes, strict=True)
     )
-    # Across the jump of f at 90 degrees there is no derivative: nothing flows.
+    # Across the jump of f at 90 degrees there is no derivative: nothing flows, both f being their mean there.
     jump = right.unsqueeze(-1) & right.unsqueeze(-2)
     across = (f_plus.unsqueeze(-1) - f_minus.unsqueeze(-2)) / torch.where(jump, 1.0, 2 * middle)
-    across = torch.where(jump, 0.0, across)
     return torch.cat([torch.cat([plus, across], -1), torch.cat([across.mT, -minus], -1)], -2)
 
 
@@ -134,3 +132,11 @@ def _slopes(cosines: Tensor) -> tuple[Tensor, Tensor]:
     alpha_slope = (j_slope / (4.0 * j**2) - alpha) / (1.0 + cosines)
     beta_slope = -(big_j_slope * j - big_j * j_slope) / (4.0 * j**2)
     return alpha_slope / (2.0 * alpha).sqrt(), beta_slope / (2.0 * beta).sqrt()
+
+
+def _once_only() -> None:
+    """Refuse to be differentiated again: the result would be silently wrong, also with torch's `once_differentiable`."""
+    if torch.is_grad_enabled():
+        raise GeometryError(
+            "the geodesic flow has no second derivatives: use a constant flow (through_flow=False) there"
+        )

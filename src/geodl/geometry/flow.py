@@ -40,9 +40,8 @@ class GeodesicFlow:
         right_angle = self.cosines <= 64 * eps
         alpha, beta = (torch.where(right_angle, 0.25, weight) for weight in kernel_weights(self.cosines))
         # Q = axes axes': the dot products of rows times axes are the kernel's.
-        self.axes = torch.cat(
-            [self.s * alpha.sqrt().unsqueeze(-2), self.t * beta.sqrt().unsqueeze(-2)], -1
-        )  # (..., d, 2n)
+        on_s, on_t = (weight.sqrt().unsqueeze(-2) for weight in (alpha, beta))
+        self.axes = torch.cat([on_s * self.s, on_t * self.t], -1)  # (..., d, 2n)
         if overlap.requires_grad:
             from geodl.geometry.derivatives import Pairing, differentiable_axes
 
@@ -98,15 +97,14 @@ _TERMS = 60
 _J = [1.0 / 3.0]
 for _k in range(1, _TERMS):
     _J.append(_J[-1] * (_k + 1) / (2 * _k + 3))
+_J_SLOPE = [*(_k * _a for _k, _a in enumerate(_J) if _k), 0.0]
 
 
 def inverse_sinc(cosines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return j = w / sin w, J = (j - 1) / (1 - cos w), and the slope of J with respect to 1 - cos w, for cos w in [0, 1]."""
-    k = torch.arange(_TERMS, dtype=cosines.dtype, device=cosines.device)
-    coefficients = torch.tensor(_J, dtype=cosines.dtype, device=cosines.device)
     e = 1.0 - cosines
-    powers = e.unsqueeze(-1) ** k
-    big_j, slope = powers @ coefficients, powers[..., :-1] @ (k * coefficients)[1:]
+    powers = torch.linalg.vander(e, N=_TERMS)  # (..., n, terms)
+    big_j, slope = (powers @ powers.new_tensor([_J, _J_SLOPE]).mT).unbind(-1)
     return 1.0 + e * big_j, big_j, slope
 
 

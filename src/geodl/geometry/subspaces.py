@@ -12,9 +12,6 @@ from torch import Tensor
 
 from geodl.errors import TrainingError
 
-SHORTEST = 1e-150
-"""Rows that are shorter count as zeros: the squares of such numbers leave float64. Those of any float32 are far longer."""
-
 
 class GeometryError(TrainingError, ValueError):
     """Features or bases that no geometry can be computed from: not finite, or of shapes that do not fit."""
@@ -26,10 +23,14 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def unit(z: Tensor) -> Tensor:
-    """Return the rows of z: (..., d) with length 1, in float64; rows of zeros stay zero and get no gradient."""
+    """Return the rows of z: (..., d) with length 1, in float64; rows of zeros stay zero and get no gradient.
+
+    So do rows so short that one over their length leaves z's own precision, or their squares float64.
+    """
+    shortest = max(torch.finfo(z.dtype).tiny, 1e-150)
     z = z.double()
     norms = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-    return z / torch.where(norms > SHORTEST, norms, torch.inf)
+    return z / torch.where(norms > shortest, norms, torch.inf)
 
 
 # ---------------------------------------------------------------------------------------------------- subspaces

@@ -45,11 +45,10 @@ class Lucir(Method):
         """Add the margin ranking on old-class samples (LUCIR Eq. 8) to cross-entropy and distillation."""
         parts = super().losses(phase, batch, student, teacher, distill)
         if phase.old and phase.new:
-            new = torch.arange(phase.old + phase.new, device=student.logits.device) >= phase.old
             # The cosines before sigma, so that the margin means the same whatever the scale.
-            cosines = self._head(phase).cosines(student.pooled)
-            pairs = margin_ranking(cosines, batch.labels, new, self.config.margin, self.config.hard_classes)
-            parts["margin"] = self.config.margin_weight * global_mean(pairs, phase.ranks.group)
+            cosines, config = self._head(phase).cosines(student.pooled), self.config
+            hinges, counted = margin_ranking(cosines, batch.labels, phase.old, config.margin, config.hard_classes)
+            parts["margin"] = config.margin_weight * global_mean(hinges, phase.ranks.group, counted)
         return parts
 
     def stages(self, phase: Phase) -> Iterator[Stage]:

@@ -106,16 +106,18 @@ def _wait(device: torch.device) -> None:
 # ---------------------------------------------------------------------------------------------------------- time
 
 
-def take_turns(actions: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
+def take_turns(
+    actions: Mapping[str, Callable[[], object]], turns: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Time each action once a turn, in an order that rotates; one turn is thrown away to warm up."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for turn in range(turns + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            start = time.perf_counter()
+            start = clock()
             actions[name]()
             if turn:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return times
 
 
