@@ -226,7 +226,8 @@ class _Run:
     def _phase(self, t: int) -> None:
         images, learner = self.scenario.train(t), self.learner
         names = [self.scenario.classes[c] for c in self.scenario.groups[t]]
-        self._tell(PhaseStarted(t, names, len(images)))
+        earlier = 0 if learner.given is None else len(learner.given)
+        self._tell(PhaseStarted(t, names, earlier + len(images)))
         learner.learn(images, progress=self.store)
         test = learner.rows_of(self.scenario.test(t))
         found = learner.features(test)
