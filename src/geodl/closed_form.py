@@ -360,9 +360,13 @@ class Fitted:
         count = len(next(iter(z.values())))
         parts = [self.head.new_empty(0, self.head.shape[1])]
         for start in range(0, count, chunk):
-            some = {name: z[name][start : start + chunk] for name in self.expansion.sizes}
-            parts.append(self.expansion(self.standardization(some)) @ self.head)
+            parts.append(self.scores_at_once({name: block[start : start + chunk] for name, block in z.items()}))
         return torch.cat(parts)
+
+    def scores_at_once(self, z: Blocks) -> Tensor:
+        """Return the scores (N, classes) without a loop over N, as a graph for any number of images needs it."""
+        some = {name: z[name] for name in self.expansion.sizes}
+        return self.expansion(self.standardization(some)) @ self.head
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""

@@ -90,6 +90,10 @@ class Scorer:
         assert mirrored is not None
         return (self.score(found) + self.score(mirrored)) / 2
 
+    def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) that scores (N, C) stand for, and which images are unlike all classes (N,)."""
+        return (self.scale * scores).softmax(dim=1), scores.amax(1) < self.threshold
+
 
 @dataclass(frozen=True)
 class Recognizer:
@@ -101,16 +105,19 @@ class Recognizer:
     scorer: Scorer
     levels: tuple[str, ...] = ()
 
-    def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
-        """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
+    def scores(self, images: Images) -> Tensor:
+        """Return the scores (N, C) of images in memory."""
         device = next(self.network.parameters()).device
         sides = (False, True) if self.scorer.mirrors else (False,)
         views = [
             features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
             for side in sides
         ]
-        scores = self.scorer(*views)
-        return (self.scorer.scale * scores).softmax(dim=1), scores.amax(1) < self.scorer.threshold
+        return self.scorer(*views)
+
+    def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
+        return self.scorer.judge(self.scores(images))
 
     def stream(
         self, images: Images, workers: int | None = None
