@@ -431,7 +431,7 @@ def choose(
     mirrored: Blocks | None = None,
     limit: int = 2000,
 ) -> Choice:
-    """Return the blocks and the gamma with the best leave-one-out accuracy; equal ones differ by their likelihood.
+    """Return the likeliest blocks and gamma among those whose leave-one-out accuracy is within a standard error of the best.
 
     Args:
         products: of the training images' h with each other, by block, float64 (N, N).
@@ -455,7 +455,7 @@ def choose(
     def summed(parts: Blocks, names: Sequence[str]) -> Tensor:
         return torch.stack([parts[name][rows][:, rows] for name in names]).sum(0)
 
-    best, best_key = None, (-math.inf, -math.inf)
+    tried: list[tuple[Choice, float]] = []
     for names in subsets:
         kernel, width = summed(products, names), sum(widths[name] for name in names)
         copies = None if mirrored is None else summed(mirrored, names)
@@ -464,11 +464,10 @@ def choose(
             right = (scores.argmax(1) == labels[known]).double()
             accuracy = float((right * weights[known]).sum() / weights[known].sum())
             loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
-            key = (round(accuracy, 9), -float(loss))
-            if key > best_key:
-                best, best_key = Choice(tuple(names), gamma, accuracy), key
-    assert best is not None
-    return best
+            tried.append((Choice(tuple(names), gamma, accuracy), float(loss)))
+    best = max(choice.accuracy for choice, _ in tried)
+    error = math.sqrt(best * (1 - best) / int(known.sum()))
+    return min((each for each in tried if each[0].accuracy >= best - error), key=lambda each: each[1])[0]
 
 
 def _first_of_each(labels: Tensor, limit: int) -> Tensor:

@@ -59,7 +59,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
-    method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.", in_model="kept")
+    method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.", in_model="fixed")
     distill: str = option(
         "none", "Method", "How the old network's knowledge is carried over.", in_model="kept", in_grid=True
     )

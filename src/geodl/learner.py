@@ -13,7 +13,7 @@ from torch import Tensor
 from geodl.cache import Cache
 from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import ArrayImages, FileImages, Images, concat
+from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
 from geodl.data.intake import take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, StoreError
@@ -65,7 +65,7 @@ class Learner:
         *,
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
-        base: Base | None = None,
+        shared_base: Base | None = None,
         decided_precision: str | None = None,
         **options: Any,
     ) -> None:
@@ -73,7 +73,7 @@ class Learner:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.method = build(self.config)
-        self.listener, self.base = listener, base
+        self.listener, self.shared_base = listener, shared_base
         self._stop, self._decided_precision = stop, decided_precision
         self.classes: tuple[str, ...] = ()
         self.network: Network | None = None
@@ -178,8 +178,8 @@ class Learner:
         if checkpoint is not None and checkpoint.base != key:
             key = None  # begun with other threads, devices or versions: what comes of it is nobody else's base
         self.trainer.run(phase, stage, number=number, checkpoint=checkpoint, progress=progress, base=key)
-        if key and self.base is not None and self.trainer.ranks.is_main_process:
-            self.base.cache.put(key, phase.network.state_dict())
+        if key and self.shared_base is not None and self.trainer.ranks.is_main_process:
+            self.shared_base.cache.put(key, phase.network.state_dict())
 
     def _listening(self, phase: Phase) -> Listener:
         """Return the listener of a phase: the user's, and one that takes the angles between the subspaces."""
@@ -194,14 +194,14 @@ class Learner:
         return both
 
     def _base_key(self, phase: Phase, number: int) -> str | None:
-        if self.base is None or phase.index or number:
+        if self.shared_base is None or phase.index or number:
             return None
         machine = (self.trainer.device.type, self.trainer.ranks.world, self.trainer.precision)
-        return base_key(self.config, self.method, phase.transform, self.base.data, phase.new, machine)
+        return base_key(self.config, self.method, phase.transform, self.shared_base.data, phase.new, machine)
 
     def _take_base(self, key: str, phase: Phase) -> bool:
-        assert self.base is not None
-        entry, trainer = self.base.cache.load(key), self.trainer
+        assert self.shared_base is not None
+        entry, trainer = self.shared_base.cache.load(key), self.trainer
         # Every rank goes the same way, also when only one machine has it.
         if trainer.ranks.any(entry is None, trainer.device) or entry is None:
             return False
@@ -341,6 +341,7 @@ class Learner:
 
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
+        self._known()
         given = _labelled(images, labels)
         unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
         if unknown:
@@ -427,8 +428,8 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Write the learner to a directory, which ``geodl predict`` opens too; one that is there gets a further state."""
-        store = RunDirectory.create_or_open(Path(path), MODEL)
         model, memory, statistics = self.tensors()
+        store = RunDirectory.create_or_open(Path(path), MODEL)
         with store.lock():
             store.save_phase(store.completed(), model, memory, {}, self.facts(), statistics)
 
@@ -497,7 +498,7 @@ def _labelled(images: Any, labels: Any) -> Images:
         names = images.names or tuple(map(str, range(int(images.labels.max()) + 1 if len(images) else 0)))
         return replace(images, names=names)
     found = take(images, labels, strict=True)
-    return replace(found.images, names=found.classes)
+    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
 
 
 def _rows(images: Images, classes: Sequence[str]) -> Images:

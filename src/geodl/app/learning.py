@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from geodl.app.advice import advise
-from geodl.app.choices import TINY, choose, choose_network, explain
+from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain
 from geodl.app.preparing import Prepared, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
 from geodl.config import RunConfig
@@ -67,11 +67,11 @@ def learn_step(
     step = (last.steps if last else 0) + 1
     kind = device_kind(str(options.get("accelerator") or "auto"))
     side = typical_side(intake.images)
-    network = {} if last else choose_network(side, options, kind)
-    size = last.transform.size if last else int(network["image_size"])
+    start = {} if last else choose_start(side, options, kind)
+    size = last.transform.size if last else int(start["image_size"])
     if last is None:  # a network that cannot be built is named before thousands of images are read
         weights = Path(options["weights"]) if options.get("weights") else None
-        build_network(network["network"], 1, head="cosine", weights=weights, pretrained=bool(network.get("pretrained")))
+        build_network(start["network"], 1, head="cosine", weights=weights, pretrained=bool(start.get("pretrained")))
 
     def told(done: int, problems: Problems) -> None:
         listener(ImagesRead(done, len(intake.images)))
@@ -83,14 +83,16 @@ def learn_step(
     ready = prepare(intake, decoded, last, step)
     insist(strict, ready.problems)
     listener(IntakeDone(intake.title, len(ready.images), len(intake.classes), side, ready.problems))
-    held = set_aside(ready, last)
+    closed = (last.config.method if last else start.get("method")) == "analytic"
+    # In closed form every image is judged by the fit without it: none has to be set aside.
+    held = torch.zeros(len(ready.images), dtype=torch.bool) if closed else set_aside(ready, last)
     train = ready.images.select(~held)
     kept = 0 if last is None or last.learner.memory.images is None else len(last.learner.memory.images)
     chosen = choose(
         decoded,
         len(train) + kept,
         options,
-        network,
+        start,
         last.config if last else None,
         trained=last is not None and last.learner.trained,
     )
@@ -160,11 +162,14 @@ class _Step:
         learner.learn(replace(train, names=ready.names_of_classes), progress=self.progress)
         if learner.memory.images is not None and not isinstance(learner.memory.images, ArrayImages):
             learner.memory = replace(learner.memory, images=self._fitted(learner.memory.images))
-        held = ready.images.select(aside)
+        left_out = learner.left_out()
+        held = ready.images.select(aside if left_out is None else self._shown())
         parts = [held] if last is None or last.validation is None else [last.validation, held]
         checks = self._fitted(concat(parts))
         checks = checks.select(checks.labels.argsort(stable=True))
-        metrics = to_metrics(self.store.completed(), learner.evaluate(replace(checks, names=ready.names_of_classes)))
+        labelled = replace(checks, names=ready.names_of_classes)
+        found = learner.evaluate(labelled) if left_out is None else {"analytic": left_out}
+        metrics = to_metrics(self.store.completed(), found)
         keeps = bool(self.config.exemplars and len(checks))
         assert learner.network is not None
         learner.network.cpu().eval()
@@ -175,7 +180,7 @@ class _Step:
             classes=ready.classes,
             stored=self._sources(learner.memory.images, checks if keeps else None),
             learned=self.learned,
-            history=(*(last.history if last else ()), self._record(len(train), checks, metrics)),
+            history=(*(last.history if last else ()), self._record(len(train), metrics)),
             metrics=metrics,
         )
 
@@ -183,8 +188,21 @@ class _Step:
         assert self.config.image_size is not None
         return fit(images, self.config.image_size, workers=self.config.workers)
 
-    def _record(self, images: int, checks: Images, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _shown(self) -> Tensor:
+        """Choose pictures to keep and show, (N,) bool: the first of each class, as many as are wanted and it lacks."""
+        labels = self.ready.images.labels
+        there = None if self.last is None else self.last.validation
+        have = torch.bincount(torch.empty(0, dtype=torch.int64) if there is None else there.labels)
+        chosen = torch.zeros(len(labels), dtype=torch.bool)
+        for label in self.ready.present:
+            lacking = min(self.config.exemplars, VALIDATION) - (int(have[label]) if label < len(have) else 0)
+            chosen[(labels == label).nonzero().squeeze(1)[: max(lacking, 0)]] = True
+        return chosen
+
+    def _record(self, images: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         names, known = self.ready.names_of_classes, self.ready.known
+        found = confusions_of(metrics)
+        judged = found[default_classifier(found)].counts.sum(dim=1)
         return {
             "action": "learn",
             "step": self.step,
@@ -192,7 +210,7 @@ class _Step:
             "returning": [names[i] for i in self.ready.present if i < known],
             "images": images,
             "accuracy": accuracy_of(metrics),
-            "validated": len(set(checks.labels.tolist())),
+            "validated": int((judged > 0).sum()),
         }
 
     def _seen(self, aside: Tensor) -> Tensor:

@@ -92,8 +92,10 @@ def departures(config: Mapping[str, Any], preset: str, free: Collection[str] = (
     unused = ("milestones", "lr_decay") if config.get("schedule") == "onecycle" else ()
     left_out = {*FILES, *paper.having("repetition"), *free, *unused}
     found, wanted = _with_base(config), _with_base(expected)
-    # A run may be older than an option, and know one that is gone: neither makes it another run.
-    known = [key for key in expected if key in config and key not in left_out and config[key] != expected[key]]
+    # A run may be older than an option, and know one that is gone: neither makes it another run. Nor does what the preset
+    # leaves to the device (auto).
+    fixed = [key for key, value in expected.items() if key in config and value != "auto"]
+    known = [key for key in fixed if key not in left_out and config[key] != expected[key]]
     gone = [key for key, value in config.items() if key not in {*expected, *left_out} and value is not None]
     return [
         f"{key} {found[key]}" + ("" if wanted.get(key) is None else f" instead of {wanted[key]}")

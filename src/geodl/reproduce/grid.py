@@ -139,6 +139,7 @@ def _on_digits(training: Training) -> dict[str, Any]:
         "exemplars": training.memory // 4,
         "epochs": 3,
         "base_epochs": 5,
+        "ame": True,
     }
 
 

@@ -40,6 +40,8 @@ PAIRS = [
     ("LUCIR + GeoDL", "BiC"),
 ]
 JUDGED = ("cnn", "nme")
+READ = (*JUDGED, "ame", "ncm")
+"""The classifiers that these rows are read under."""
 MEASURES = {AVERAGE: "average", INCREMENTAL: "average_incremental", "final": "final", "forgetting": "forgetting"}
 NOT_RUN = "not run"
 
@@ -196,8 +198,8 @@ def page(records: Sequence[Record], preset: str) -> str:
         f"{AVERAGE}: mean accuracy after phases 1 to T (the paper's definition); {INCREMENTAL}: with phase 0; final: after the last "
         "phase; forgetting: accuracy on the base classes after phase 0 minus after the last phase.",
     ]
-    for classifier, shown in CLASSIFIERS.items():
-        parts += [f"## {shown}", standing(rows, classifier).markdown()]
+    for classifier in READ:
+        parts += [f"## {CLASSIFIERS[classifier]}", standing(rows, classifier).markdown()]
         if classifier == "ame":
             parts.append(_oracle(preset))
     parts += [
@@ -243,7 +245,7 @@ def _machines(records: Sequence[Record]) -> str:
     kinds = sorted(
         {
             f"{one.machine.get('device')} ({one.machine.get('machine')}), threads: {one.machine.get('threads')}, "
-            f"torch {one.machine.get('torch')}"
+            f"precision: {one.machine.get('precision', one.config.get('precision'))}, torch {one.machine.get('torch')}"
             for one in records
         }
     )
