@@ -15,7 +15,7 @@ from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_lay
 from geodl.data.batches import Transform, transform_of
 from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
 from geodl.data.intake import take
-from geodl.devices import device_kind
+from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import BaseCached, Event, Listener, ignore
 from geodl.memory import Memory, quota
@@ -107,7 +107,7 @@ class Learner:
             train = concat([train, self.memory.images])
         if self.method.keeps_all_data and self.phases:
             train = concat([self._everything(), train])
-        if len(classes) == 1 and self.method.trains(self.phases):
+        if len(classes) == 1 and self.method.trains(0):
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
@@ -219,7 +219,9 @@ class Learner:
         taken = self._exemplar_means(phase.network, chosen.images, phase.transform, classes)
         if taken is not None:  # a class of which no exemplar is kept stands by its class mean
             taken = _filled(taken, means)
-        return replace(chosen, means=means, exemplar_means=taken, own=self.method.keep(phase))
+        # Laid out as they are read back: the last digits of what is computed with them hang on it.
+        own = {name: tensor.contiguous() for name, tensor in self.method.keep(phase).items()}
+        return replace(chosen, means=means, exemplar_means=taken, own=own)
 
     def _means(self, phase: Phase, now: Features) -> Tensor:
         """Return the class means (C, d) of NCM: those of classes at hand are taken, the others drift along (SDC)."""
@@ -294,7 +296,7 @@ class Learner:
         # Confidence is the softmax of cosines times the head's learned scale, 10 where it has none.
         scale = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
         found: dict[str, Scorer] = {}
-        if self.trained and self.method.trains(self.phases - 1):  # else the head does not know all classes
+        if self.method.trains(self.phases - 1):  # else the head does not know all classes
             found["cnn"] = Scorer(lambda seen: seen.logits)
         means = {"nme": self.memory.exemplar_means, "ame": oracle, "ncm": self.memory.means}
         for name, mean in means.items():
@@ -364,7 +366,8 @@ class Learner:
             raise ConfigError(f"classifier = {name!r}: this model has {', '.join(there)}")
         levels = self.method.levels(network) if name.startswith("analytic") else ()
         device = device_kind(self.config.accelerator)
-        return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels)
+        bf16 = choose_precision(self.config.precision, device) == "bf16"
+        return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels, bf16)
 
     def _known(self) -> tuple[Network, Transform]:
         if self.network is None or self.transform is None:
@@ -418,9 +421,10 @@ class Learner:
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
+        transform = self._known()[1]
         return {
-            "config": self.config.identity(),
-            "transform": self._known()[1].to_dict(),
+            "config": self.config.identity() | {"image_size": transform.size},  # found by now, where it was left open
+            "transform": transform.to_dict(),
             "classes": list(self.classes),
             "phases": self.phases,
             "trained": self.trained,

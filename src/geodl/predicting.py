@@ -104,16 +104,19 @@ class Recognizer:
     classes: tuple[str, ...]
     scorer: Scorer
     levels: tuple[str, ...] = ()
+    bf16: bool = False
+
+    def features(self, images: Images, *, mirror: bool = False) -> Features:
+        """Return what the network makes of images in memory, or of their mirrored copies."""
+        device = next(self.network.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            batches = evaluation(images, self.transform, mirror=mirror)
+            return features_of(self.network, batches, device, self.levels)
 
     def scores(self, images: Images) -> Tensor:
         """Return the scores (N, C) of images in memory."""
-        device = next(self.network.parameters()).device
         sides = (False, True) if self.scorer.mirrors else (False,)
-        views = [
-            features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
-            for side in sides
-        ]
-        return self.scorer(*views)
+        return self.scorer(*(self.features(images, mirror=side) for side in sides))
 
     def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""

@@ -154,7 +154,7 @@ def _compare(learner: Learner, outputs: list[str], data: bytes) -> float:
     theirs = dict(zip(outputs, map(torch.from_numpy, session.run(outputs, {"pixels": pixels.numpy()})), strict=True))
     worst = 0.0
     for name in (name for name in outputs if name != UNKNOWN):
-        recognizer = replace(learner.recognizer(name), transform=transform)
+        recognizer = replace(learner.recognizer(name), transform=transform, bf16=False)
         scores = recognizer.scores(images)
         confidences, strange = recognizer.scorer.judge(scores)
         worst = max(worst, float((theirs[name] - confidences).abs().max()))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from geodl.app.advice import advise
+from geodl.app.before import LONG, advise_before, training_seconds
 from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain
 from geodl.app.preparing import Prepared, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
@@ -17,7 +18,19 @@ from geodl.data.batches import fit
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.intake import Intake, Problems, decode, insist, typical_side
 from geodl.devices import available_cores, device_kind
-from geodl.events import Event, ImagesRead, IntakeDone, Listener, OptionsChosen, StepContinued, StepTaken, ignore
+from geodl.errors import ConfigError
+from geodl.events import (
+    Advised,
+    Event,
+    ImagesRead,
+    IntakeDone,
+    Listener,
+    OptionsChosen,
+    StepContinued,
+    StepTaken,
+    TimeEstimated,
+    ignore,
+)
 from geodl.files import fingerprint
 from geodl.learner import Learner
 from geodl.memory import Memory
@@ -32,6 +45,8 @@ from geodl.training import Interrupted
 class Learned:
     """What a learn step did; accuracies in %, on the validation images; None where there are none.
 
+    interval: of the accuracy, 95 %; judged: on how many images it rests; left_out: whether these were learned too, each judged
+    by the model without it.
     before, after: the accuracy on the classes that were known before the step, and on those that it added.
     earlier_images: whether the state before the step, which `undo` would bring back, holds images.
     """
@@ -43,6 +58,9 @@ class Learned:
     returning: tuple[str, ...]
     images: int
     accuracy: float | None
+    interval: tuple[float, float]
+    judged: int
+    left_out: bool
     before: float | None
     after: float | None
     per_class: dict[str, float | None]
@@ -62,8 +80,12 @@ def learn_step(
     strict: bool = False,
     listener: Listener = ignore,
     stop: Callable[[], bool] = lambda: False,
+    confirm: Callable[[float], bool] = lambda seconds: True,
 ) -> Learned:
-    """Learn the classes and images of an intake and save the new state; the caller holds the lock."""
+    """Learn the classes and images of an intake and save the new state; the caller holds the lock.
+
+    confirm: asked with an estimate in seconds before a training that takes long.
+    """
     step = (last.steps if last else 0) + 1
     kind = device_kind(str(options.get("accelerator") or "auto"))
     side = typical_side(intake.images)
@@ -97,6 +119,7 @@ def learn_step(
         trained=last is not None and last.learner.trained,
     )
     listener(OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
+    _before(chosen.config, len(train) + kept, len(ready.classes), last, options, listener, confirm)
     state = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop).learn(train, held)
     save(store, state)
     earlier = last is not None and last.stored_images > 0
@@ -105,6 +128,27 @@ def learn_step(
     )
     store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
     return result
+
+
+def _before(
+    config: RunConfig,
+    images: int,
+    classes: int,
+    last: State | None,
+    options: Mapping[str, Any],
+    listener: Listener,
+    confirm: Callable[[float], bool],
+) -> None:
+    """Say what would serve better and how long training will take, and ask where that is long."""
+    chosen = bool({"method", "network", "weights", "adapt"} & options.keys())
+    for sentence in advise_before(config, first=last is None, chosen=chosen):
+        listener(Advised(sentence))
+    if config.method == "analytic" or classes < 2:
+        return
+    seconds = training_seconds(config, images, classes)
+    listener(TimeEstimated(seconds))
+    if seconds > LONG and not confirm(seconds):
+        raise ConfigError("not confirmed: nothing was learned")
 
 
 class _Progress:
@@ -140,6 +184,8 @@ class _Step:
         identity = {"images": learned, "config": config.identity(), "phase": store.completed()}
         self.progress = _Progress(store, fingerprint(identity))
         unfinished = self.progress.load_progress()
+        if unfinished is None and store.load_progress() is not None:
+            listener(Advised("A learn step of other images or options was stopped before; this one gives it up."))
         # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
         began = unfinished[1]["threads"] if unfinished else None
         # Work on tiny pictures is over before a second thread has begun.
@@ -256,6 +302,9 @@ def summarize(
         returning=tuple(names[i] for i in present if i < known),
         images=images,
         accuracy=finite(confusion.accuracy),
+        interval=confusion.interval,
+        judged=confusion.images,
+        left_out=state.learner.left_out() is not None,
         before=finite(confusion.rate(range(known))),
         after=finite(confusion.rate(range(known, len(names)))),
         per_class={name: finite(value) for name, value in confusion.per_class.items()},

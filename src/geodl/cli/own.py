@@ -125,7 +125,7 @@ def learn(
     with stopper.watching(), watch.bar:
         try:
             done = IncrementalClassifier(model).learn(
-                images, again=again, strict=strict, listener=watch, stop=stopper, **options
+                images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **options
             )
         except Interrupted:
             raise Interrupted("stopped; how far it came is saved, and the same command goes on from there") from None

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from geodl.data.batches import fit
-from geodl.data.folder import TEST_NAMES, identity, natural_key, scan_folder, walk
+from geodl.data.folder import identity, natural_key, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown, upright_rgb
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
@@ -103,13 +103,12 @@ def _folder(root: Path, strict: bool) -> Intake:
             f"named after the class{first}"
         )
     paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
-    if {"train"} <= set(classes) <= {"train", *TEST_NAMES} and all(len(path.parts) > 2 for path in paths):
-        raise DataError(
-            f"{shown(root)}: its folders are the parts of a dataset, not classes; give the part to learn: {shown(root / 'train')}"
-        )
     if all(len(path.parts) > 2 for path in paths):
-        inside = shown(root / paths[0].parts[0])
-        problems += ((shown(root), f"its folders hold folders only; if those are the classes, give {inside} instead"),)
+        part = root / ("train" if "train" in classes else paths[0].parts[0])
+        raise DataError(
+            f"{shown(root)}: its folders hold folders, not images, so they are parts of a dataset, not classes; give one of them, "
+            f"such as {shown(part)}"
+        )
     names = tuple(shown(path) for path in paths)
     return Intake(shown(root), images, classes, names, problems)
 

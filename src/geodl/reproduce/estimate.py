@@ -123,12 +123,3 @@ def measure(shape: Shape) -> Speed:
 def steps_seconds(shape: Shape, turns: int, speed: Speed) -> float:
     """Estimate how long it takes to measure time and memory: the turns, one to warm up, and the steps for the peaks."""
     return (turns + 1 + PEAK_STEPS) * shape.batch * sum(1 / rate for rate in speed.training.values())
-
-
-def words(seconds: float) -> str:
-    """Say a time: 40 s, 12 min, 3.5 h, 2.1 days."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
