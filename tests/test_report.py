@@ -28,7 +28,7 @@ from geodl.config import Layer
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages
 from geodl.errors import StoreError
-from geodl.experiment import run
+from geodl.experiment import run_config
 from geodl.methods import configure
 from geodl.report import page, plots, sections
 from geodl.report.figures import CSS, Curve, _blues, heat, lines
@@ -65,7 +65,7 @@ EVIL = (
     "\ufffe\uffff",
     "عربي",
 )
-TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3}
+TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3, "ame": True}
 
 
 def made(names, train, test):
@@ -89,7 +89,7 @@ def make_runs(root):
 
     def go(name, images=six, **options):
         layer = Layer("test", TINY | {"data": "digits", "base": 3, "phases": 3, "method": "lucir"} | options)
-        run(configure([layer]).config, out=root / name, data=images)
+        run_config(configure([layer]).config, out=root / name, data=images)
 
     go("geo-1", distill="geodesic", seed=1)
     go("geo-2", distill="geodesic", seed=2)

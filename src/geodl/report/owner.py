@@ -23,6 +23,8 @@ PICTURES = 60
 """Wrongly classified pictures that are shown."""
 SIDE = 160
 """Largest side of such a picture in pixels."""
+TINY = 48
+"""Pictures with fewer pixels a side are shown as squares of color, not smoothed."""
 BARS = 40
 """Of more classes than these the best are folded."""
 NAMED = 12
@@ -112,7 +114,8 @@ def _steps(
             found = confusions_of(metrics) if (metrics := directory.load_metrics(phase)) else {}
             then = found[default_classifier(found)] if found else None
             mine = [i for i, each in enumerate(known) if each["step"] == record["step"]]
-            step |= {"judged": then.images if then else 0, "now": finite(now.rate(mine))}
+            several = then is not None and len(then.classes) > 1  # one class alone is always right
+            step |= {"judged": then.images if then and several else 0, "now": finite(now.rate(mine))}
         steps.append(step)
     return steps
 
@@ -236,6 +239,7 @@ def _pictures(
             "sure": 100 * float(confidences[i]) if judged.confidences is not None else None,
             "file": extra.get("stored", {}).get(digests[i], ""),
             "data": webp(checks.decode(i), SIDE),
+            "tiny": learner.transform is not None and learner.transform.size < TINY,
         }
         for i in order[:PICTURES]
     ]
