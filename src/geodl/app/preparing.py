@@ -41,7 +41,7 @@ class Prepared:
 
 
 def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> Prepared:
-    """Return the images internal labels and leave out what would contradict or repeat what is stored."""
+    """Return the images with internal labels, without what would contradict or repeat what is stored."""
     old = list(last.classes) if last else []
     position = {known.name: i for i, known in enumerate(old)}
     problems = list(intake.problems + decoded.problems) + _case_clashes(intake.classes, list(position))
@@ -57,7 +57,7 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     images = images.select(rows)
     hashes = short_hashes([decoded.digests[i] for i in rows])
     fresh = ~torch.isin(hashes, last.seen) if last else torch.ones(len(rows), dtype=torch.bool)
-    # A class of which every image was left out is not learned: the others move up.
+    # A class of which every image was skipped is not learned: the others move up.
     counts = torch.bincount(images.labels, minlength=len(position)).tolist()
     added = [name for name, i in position.items() if i >= len(old) and counts[i]]
     final = {known.name: i for i, known in enumerate(old)} | {name: len(old) + k for k, name in enumerate(added)}
