@@ -410,13 +410,12 @@ def choose(
 
 
 def _first_of_each(labels: Tensor, limit: int) -> Tensor:
-    """Return the rows, in order, of the first limit / classes images of each class; all where there are no more than limit."""
+    """Return the rows of the first limit / classes images of each class; all where there are no more than limit."""
     if len(labels) <= limit:
         return torch.arange(len(labels), device=labels.device)
     counts = torch.bincount(labels)
     ranks = torch.cat([torch.arange(count) for count in counts.tolist()]).to(labels.device)
-    first: Tensor = labels.argsort(stable=True)[ranks < max(2, limit // int((counts > 0).sum()))]
-    return first.sort().values
+    return labels.argsort(stable=True)[ranks < max(2, limit // int((counts > 0).sum()))]
 
 
 def temperature(scores: Tensor, labels: Tensor) -> float:
