@@ -347,7 +347,7 @@ def test_the_choice_is_that_of_fitting_without_each_image(seed, balanced, groupe
         for names in SUBSETS
         for gamma in (0.01, 0.1, 1.0)
     }
-    options = {"weights": weights, "groups": groups if grouped else None, "mirrored": copies}
+    options = {"balanced": balanced, "groups": groups if grouped else None, "mirrored": copies}
     choice = choose(products, WIDTHS, labels, SUBSETS, gammas=(0.01, 0.1, 1.0), **options)
     assert (choice.blocks, choice.gamma) == max(found, key=found.get)
     assert choice.accuracy == pytest.approx(max(found.values())[0])

@@ -209,7 +209,7 @@ class Statistics:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return what is stored: the triangle of G once, row by row, and C' in float32: 35 MB for M = 4096 and 100 classes."""
-        triangle = torch.cat([row[i:].float() for i, row in enumerate(self.upper)] or [self.upper.float().flatten()])
+        triangle = torch.cat([row[i:].float() for i, row in enumerate(self.upper)])
         _check(triangle, "the sums of the features have, in float32,")
         return {"gram": triangle, "sums": self.sums.float(), "counts": self.counts.clone()}
 
@@ -364,7 +364,7 @@ def choose(
     subsets: Sequence[Sequence[str]],
     *,
     gammas: Sequence[float] = GAMMAS,
-    weights: Tensor | None = None,
+    balanced: bool = False,
     groups: Tensor | None = None,
     mirrored: Blocks | None = None,
     limit: int = 2000,
@@ -377,36 +377,31 @@ def choose(
         labels: int64 (N,), 0 to classes - 1.
         subsets: the sets of blocks to try; the first is taken where no image can be judged.
         gammas: to try with each of them; the middle one is taken where no image can be judged.
-        weights: of the images in the fit and in the accuracy, (N,); see `class_weights`.
+        balanced: whether every class counts the same, in the fit (`class_weights`) and in the accuracy.
         groups: of near-duplicates, (N,).
         mirrored: products of the mirrored copies with the images, where prediction averages over both.
         limit: where there are more images, the first ones of each class, about this many in all, stand for the others.
     """
     rows = _first_of_each(labels, limit)
     labels, groups = labels[rows], None if groups is None else groups[rows]
-    weights = torch.ones(len(rows), dtype=torch.float64, device=labels.device) if weights is None else weights[rows]
-    known = judged(labels, groups)
+    weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
+    targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups)
     if not known.any():
         return Choice(tuple(subsets[0]), gammas[len(gammas) // 2], math.nan)
-    targets = targets_of(labels, int(labels.max()) + 1)
 
     def summed(parts: Blocks, names: Sequence[str]) -> Tensor:
         return torch.stack([parts[name][rows][:, rows] for name in names]).sum(0)
 
-    best, best_key = None, (-math.inf, -math.inf)
-    for names in subsets:
-        kernel, width = summed(products, names), sum(widths[name] for name in names)
-        copies = None if mirrored is None else summed(mirrored, names)
-        for gamma in gammas:
-            scores = solve_dual(kernel, targets, gamma, width, weights).leave_out(groups, copies)[known]
-            right = (scores.argmax(1) == labels[known]).double()
-            accuracy = float((right * weights[known]).sum() / weights[known].sum())
-            loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
-            key = (round(accuracy, 9), -float(loss))
-            if key > best_key:
-                best, best_key = Choice(tuple(names), gamma, accuracy), key
-    assert best is not None
-    return best
+    def quality(names: Sequence[str], gamma: float) -> tuple[float, float]:
+        fit = solve_dual(summed(products, names), targets, gamma, sum(widths[name] for name in names), weights)
+        scores = fit.leave_out(groups, None if mirrored is None else summed(mirrored, names))[known]
+        right = (scores.argmax(1) == labels[known]) * weights[known]
+        loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
+        return round(float(right.sum() / weights[known].sum()), 9), -float(loss)
+
+    found = {(tuple(names), gamma): quality(names, gamma) for names in subsets for gamma in gammas}
+    blocks, gamma = max(found, key=found.__getitem__)
+    return Choice(blocks, gamma, found[blocks, gamma][0])
 
 
 def _first_of_each(labels: Tensor, limit: int) -> Tensor:
