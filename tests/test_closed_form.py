@@ -349,8 +349,11 @@ def test_the_choice_is_that_of_fitting_without_each_image(seed, balanced, groupe
     }
     options = {"balanced": balanced, "groups": groups if grouped else None, "mirrored": copies}
     choice = choose(products, WIDTHS, labels, SUBSETS, gammas=(0.01, 0.1, 1.0), **options)
-    assert (choice.blocks, choice.gamma) == max(found, key=found.get)
-    assert choice.accuracy == pytest.approx(max(found.values())[0])
+    best, judged = max(found.values())[0], 24 - (int((groups == 100).sum()) if grouped else 0)
+    error = math.sqrt(best * (1 - best) / judged)
+    good = {each: loss for each, (accuracy, loss) in found.items() if accuracy >= best - error - 1e-9}
+    assert (choice.blocks, choice.gamma) == max(good, key=good.get)
+    assert choice.accuracy == pytest.approx(found[choice.blocks, choice.gamma][0])
 
 
 def test_with_more_images_than_the_limit_the_first_of_each_class_stand_for_all():
