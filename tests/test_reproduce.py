@@ -21,6 +21,7 @@ from geodl.reproduce import estimate, grid, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
 from geodl.reproduce.steps import Ratio, Shape
 from geodl.sweep import runner
+from geodl.text import duration
 from geodl.training import Interrupted
 
 ALL = ("cifar100", "imagenet-subset", "imagenet")
@@ -159,7 +160,7 @@ def test_work_counts_images():
     assert second.trained == 6 * (10 * 500 + 50 * 20)
     assert last.trained == 6 * (10 * 500 + 90 * 20)
     # herding and means; test; exemplars, mirrored too; AME's 150 a class
-    assert first.looked_at == 25000 + 50 * 100 + 2 * 50 * 20 + 50 * 150
+    assert first.evaluated == 25000 + 50 * 100 + 2 * 50 * 20 + 50 * 150
     joint = config_of(Training("joint", "none", 50, 5), "cifar100", "cpu", seed=1, data_dir=None, threads=None)
     assert [each.trained for each in estimate.work(joint)][1:] == [16 * 500 * seen for seen in (60, 70, 80, 90, 100)]
 
@@ -216,7 +217,7 @@ def test_time_of_timed_steps():
     ("seconds", "words"), [(40, "40 s"), (720, "12 min"), (12600, "3.5 h"), (181440, "2.1 days"), (0, "0 s")]
 )
 def test_words_for_times(seconds, words):
-    assert estimate.words(seconds) == words
+    assert duration(seconds) == words
 
 
 # -- asking first
@@ -439,7 +440,7 @@ def test_a_step_trains_the_student_and_not_the_teacher(distill):
     networks = [step.student] if step.teacher is None else [step.student, step.teacher]
     before = [[parameter.clone() for parameter in network.parameters()] for network in networks]
     step()
-    step.look()
+    step.evaluate()
     assert step.student.training
     moved = [
         any(not torch.equal(one, other) for one, other in zip(each, network.parameters(), strict=True))

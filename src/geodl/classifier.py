@@ -159,7 +159,7 @@ class IncrementalClassifier:
         return describe(store, self._state())
 
     def undo(self) -> dict[str, Any]:
-        """Take the last step (learn, rename or remove) back; give its record."""
+        """Take the last step (learn, rename or remove) back; return its record."""
         with self._writing() as store:
             done = store.completed()
             if not done:
@@ -217,7 +217,7 @@ class IncrementalClassifier:
             yield store
 
     def _state(self) -> State:
-        """Give the last complete state; read it anew if it is not the one read before."""
+        """Return the last complete state; read it anew if it is not the one read before."""
         store = self._open()
         stamp = store.stamp()
         if stamp is None:

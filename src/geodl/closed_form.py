@@ -209,7 +209,7 @@ class Statistics:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return what is stored: the triangle of G once, row by row, and C' in float32: 35 MB for M = 4096 and 100 classes."""
-        triangle = torch.cat([row[i:].float() for i, row in enumerate(self.upper)] or [self.upper.float().flatten()])
+        triangle = torch.cat([row[i:].float() for i, row in enumerate(self.upper)])
         _check(triangle, "the sums of the features have, in float32,")
         return {"gram": triangle, "sums": self.sums.float(), "counts": self.counts.clone()}
 
@@ -426,7 +426,7 @@ def choose(
     subsets: Sequence[Sequence[str]],
     *,
     gammas: Sequence[float] = GAMMAS,
-    weights: Tensor | None = None,
+    balanced: bool = False,
     groups: Tensor | None = None,
     mirrored: Blocks | None = None,
     limit: int = 2000,
@@ -439,45 +439,43 @@ def choose(
         labels: int64 (N,), 0 to classes - 1.
         subsets: the sets of blocks to try; the first is taken where no image can be judged.
         gammas: to try with each of them; the middle one is taken where no image can be judged.
-        weights: of the images in the fit and in the accuracy, (N,); see `class_weights`.
+        balanced: whether every class counts the same, in the fit (`class_weights`) and in the accuracy.
         groups: of near-duplicates, (N,).
         mirrored: products of the mirrored copies with the images, where prediction averages over both.
         limit: where there are more images, the first ones of each class, about this many in all, stand for the others.
     """
     rows = _first_of_each(labels, limit)
     labels, groups = labels[rows], None if groups is None else groups[rows]
-    weights = torch.ones(len(rows), dtype=torch.float64, device=labels.device) if weights is None else weights[rows]
-    known = judged(labels, groups)
+    weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
+    targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups)
     if not known.any():
         return Choice(tuple(subsets[0]), gammas[len(gammas) // 2], math.nan)
-    targets = targets_of(labels, int(labels.max()) + 1)
 
     def summed(parts: Blocks, names: Sequence[str]) -> Tensor:
         return torch.stack([parts[name][rows][:, rows] for name in names]).sum(0)
 
-    tried: list[tuple[Choice, float]] = []
-    for names in subsets:
-        kernel, width = summed(products, names), sum(widths[name] for name in names)
-        copies = None if mirrored is None else summed(mirrored, names)
-        for gamma in gammas:
-            scores = solve_dual(kernel, targets, gamma, width, weights).leave_out(groups, copies)[known]
-            right = (scores.argmax(1) == labels[known]).double()
-            accuracy = float((right * weights[known]).sum() / weights[known].sum())
-            loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
-            tried.append((Choice(tuple(names), gamma, accuracy), float(loss)))
-    best = max(choice.accuracy for choice, _ in tried)
+    def quality(names: Sequence[str], gamma: float) -> tuple[float, float]:
+        fit = solve_dual(summed(products, names), targets, gamma, sum(widths[name] for name in names), weights)
+        scores = fit.leave_out(groups, None if mirrored is None else summed(mirrored, names))[known]
+        right = (scores.argmax(1) == labels[known]) * weights[known]
+        loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
+        return float(right.sum() / weights[known].sum()), float(loss)
+
+    found = {(tuple(names), gamma): quality(names, gamma) for names in subsets for gamma in gammas}
+    best = max(accuracy for accuracy, _ in found.values())
     error = math.sqrt(best * (1 - best) / int(known.sum()))
-    return min((each for each in tried if each[0].accuracy >= best - error), key=lambda each: each[1])[0]
+    good = {choice: loss for choice, (accuracy, loss) in found.items() if accuracy >= best - error}
+    blocks, gamma = min(good, key=good.__getitem__)
+    return Choice(blocks, gamma, found[blocks, gamma][0])
 
 
 def _first_of_each(labels: Tensor, limit: int) -> Tensor:
-    """Return the rows, in order, of the first limit / classes images of each class; all where there are no more than limit."""
+    """Return the rows of the first limit / classes images of each class; all where there are no more than limit."""
     if len(labels) <= limit:
         return torch.arange(len(labels), device=labels.device)
     counts = torch.bincount(labels)
     ranks = torch.cat([torch.arange(count) for count in counts.tolist()]).to(labels.device)
-    first: Tensor = labels.argsort(stable=True)[ranks < max(2, limit // int((counts > 0).sum()))]
-    return first.sort().values
+    return labels.argsort(stable=True)[ranks < max(2, limit // int((counts > 0).sum()))]
 
 
 def temperature(scores: Tensor, labels: Tensor) -> float:

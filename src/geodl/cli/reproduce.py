@@ -113,7 +113,7 @@ def _announce(
 ) -> tuple[list[list[float]], float]:
     """Print the grid and the estimate of its time.
 
-    Give the estimated seconds of each phase of each job, and those of the steps that are timed for their own sake.
+    Return the estimated seconds of each phase of each job, and those of the steps that are timed for their own sake.
     """
     left = sum(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
     if jobs and not left:
@@ -196,7 +196,7 @@ class GridWatch(Watch):
 
 
 def _shape(dataset: str, length: Length) -> steps.Shape:
-    """Give what the steps of time-memory work on: the dataset's network and images."""
+    """Return what the steps of time-memory work on: the dataset's network and images."""
     training = Training("finetune", "geodesic", 50, 10)
     return estimate.shape_of(config_of(training, dataset, length, seed=1, data_dir=None, threads=None))
 

@@ -200,7 +200,7 @@ class Method:
     def losses(
         self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: "Distill | None"
     ) -> Losses:
-        """Return the named parts of the loss of a batch; their sum is minimised."""
+        """Return the named parts of the loss of a batch; their sum is minimized."""
         parts = {"ce": self.cross_entropy(phase, student.logits, batch.labels)}
         if teacher is not None and distill is not None:
             parts["distill"] = distill(student, teacher)

@@ -48,17 +48,17 @@ class Published:
 
 @cache
 def numbers() -> tuple[Published, ...]:
-    """Give every published number, in the paper's order."""
+    """Return every published number, in the paper's order."""
     return tuple(number for block in _file()["block"] for number in _expand(block))
 
 
 def same(method: str, distill: str) -> tuple[str, str]:
-    """Give the one name of a training that has two."""
+    """Return the one name of a training that has two."""
     return SAME.get((method, distill), (method, distill))
 
 
 def matching(config: Mapping[str, Any], base: int) -> list[Published]:
-    """Give the accuracies and forgetting rates published for the protocol of a run, under any name of its training.
+    """Return the accuracies and forgetting rates published for the protocol of a run, under any name of its training.
 
     config: the options of the run; base: the number of its base classes, which the options may leave open.
     """

@@ -75,7 +75,7 @@ def record(path: Path) -> Record:
 
 
 def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[float]:
-    """Give the seconds of each phase from its events.
+    """Return the seconds of each phase from its events.
 
     The time between the last event before an interruption and the start after it is not counted, whether something was
     computed in it or not.

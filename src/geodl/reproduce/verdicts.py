@@ -101,7 +101,7 @@ def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> T
 def _judge(
     rows: Rows, pairs: Sequence[tuple[str, str]], classifier: str, measure: str
 ) -> dict[tuple[str, str], tuple[Difference | None, str]]:
-    """Give the difference and the verdict of each pair that was run."""
+    """Return the difference and the verdict of each pair that was run."""
     found = {pair: difference(rows[pair[0]], rows[pair[1]], classifier, MEASURES[measure]) for pair in pairs}
     known = [each.spread for each in found.values() if each is not None and each.spread is not None]
     lower, borrowed = measure == "forgetting", max(known, default=None)
@@ -119,7 +119,7 @@ def _not_run(missing: Sequence[str]) -> list[str]:
 
 
 def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points | None:
-    """Give the paper's own difference on CIFAR-100: Table 1 at T = 5, or Table 2 at T = 10, both with 20 exemplars."""
+    """Return the paper's own difference on CIFAR-100: Table 1 at T = 5, or Table 2 at T = 10, both with 20 exemplars."""
     values = []
     for row in pair:
         metric = "forgetting" if measure == "forgetting" else "average"
@@ -137,7 +137,7 @@ def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points |
 
 
 def sort_out(records: Sequence[Record], preset: str) -> tuple[dict[str, list[Record]], list[tuple[Record, list[str]]]]:
-    """Give the records of each row, and those that depart from the preset with what is different in them."""
+    """Return the records of each row, and those that depart from the preset with what is different in them."""
     rows: dict[str, list[Record]] = {name: [] for name in ROWS}
     others = []
     taken: set[tuple[tuple[str, str], int]] = set()
@@ -161,7 +161,7 @@ def _departs(record: Record, preset: str) -> list[str]:
 
 
 def standing(rows: Rows, classifier: str) -> Table:
-    """Give what every row reached under one classifier."""
+    """Return what every row reached under one classifier."""
     table: list[list[Cell]] = [
         [name, len(records), *(_estimate(records, classifier, measure) for measure in MEASURES.values())]
         for name, records in rows.items()
@@ -175,7 +175,7 @@ def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estim
 
 
 def times(rows: Rows) -> Table:
-    """Give the minutes of each row: phase 0 of the runs that trained it, and the phases after it."""
+    """Return the minutes of each row: phase 0 of the runs that trained it, and the phases after it."""
     table: list[list[Cell]] = []
     for name, records in rows.items():
         base = [record.seconds[0] / 60 for record in records if not record.cached]
