@@ -1,5 +1,6 @@
 """What the page of a model tells the person whose images it learned, as plain data for its template."""
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,6 +17,7 @@ from geodl.predictors import Judged, default_classifier
 from geodl.report.details import webp
 from geodl.report.results import Run
 from geodl.store import Phase, RunDirectory
+from geodl.text import count
 
 PAIRS = 8
 """Pairs of classes that are shown as mixed up."""
@@ -59,11 +61,11 @@ def owner(run: Run, with_images: bool | None) -> dict[str, Any]:
         "accuracy": finite(confusion.accuracy),
         "interval": confusion.interval,
         "steps": _steps(directory, run.history, confusion, known),
-        "sure": _sure(judged),
-        "advice": _advice(confusion, known),
-        "pairs": _pairs(confusion),
+        "sure": how_sure(judged),
+        "advice": advice(confusion, known),
+        "pairs": mixed_up(confusion),
         "most": PAIRS,
-        "bars": _bars(confusion, known),
+        "bars": class_by_class(confusion),
         "shown": BARS,
         "named": NAMED,
         "pictures": _pictures(learner, checks, saved.extra, bool(with_images)),
@@ -125,7 +127,7 @@ def _day(time: str | None) -> str:
     return f"{when.day} {when:%B %Y}" if when else ""
 
 
-def _sure(judged: Judged | None) -> dict[str, Any] | None:
+def how_sure(judged: Judged | None) -> dict[str, Any] | None:
     """Return how often the model is right when it is so sure, from the surest images to the least sure ones."""
     if judged is None or judged.confidences is None:
         return None
@@ -134,29 +136,29 @@ def _sure(judged: Judged | None) -> dict[str, Any] | None:
     if len(said) < MEASURED:
         return None
     bands = []
-    for low, high in zip(BANDS, (1.01, *BANDS), strict=False):
+    for low, high in zip(BANDS, (math.inf, *BANDS), strict=False):
         rows = (said >= low) & (said < high)
         if rows.any():
-            words = (
-                f"{100 * low:.0f} % and more"
-                if high > 1
-                else f"{100 * low:.0f} to {100 * high:.0f} %"
-                if low
-                else f"under {100 * high:.0f} %"
-            )
-            bands.append((words, int(rows.sum()), 100 * float(right[rows].mean()), 100 * float(said[rows].mean())))
-    apart = sum(count * abs(accuracy - confidence) for _, count, accuracy, confidence in bands) / len(said)
-    return {"bands": bands, "apart": apart, "said": 100 * float(said.mean()), "right": 100 * float(right.mean())}
+            found = (int(rows.sum()), 100 * float(right[rows].mean()), 100 * float(said[rows].mean()))
+            bands.append((_band(low, high), *found))
+    apart = sum(images * abs(accuracy - confidence) for _, images, accuracy, confidence in bands) / len(said)
+    return {"bands": bands, "apart": apart}
 
 
-def _pairs(confusion: Confusion) -> list[dict[str, Any]]:
+def _band(low: float, high: float) -> str:
+    if high > 1:
+        return f"{100 * low:.0f} % and more"
+    return f"{100 * low:.0f} to {100 * high:.0f} %" if low else f"under {100 * high:.0f} %"
+
+
+def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
     """Return the classes that are taken for each other, the most frequent first."""
     totals, found = confusion.counts.sum(dim=1).tolist(), []
     both = confusion.counts + confusion.counts.T
     for i, j in both.triu(1).nonzero().tolist():
         there, back = int(confusion.counts[i, j]), int(confusion.counts[j, i])
         one, other = ((i, j, there), (j, i, back)) if there >= back else ((j, i, back), (i, j, there))
-        ways = [(confusion.classes[a], confusion.classes[b], count, totals[a]) for a, b, count in (one, other) if count]
+        ways = [(confusion.classes[a], confusion.classes[b], wrong, totals[a]) for a, b, wrong in (one, other) if wrong]
         found.append(
             {
                 "names": (confusion.classes[one[0]], confusion.classes[one[1]]),
@@ -168,46 +170,36 @@ def _pairs(confusion: Confusion) -> list[dict[str, Any]]:
     return sorted(found, key=lambda pair: (-pair["wrong"], pair["images"]))
 
 
-def _bars(confusion: Confusion, known: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def class_by_class(confusion: Confusion) -> list[dict[str, Any]]:
     """Return the accuracy on each class, the worst first, those that were not measured last."""
     totals, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
     bars = [
-        {
-            "name": name,
-            "accuracy": finite(confusion.rate([i])),
-            "right": right[i],
-            "judged": totals[i],
-            "images": known[i]["images"],
-        }
+        {"name": name, "accuracy": finite(confusion.rate([i])), "right": right[i], "judged": totals[i]}
         for i, name in enumerate(confusion.classes)
     ]
     return sorted(bars, key=lambda bar: (bar["accuracy"] is None, bar["accuracy"], -bar["judged"]))
 
 
-def _advice(confusion: Confusion, known: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def advice(confusion: Confusion, known: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return what would make the model better: a heading and what to do, the most useful first."""
     if len(known) == 1:
         return [("Add a second class", "There is nothing to tell apart until the model knows two classes or more.")]
     found = []
-    for pair in _pairs(confusion)[:3]:
+    for pair in mixed_up(confusion)[:3]:
         if pair["wrong"] >= 2 and pair["wrong"] >= MIXED * pair["images"]:
-            (first, second), words = (
-                pair["names"],
-                f"{pair['wrong']} of their {pair['images']} images were taken for the other.",
-            )
+            words = f"{pair['wrong']} of their {pair['images']} images were taken for the other."
             remedy = "See that none lies in the wrong folder; then add images that show what tells them apart."
-            found.append((f"Look at {first} and {second}", f"{words} {remedy}"))
+            found.append(("Look at " + " and ".join(pair["names"]), f"{words} {remedy}"))
     weak = [
-        bar
-        for bar in _bars(confusion, known)
-        if bar["accuracy"] is not None and bar["accuracy"] < WEAK and bar["judged"] >= 2
+        f"{bar['name']} ({bar['right']} of {bar['judged']} right)"
+        for bar in class_by_class(confusion)
+        if bar["judged"] >= 2 and bar["accuracy"] < WEAK
     ]
     if weak:
-        words = _listed([f"{bar['name']} ({bar['right']} of {bar['judged']} right)" for bar in weak])
-        found.append(("Add more, and more varied, images", f"Weak: {words}."))
+        found.append(("Add more, and more varied, images", f"Weak: {_listed(weak)}."))
     few = [f"{each['name']} ({each['images']})" for each in known if 0 < each["images"] < FEW]
     if few:
-        found.append(("Very few images", f"{_listed(few)}. From {FEW} images on a class becomes reliable."))
+        found.append(("Very few images", f"{_listed(few)}. Predictions of them are shaky; {FEW} or more images help."))
     low, high = confusion.interval
     if confusion.images and high - low > WIDE:
         words = f"It rests on {confusion.images} images: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
@@ -254,7 +246,7 @@ def _kept(learner: Learner | None, checks: Images | None) -> str:
     features = len(learner.memory.own.get("labels", ()))
     size = readable(pictures * 3 * learner.transform.size**2)
     parts = [
-        f"{pictures} pictures, {size}" if pictures else "no picture",
-        f"the features of {features:,} images" if features else "",
+        f"{count(pictures, 'picture')}, {size}" if pictures else "no picture",
+        f"the features of {count(features, 'image')}" if features else "",
     ]
     return " and ".join(filter(None, parts))
