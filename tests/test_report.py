@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.directories import content, rewrite
 
 from geodl.cli import app
 from geodl.cli.options import Common, effective
@@ -36,7 +37,6 @@ from geodl.report.published import numbers
 from geodl.report.results import Estimate, Setting, estimate, read_run, read_settings
 from geodl.report.tables import Best, Points, Table, compare, comparison_table, comparisons, summary, write_tables
 from geodl.text import printable
-from tests.directories import content, rewrite
 
 NAMES = ("Katze", "小猫", "__dunder", "$x^2$ </script>&", 'ёж "quoted"', "a very long class name that goes on")
 # What class names must not do: end or open elements, comments and data, run, turn the writing round, fail to be encoded.
