@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image
+from tests.directories import rewrite
 from torch import nn
 
 import geodl
@@ -544,7 +545,7 @@ def test_models_of_other_versions_open(model, weeks):
     path = model.path / "phases" / "00" / "extra.json"
     extra = json.loads(path.read_text())
     extra["config"]["an option of another version"] = 7
-    path.write_text(json.dumps(extra))
+    rewrite(path, extra)
     assert len(IncrementalClassifier(model.path).predict(weeks[0])) == 30
 
 

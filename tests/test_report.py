@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.directories import rewrite
 
 from geodl.cli import app
 from geodl.cli.options import Common, effective
@@ -109,6 +110,7 @@ def test_an_epoch_that_was_repeated_after_a_kill_counts_once(runs, tmp_path):
     path = tmp_path / "again" / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
     repeated = next(event for event in events if event["kind"] == "epoch" and event["phase"] == 3) | {"loss": 77.0}
+    del repeated["crc32"]
     with path.open("a") as file:
         file.write(json.dumps(repeated) + "\n" + json.dumps(repeated | {"epoch": 2, "loss": "nan"}) + "\n")
     epochs = read_run(tmp_path / "again").epochs
@@ -145,7 +147,7 @@ def test_a_likeness_that_could_not_be_computed_is_left_out(runs, tmp_path):
     path = tmp_path / "run" / "phases" / "02" / "metrics.json"
     metrics = json.loads(path.read_text())
     del metrics["likeness"]["svcca"]  # features that do not vary have no correlation
-    path.write_text(json.dumps(metrics))
+    rewrite(path, metrics)
     setting = read_settings([tmp_path / "run"])[0]
     assert [value is None for value in setting.likeness("svcca")] == [False, False, True, False]
     assert "<svg" in page.render([setting])
