@@ -171,7 +171,7 @@ def odd_tensors(draw: random.Random, path: Path) -> bool:
 
 
 def replace(draw: random.Random, path: Path, outside: Path) -> None:
-    """Put something else in the place of a file or folder; `outside` is a folder with a copy of it, which must not change."""
+    """Put something else in the place of a file or folder, which goes `outside`: nothing there may change."""
     was_folder = path.is_dir()
     path.rename(outside / path.name)
     kinds = [

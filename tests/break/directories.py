@@ -1,4 +1,4 @@
-"""Families about the directories of runs and models: every read gives the same answer or one line, every write old or new."""
+"""Families about run and model directories: a read gives the same answer or one line, a write the old or the new state."""
 
 import errno
 import io
@@ -6,7 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -99,6 +99,9 @@ def answers(path: Path) -> dict[str, Any]:
         found = run.load_phase(t)
         return [plain(found.model), plain(found.memory), found.metrics, found.extra]
 
+    def memory(t: int) -> Any:
+        return plain(run.load_memory(t))
+
     def progress() -> Any:
         found = run.load_progress()
         return found and [plain(found[0]), found[1]]
@@ -118,9 +121,11 @@ def answers(path: Path) -> dict[str, Any]:
         "summary": summary,
     }
     for t in range(4):
-        reads |= {f"phase {t}": lambda t=t: phase(t), f"remembers {t}": lambda t=t: run.remembers(t)}  # type: ignore[misc]
-        reads |= {f"metrics {t}": lambda t=t: run.load_metrics(t), f"extra {t}": lambda t=t: run.load_extra(t)}  # type: ignore[misc]
-        reads |= {f"memory {t}": lambda t=t: plain(run.load_memory(t))}  # type: ignore[misc]
+        reads[f"phase {t}"] = partial(phase, t)
+        reads[f"remembers {t}"] = partial(run.remembers, t)
+        reads[f"metrics {t}"] = partial(run.load_metrics, t)
+        reads[f"extra {t}"] = partial(run.load_extra, t)
+        reads[f"memory {t}"] = partial(memory, t)
     return {name: attempt(read) for name, read in reads.items()}
 
 
