@@ -483,10 +483,10 @@ def test_one_bad_run_does_not_hide_the_others(tmp_path):
 
 def test_odd_results_are_no_reason_to_fail(run, tmp_path):
     path = run.path / "phases" / "01" / "metrics.json"
-    for value, shown in (({"headline": 5}, None), ({}, None), ({"headline": "[red]x"}, "[red]x")):
+    for value, shown in (({"headline": 5}, None), ({}, None), ({"headline": "[red]x\x1b[0m\n"}, "[red]x\x1b[0m\n")):
         rewrite(path, value)
         assert summarize(run.path).result == shown
-    assert "[red]x" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
+    assert r"[red]x\x1b[0m\n" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
     failed = geodl("runs", "show", str(run.path), cwd=tmp_path, status=2)
     assert "metrics.json is damaged, or not a file of geodl's" in failed.stderr
     rewrite(path, [])

@@ -233,7 +233,7 @@ def odd_name(draw: random.Random, phases: Path) -> None:
         "9" * 200,
     ]
     names += ["02", "07", "100", "99999999999999999999", MANIFEST, ".02", "0\n2", "\x1b[31m", "phases"]
-    path = phases / draw.choice(names)
+    path = phases / draw.choice([name for name in names if not (phases / name).exists()])
     kind = draw.choice(["file", "link to nothing", "link to a phase", "pipe", "folder"])
     if kind == "folder":
         path.mkdir() if path.name != "02" else path.write_text("")  # an empty phase is a damaged one: of another family

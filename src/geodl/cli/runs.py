@@ -50,8 +50,14 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
         # The path that an error begins with is the run's own, which the line names already.
         words = run.result if run.error is None else run.error.replace(f"{run.path}/", "").replace(f"{run.path} ", "")
         counted = f"{run.done}/{run.total or '-'}"
-        table.add_row(Text(run.name), run.state, counted, Text(words or ""), readable(run.size))
+        table.add_row(_harmless(run.name), run.state, counted, _harmless(words or ""), readable(run.size))
     say(table)
+
+
+def _harmless(words: str) -> Text:
+    """Return words from a file with control characters spelled out, so that they do nothing to a terminal."""
+    signs = (sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in words)
+    return Text("".join(signs))
 
 
 def show(run: Run, /, *, as_json: Json = False) -> None:
