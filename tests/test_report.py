@@ -33,6 +33,7 @@ from geodl.report.figures import CSS, Curve, _blues, heat, lines
 from geodl.report.published import numbers
 from geodl.report.results import Estimate, estimate, read_run, read_settings
 from geodl.report.tables import Points, Table, compare, comparison_table, comparisons, summary, write_tables
+from geodl.store import RunDirectory
 
 NAMES = ("Katze", "小猫", "__dunder", "$x^2$ </script>&", 'ёж "quoted"', "a very long class name that goes on")
 TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3}
@@ -107,12 +108,12 @@ def test_a_run_is_read_as_it_was_stored(runs):
 
 def test_an_epoch_that_was_repeated_after_a_kill_counts_once(runs, tmp_path):
     shutil.copytree(runs / "geo-1", tmp_path / "again")
-    path = tmp_path / "again" / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    repeated = next(event for event in events if event["kind"] == "epoch" and event["phase"] == 3) | {"loss": 77.0}
-    del repeated["crc32"]
-    with path.open("a") as file:
-        file.write(json.dumps(repeated) + "\n" + json.dumps(repeated | {"epoch": 2, "loss": "nan"}) + "\n")
+    store = RunDirectory(tmp_path / "again")
+    event = next(event for event in store.read_events() if event["kind"] == "epoch" and event["phase"] == 3)
+    fields = {key: value for key, value in event.items() if key not in ("kind", "time")}
+    with store.lock():
+        store.events("epoch", **fields | {"loss": 77.0})
+        store.events("epoch", **fields | {"epoch": 2, "loss": float("nan")})
     epochs = read_run(tmp_path / "again").epochs
     assert len(epochs) == 4
     assert epochs[-1].loss == 77.0
