@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests import tiny
-from tests.directories import content, contents, make, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
+from tests.directories import content, contents, make, metrics_of, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
 from tests.test_cli import geodl
 
 from geodl.errors import StoreError
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_now_is_not_given_up(store, monkeypatch):
         patch.setattr(os, "open", fail)
         with pytest.raises(StoreError, match=r"Permission denied$"):
             store.load_metrics(2)
-    assert store.load_metrics(2) == {"headline": "2 %"}
+    assert store.load_metrics(2) == metrics_of(2)
 
 
 def test_a_damaged_last_step_can_be_taken_back(store):
@@ -270,7 +270,7 @@ def test_other_names_beside_the_phases_are_not_phases(run, name, kind):
     assert run.stamp()[0] == 2
     with run.lock():
         save_phase(run, 2)
-    assert run.load_metrics(2) == {"headline": "2 %"}
+    assert run.load_metrics(2) == metrics_of(2)
     assert os.path.lexists(path)
 
 
@@ -490,10 +490,11 @@ def test_one_bad_run_does_not_hide_the_others(tmp_path):
 
 def test_odd_results_are_no_reason_to_fail(run, tmp_path):
     path = run.path / "phases" / "01" / "metrics.json"
-    for value, shown in (({"headline": 5}, None), ({}, None), ({"headline": "[red]x\x1b[0m\n"}, "[red]x\x1b[0m\n")):
+    for value, shown in (({"accuracy": {}}, None), ({}, None), (metrics_of(1), "1.0 % on 2 classes (k-NME)")):
         rewrite(path, value)
         assert summarize(run.path).result == shown
-    assert r"[red]x\x1b[0m\n" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
+    rewrite(path, {"accuracy": {"nme": "[red]"}, "classes": 5})
+    assert "damaged" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
     failed = geodl("runs", "show", str(run.path), cwd=tmp_path, status=2)
     assert "metrics.json is damaged, or not a file of geodl's" in failed.stderr
     rewrite(path, [])

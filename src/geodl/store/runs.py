@@ -52,7 +52,7 @@ def headline(metrics: Mapping[str, Any], path: Path) -> str | None:
         accuracy, classes = metrics.get("accuracy") or {}, len(metrics.get("classes", ()))
         known = {name: value for name, value in accuracy.items() if value is not None}
         name = default_classifier(known) if known else None
-        return f"{known[name]:.1f} % on {classes} classes ({CLASSIFIERS[name]})" if name else None
+        return f"{known[name]:.1f} % on {classes} {'class' if classes == 1 else 'classes'} ({CLASSIFIERS[name]})" if name else None
 
 
 def directory_size(path: Path) -> int:
