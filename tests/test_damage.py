@@ -14,7 +14,7 @@ from tests.directories import content, contents, make, metrics_of, no_waiting, r
 from tests.test_cli import geodl
 
 from geodl.errors import StoreError
-from geodl.experiment import run as run_experiment
+from geodl.experiment import run_config
 from geodl.reproduce import records
 from geodl.store import RunDirectory, list_runs, summarize
 
@@ -196,7 +196,7 @@ def test_a_phase_that_is_replaced_while_it_is_read_is_read_anew(store, monkeypat
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    run_experiment(tiny.config(method="finetune", analysis=False), out=path, data=tiny.dataset())
+    run_config(tiny.config(method="finetune", analysis=False), out=path, data=tiny.dataset())
     return path
 
 
@@ -206,7 +206,7 @@ def test_a_run_is_not_complete_over_a_damaged_phase(finished, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
 
     def again():
-        run_experiment(tiny.config(method="finetune", analysis=False), out=tmp_path / "run", data=tiny.dataset())
+        run_config(tiny.config(method="finetune", analysis=False), out=tmp_path / "run", data=tiny.dataset())
 
     with pytest.raises(StoreError, match=r"phases/00/model\.safetensors is damaged"):
         again()
