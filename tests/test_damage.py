@@ -496,6 +496,6 @@ def test_odd_results_are_no_reason_to_fail(run, tmp_path):
     rewrite(path, {"accuracy": {"nme": "[red]"}, "classes": 5})
     assert "damaged" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
     failed = geodl("runs", "show", str(run.path), cwd=tmp_path, status=2)
-    assert "metrics.json is damaged, or not a file of geodl's" in failed.stderr
+    assert "is damaged, or not a file of geodl's" in failed.stderr
     rewrite(path, [])
     assert summarize(run.path).state == "damaged"
