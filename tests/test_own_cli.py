@@ -291,8 +291,8 @@ def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     assert "known before: digit 1" in out
     accuracy = float(re.findall(r"^(\d+\.\d+)$", out, re.M)[-1])  # printed by the last block
     assert accuracy > 80
-    assert re.search(r"scans\.onnx: 6 classes, [\d.]+ [kM]B; differs from the model by .* at most", out)
-    assert Path("scans.onnx").exists()
+    assert re.search(r"trained\.onnx: 6 classes, [\d.]+ kB; differs from the model by .* at most", out)
+    assert Path("trained.onnx").exists()
 
 
 @pytest.mark.slow
