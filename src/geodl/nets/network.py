@@ -75,6 +75,9 @@ class Network(nn.Module):
         unknown = [name for name in (*names, *grids) if name not in self.level_names]
         if unknown:
             raise ConfigError(f"unknown level {unknown[0]!r}; allowed are {', '.join(self.level_names)}")
+        for name in names:
+            if grids[name] < 1:
+                raise ConfigError(f"grid of {grids[name]} cells a side for {name}; at least 1 is needed")
         maps = self.backbone.levels(x)
         # Averaged in float32 also where the map has half the bits: then the average keeps more than those.
         return {name: _on_grid(_at_least_float32(maps[name]), grids[name]) for name in names}
