@@ -359,11 +359,13 @@ class Fitted:
     def scores(self, z: Blocks, chunk: int = 2048) -> Tensor:
         """Return the scores (N, classes) of features z: (N, d_b) by block, some images at a time."""
         count = len(next(iter(z.values())))
-        parts = [self.head.new_empty(0, self.head.shape[1])]
-        for start in range(0, count, chunk):
-            some = {name: z[name][start : start + chunk] for name in self.expansion.sizes}
-            parts.append(self.expansion(self.standardization(some)) @ self.head)
-        return torch.cat(parts)
+        some = [{name: z[name][start : start + chunk] for name in z} for start in range(0, count, chunk)]
+        return torch.cat([self.head.new_empty(0, self.head.shape[1]), *map(self.scores_at_once, some)])
+
+    def scores_at_once(self, z: Blocks) -> Tensor:
+        """Return the scores (N, classes) without a loop over N, as a graph for any number of images needs it."""
+        some = {name: z[name] for name in self.expansion.sizes}
+        return self.expansion(self.standardization(some)) @ self.head
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""
