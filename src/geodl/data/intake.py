@@ -72,7 +72,9 @@ class Decoded:
 
 
 def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, *, strict: bool = False) -> Intake:
-    """Take a folder of class folders, arrays with labels, or a torch Dataset of (image, label) pairs."""
+    """Take a folder of class folders, arrays with labels, a torch Dataset of (image, label) pairs, or an intake as it is."""
+    if isinstance(source, Intake):
+        return source
     if isinstance(source, str | Path):
         if labels is not None:
             raise DataError(f"labels were given with the folder {source}: the folders of a folder are its classes")
