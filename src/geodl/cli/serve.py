@@ -1,6 +1,7 @@
 """``geodl serve``: a model behind a page and an HTTP interface."""
 
 import webbrowser
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -84,4 +85,5 @@ def serve(
     line("Ctrl-C stops it")
     if open_page:
         webbrowser.open(full)
-    server.run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # uvicorn passes it on once all has ended
+        server.run(sockets=[listening])
