@@ -6,9 +6,8 @@ import time
 from contextlib import contextmanager
 
 import httpx
-import uvicorn
 
-from geodl.serve.app import create_app
+from geodl.serve.app import create_app, listen
 
 TOKEN = "a-token-for-the-tests-alone"
 QUICK = {"epochs": 2, "threads": 1}
@@ -55,9 +54,7 @@ class Client(httpx.Client):
 def running(model, **how):
     """Serve a model; yield the address."""
     app = create_app(model, token=TOKEN, **({"options": QUICK} | how))
-    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
-    listening = config.bind_socket()
+    server, listening = listen(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -72,7 +72,9 @@ def test_predictions_are_those_of_the_model(reader, base, digits, tmp_path):
     assert [each["name"] for each in found] == [path.name for path in paths]
     for each, other in zip(found, expected, strict=True):
         assert [entry["label"] for entry in each["top"]] == [label for label, _ in other.top]
-        assert [entry["confidence"] for entry in each["top"]] == pytest.approx([value for _, value in other.top], abs=1e-5)
+        assert [entry["confidence"] for entry in each["top"]] == pytest.approx(
+            [value for _, value in other.top], abs=1e-5
+        )
         assert each["label"] == other.label
         assert each["unknown"] is other.unknown
 
@@ -284,11 +286,15 @@ def test_a_folder_on_the_server(model, digits, tmp_path):
         assert client.names() == [f"digit {label}" for label in range(4)]
 
 
-def test_files_to_take_away(client, tmp_path):
+def test_the_report(client):
     page = client.get("/api/v1/export/report")
     assert page.status_code == 200, page.text
     assert page.headers["content-disposition"].startswith("attachment")
     assert "<!doctype html>" in page.text[:100].lower()
+
+
+@pytest.mark.slow
+def test_the_onnx_file(client):
     onnx = client.get("/api/v1/export/onnx")
     assert onnx.status_code == 200, onnx.text
     import onnxruntime
@@ -313,7 +319,12 @@ CHANGES = [
 
 @pytest.mark.parametrize(("path", "body"), CHANGES)
 def test_changes_need_the_token(reader, path, body):
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": TOKEN}):
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Authorization": TOKEN},
+    ):
         answer = httpx.post(f"{reader.url}/api/v1/{path}", json=body, headers=headers)
         assert answer.status_code == 401
         assert "needs the token" in answer.json()["error"]
@@ -434,7 +445,7 @@ def _half(url):
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
         b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-        b"Content-Length: 10000\r\n\r\n--b\r\nContent-Disposition: form-data; name=\"images\"; filename=\"x\"\r\n\r\nhalf"
+        b'Content-Length: 10000\r\n\r\n--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\nhalf'
     )
     return connection
 
@@ -492,7 +503,9 @@ def test_hosts():
         True, True, True, False, False, False, False,
     ]  # fmt: skip
     own = names_of("127.0.0.1")
-    assert all(is_allowed(name, "127.0.0.1", own) for name in ("127.0.0.1:80", "localhost", "[::1]:8000", "LOCALHOST:1"))
+    assert all(
+        is_allowed(name, "127.0.0.1", own) for name in ("127.0.0.1:80", "localhost", "[::1]:8000", "LOCALHOST:1")
+    )
     assert not any(is_allowed(name, "127.0.0.1", own) for name in ("192.168.1.5", "pc", "", "evil.example", "["))
     wide = names_of("0.0.0.0") | {"box.example"}
     assert all(is_allowed(name, "0.0.0.0", wide) for name in ("192.168.1.5:8000", "box.example", socket.gethostname()))
@@ -534,7 +547,9 @@ def test_a_server_that_is_killed_while_it_teaches(model, digits):
             assert client.names() == ["digit 0", "digit 1"]
             assert [(job["id"], job["state"]) for job in client.get("/api/v1/jobs").json()] == [(key, "interrupted")]
             assert client.post(f"/api/v1/jobs/{key}/resume").status_code == 200
-            assert client.until(lambda: (job := client.job(key))["state"] in ("done", "failed") and job)["state"] == "done"
+            assert (
+                client.until(lambda: (job := client.job(key))["state"] in ("done", "failed") and job)["state"] == "done"
+            )
             assert client.names() == ["digit 0", "digit 1", "digit 2"]
         assert not (model / "teaching").exists()
     finally:

@@ -36,9 +36,7 @@ def serve(
     address that is printed, or the value of the environment variable GEODL_TOKEN.
     """
     try:
-        import uvicorn
-
-        from geodl.serve.app import create_app
+        from geodl.serve.app import create_app, listen
         from geodl.serve.security import TOKEN_VARIABLE, choose_token, is_loopback
     except ImportError as error:
         raise MissingExtraError("serve", "geodl serve") from error
@@ -54,21 +52,8 @@ def serve(
         allow_folder=allow_folder,
         options={name: value for name, value in asdict(flags).items() if value is not None},
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=3,
-        )
-    )
-    listening = server.config.bind_socket()
-    port = listening.getsockname()[1]
-    shown = f"[{host}]" if ":" in host else "localhost" if is_loopback(host) and host == "localhost" else host
-    address = f"http://{shown}:{port}/"
+    server, listening = listen(app, host, port)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
     full = f"{address}#token={token}" if fresh and not read_only else address
     line(f"{printable(str(model))} is served at {full}", "bold")
     if not fresh and not read_only:

@@ -302,11 +302,19 @@ def resume(key: str, here: Here) -> dict[str, Any]:
 def model(here: Here) -> dict[str, Any]:
     """Say what the model knows and keeps: classes with their accuracy, what it mixes up, its history."""
     facts: dict[str, Any] = dict.fromkeys(schemas.Model.model_fields, 0)
-    facts |= {"classes": [], "steps": [], "confusions": [], "accuracy": None, "network": None, "image_size": None}
+    can_redo = hasattr(here.model, "redo")
+    facts |= {
+        "classes": [],
+        "steps": [],
+        "confusions": [],
+        "accuracy": None,
+        "network": None,
+        "image_size": None,
+        "redo": can_redo,
+    }
     if here.model.stamp is not None:
         facts |= here.model.info()
     has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
-    can_redo = hasattr(here.model, "redo")
     return facts | {
         "name": printable(here.path.resolve().name),
         "redo": int(facts["redo"]) if can_redo else 0,

@@ -1,11 +1,13 @@
 """The application: the page, the HTTP interface, and every error as one plain sentence."""
 
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -74,6 +76,37 @@ def create_app(
     app.add_api_route("/docs", _docs, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     return app
+
+
+class _Listening(uvicorn.Server):
+    """Ends the event streams first when it shall end: a page that is open would hold it up."""
+
+    def __init__(self, app: FastAPI, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._shared: Server = app.state.server
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._shared.closing = True
+        await super().shutdown(sockets)
+
+
+def listen(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> tuple[uvicorn.Server, socket.socket]:
+    """Return a server, ready to `run(sockets=[...])`, and its socket, which listens already; port 0: any that is free."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+    )
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    return _Listening(app, config), listening
 
 
 async def _page() -> FileResponse:

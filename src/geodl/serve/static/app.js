@@ -4,10 +4,10 @@
 const $ = (id) => document.getElementById(id);
 const API = "/api/v1/";
 const BATCH = 8; // images in one request to recognize
-const SHOWN = 24; // thumbnails of a class
+const SHOWN = 23; // thumbnails of a class
 const MOST = 100; // results kept on the page
 
-const page = { model: null, jobs: [], trays: new Map(), results: 0, mine: new Map(), dismissed: new Set(), state: null };
+const page = { model: null, jobs: [], trays: new Map(), mine: new Map(), dismissed: new Set(), state: null };
 
 // ------------------------------------------------------------------------------------------------------------ elements
 
@@ -214,7 +214,10 @@ async function shoot(act) {
 // --------------------------------------------------------------------------------------------------------- recognizing
 
 async function recognize(found) {
-  const cards = found.map(({ file }) => resultCard(file)); // oldest first, each put on top
+  const cards = found.map(({ file }) => resultCard(file));
+  $("results").prepend(...cards.map((card) => card.item));
+  while ($("results").children.length > MOST) $("results").lastElementChild.remove();
+  drawResultsHead();
   for (let start = 0; start < cards.length; start += BATCH) {
     const some = cards.slice(start, start + BATCH);
     const form = new FormData();
@@ -234,12 +237,7 @@ function resultCard(file) {
   const url = URL.createObjectURL(file);
   const body = el("div", {}, el("p", { className: "muted", textContent: "looking…" }));
   const item = el("li", {}, el("img", { className: "picture", src: url, alt: show(file.name || "image") }), body);
-  $("results").prepend(item);
-  const card = { file, url, body, item };
-  page.results += 1;
-  while ($("results").children.length > MOST) $("results").lastElementChild.remove();
-  drawResultsHead();
-  return card;
+  return { file, body, item };
 }
 
 function drawResultsHead() {
@@ -265,9 +263,9 @@ function drawResult(card, found) {
       title: locked ? "" : `It is ${show(label)}: put the image into the tray to be taught`,
       on: { click: () => correct(card, label) },
     }, el("span", { textContent: show(label) }), bar(confidence), el("b", { textContent: `${Math.round(confidence * 100)} %` }))));
-  const name = el("input", { placeholder: "Wrong? Name the right class", ariaLabel: "The right class of this image", maxLength: 255, autocomplete: "off", required: true });
+  const name = el("input", { placeholder: "Another class", ariaLabel: "The right class of this image", maxLength: 255, autocomplete: "off", required: true });
   name.setAttribute("list", "known");
-  card.note = el("p", { className: "done", role: "status", hidden: true });
+  card.note = el("p", { className: "noted", role: "status", hidden: true });
   const fix = el("form", { className: "fix", hidden: locked, on: { submit: (event) => { event.preventDefault(); correct(card, name.value.trim()); name.value = ""; } } },
     name, el("button", { className: "small", textContent: "Correct" }));
   const similar = found.similar.map((each) => el("figure", {},
@@ -298,7 +296,7 @@ function put(label, files) {
   const tray = page.trays.get(label) || [];
   const there = new Set(tray.map(({ file }) => `${file.name} ${file.size} ${file.lastModified}`));
   const fresh = files.filter((file) => !there.has(`${file.name} ${file.size} ${file.lastModified}`));
-  page.trays.set(label, [...tray, ...fresh.map((file) => ({ file, url: URL.createObjectURL(file), flaw: "" }))]);
+  page.trays.set(label, [...tray, ...fresh.map((file) => ({ file, url: URL.createObjectURL(file), flaw: "", job: null }))]);
 }
 
 // Images in folders go to the classes that the folders are named after; others to the class they were dropped on.
@@ -318,10 +316,10 @@ function sort(found, label) {
 
 function drawTrays() {
   $("trays").replaceChildren(...[...page.trays].map(([label, items]) => drawTray(label, items)));
-  const images = [...page.trays.values()].reduce((sum, items) => sum + items.length, 0);
+  const images = [...page.trays.values()].flat().filter((item) => !item.job).length;
   $("teach-foot").hidden = !page.trays.size;
   $("teach-hint").hidden = page.trays.size > 0;
-  $("tray-count").textContent = `${count(images, "image")} of ${count(page.trays.size, "class")}`;
+  $("tray-count").textContent = images ? `${count(images, "image")} of ${count(page.trays.size, "class")}` : "";
   $("go").disabled = !images || sending;
   $("go").textContent = images ? `Teach ${count(images, "image")}` : "Teach";
 }
@@ -331,7 +329,7 @@ function drawTray(label, items) {
   const thumbs = items.slice(0, SHOWN).map((item) => {
     const name = show(item.file.name);
     const image = el("img", { src: item.url, alt: name, title: item.flaw ? `${name}: ${show(item.flaw)}` : name });
-    const made = el("li", { className: item.flaw ? "broken" : "" }, image,
+    const made = el("li", { className: item.flaw ? "broken" : item.job ? "given" : "" }, image,
       button("×", () => { page.trays.set(label, page.trays.get(label).filter((other) => other !== item)); drawTrays(); }, { ariaLabel: `Take ${name} out` }));
     image.addEventListener("error", () => { if (!item.flaw) { item.flaw = "the browser cannot show it"; drawTrays(); } });
     return made;
@@ -340,7 +338,7 @@ function drawTray(label, items) {
   const flaws = items.filter((item) => item.flaw);
   const tray = el("li", { className: "tray" },
     el("div", { className: "row" },
-      el("strong", { textContent: show(label) }, el("small", { textContent: `${count(items.length, "image")}${known ? ", known already" : ""}` })),
+      el("strong", {}, show(label), " ", el("small", { textContent: `${count(items.length, "image")}${known ? ", known already" : ""}` })),
       button("×", () => { page.trays.delete(label); drawTrays(); }, { className: "quiet small", ariaLabel: `Drop the class ${show(label)}` })),
     items.length ? el("ul", { className: "thumbs", ariaLabel: `Images of ${show(label)}` }, ...thumbs) : el("p", { className: "muted hint", textContent: "Drop images here, or" }),
     ...flaws.slice(0, 5).map((item) => el("p", { className: "flaw", textContent: `${show(item.file.name)}: ${show(item.flaw)}` })),
@@ -357,7 +355,7 @@ let sending = false;
 
 const teach = attempt(async () => {
   if (sending || !(await writable())) return;
-  const pairs = [...page.trays].flatMap(([label, items]) => items.map((item) => [label, item]));
+  const pairs = [...page.trays].flatMap(([label, items]) => items.filter((item) => !item.job).map((item) => [label, item]));
   const form = new FormData();
   for (const [label, item] of pairs) {
     form.append("images", item.file, item.file.name || "image");
@@ -366,14 +364,16 @@ const teach = attempt(async () => {
   sending = true;
   drawTrays();
   const progress = el("progress", { max: 1, value: 0, ariaLabel: "Sending" });
-  $("jobs").prepend(el("div", { className: "job" }, el("p", { textContent: `Sending ${count(pairs.length, "image")}` }), progress));
+  $("jobs").append(el("div", { className: "job" }, el("p", { textContent: `Sending ${count(pairs.length, "image")}` }), progress));
   try {
     const job = await send("learn", form, (part) => { progress.value = part; });
     page.mine.set(job.id, pairs);
+    for (const [, item] of pairs) item.job = job.id;
   } finally {
     sending = false;
     drawJobs();
     drawTrays();
+    $("jobs").scrollIntoView({ block: "nearest" });
   }
 });
 
@@ -381,18 +381,19 @@ function drawJobs() {
   if (sending) return;
   for (const job of page.jobs) if (page.mine.has(job.id)) settle(job);
   const shown = page.jobs.filter((job) => !page.dismissed.has(job.id) && (["waiting", "running", "interrupted"].includes(job.state) || page.mine.has(job.id)));
-  $("jobs").replaceChildren(...shown.reverse().map(drawJob));
+  $("jobs").replaceChildren(...shown.map(drawJob));
 }
 
 // What was taught leaves the trays; what could not be used stays there with its reason.
 function settle(job) {
   const pairs = page.mine.get(job.id);
-  if (job.state !== "done" || !pairs.length) return;
+  if (!pairs.length || !["done", "failed", "cancelled"].includes(job.state)) return;
   page.mine.set(job.id, []);
   const reasons = new Map(job.skipped.map(({ name, reason }) => [name, reason]));
   for (const [label, item] of pairs) {
+    item.job = null;
     item.flaw = reasons.get(`${show(label)}/${show(item.file.name)}`) || "";
-    if (!item.flaw && page.trays.has(label)) page.trays.set(label, page.trays.get(label).filter((other) => other !== item));
+    if (job.state === "done" && !item.flaw && page.trays.has(label)) page.trays.set(label, page.trays.get(label).filter((other) => other !== item));
   }
   for (const [label, items] of page.trays) if (!items.length && pairs.some((pair) => pair[0] === label)) page.trays.delete(label);
   drawTrays();
@@ -455,7 +456,6 @@ function drawModel() {
   const facts = model.classes.length ? [count(model.classes.length, "class"), model.accuracy === null ? null : `${percent(model.accuracy)} accuracy`, model.read_only ? "read only" : null] : ["It knows nothing yet: teach it two classes to begin"];
   $("lead").textContent = facts.filter(Boolean).join(" · ");
   $("teach").hidden = model.read_only;
-  $("recognize").classList.toggle("wide", model.read_only);
   $("knows").hidden = $("past").hidden = !learned;
   $("known").replaceChildren(...model.classes.map((each) => el("option", { value: each.name })));
   $("classes").replaceChildren(...model.classes.map(drawClass));
@@ -523,6 +523,7 @@ function start() {
   $("camera").onclick = attempt(() => shoot(recognize));
   $("shoot-close").onclick = () => $("shoot").close();
   $("clear").onclick = () => { $("results").replaceChildren(); drawResultsHead(); };
+  $("ask-no").onclick = () => $("ask").close("no");
   $("unlock").onclick = () => askToken();
   $("go").onclick = teach;
   $("undo").onclick = change("undo");
