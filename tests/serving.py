@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from geodl.serve.app import create_app, listen
+from geodl.serve.app import bind, create_app, server_of
 
 TOKEN = "a-token-for-the-tests-alone"
 QUICK = {"epochs": 2, "threads": 1}
@@ -54,7 +54,7 @@ class Client(httpx.Client):
 def running(model, **how):
     """Serve a model; yield the address."""
     app = create_app(model, token=TOKEN, **({"options": QUICK} | how))
-    server, listening = listen(app)
+    server, listening = server_of(app), bind("127.0.0.1")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -1,13 +1,12 @@
 """`geodl serve` over real HTTP on this machine: recognize, teach, change, refuse, survive."""
 
-import io
+import importlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,11 +14,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 from PIL import Image
 from tests.serving import QUICK, TOKEN, Client, encoded, pictures, running
 
 from geodl.classifier import IncrementalClassifier
-from geodl.errors import ConfigError
+from geodl.cli import app
+from geodl.errors import ConfigError, StoreError
 from geodl.files import locked
 from geodl.serve.security import Limits, choose_token, has_token, is_allowed, is_loopback, names_of
 
@@ -527,6 +528,7 @@ class Command:
             line = self.process.stdout.readline()
             assert line, self.said
             self.said.append(line)
+        self.process.stdout.close()
         self.url, _, self.token = self.said[0].partition("is served at ")[2].strip().partition("/#token=")
 
 
@@ -555,3 +557,49 @@ def test_a_server_that_is_killed_while_it_teaches(model, digits):
     finally:
         second.process.send_signal(signal.SIGINT)
         assert second.process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{folder}"], "is not a directory of geodl's|no config.json|config.json"),
+        (["{folder}/new", "--allow-folder", "{folder}/nowhere"], "--allow-folder .*nowhere: not a folder"),
+        (["{folder}/new", "--host", "256.1.1.1"], "cannot listen on 256.1.1.1 port 8000"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(words, said, tmp_path):
+    (tmp_path / "somebody's.txt").touch()
+    with pytest.raises((ConfigError, StoreError), match=said):
+        serve_command([word.format(folder=tmp_path) for word in words])
+    assert [path.name for path in tmp_path.iterdir()] == ["somebody's.txt"]
+
+
+def serve_command(words):
+    return app(["serve", *words], exit_on_error=False, print_error=False)
+
+
+# ------------------------------------------------------------------------------------------------------------ the schema
+
+
+@pytest.mark.slow
+def test_whatever_the_schema_allows_or_forbids_is_answered_as_it_says(model):
+    schemathesis = pytest.importorskip("schemathesis")
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    # No schema says that there are as many labels as images, or which classes the model knows.
+    positive = importlib.import_module("schemathesis.specs.openapi.checks").positive_data_acceptance
+    with running(model, options={"epochs": 1, "threads": 1}) as url:
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        # A stream never ends, and files take seconds each.
+        schema = schema.exclude(path_regex="/events|/export/")
+        operations = [result.ok() for result in schema.get_all_operations()]
+        assert len(operations) == 14
+        for operation in operations:
+
+            @given(case=operation.as_strategy())
+            @settings(max_examples=25, database=None, suppress_health_check=list(HealthCheck))
+            def check(case):
+                case.call_and_validate(headers=headers, excluded_checks=[positive])
+
+            check()
+        with Client(url) as client:
+            assert client.get("/api/v1/model").status_code == 200

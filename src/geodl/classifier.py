@@ -121,7 +121,7 @@ class IncrementalClassifier:
     @property
     def stamp(self) -> Any:
         """What tells the last complete state from any other; None where nothing is learned yet."""
-        return self._open().stamp() if self.path.exists() else None
+        return self._open().stamp() if (self.path / "config.json").exists() else None
 
     @property
     def validation(self) -> Images | None:

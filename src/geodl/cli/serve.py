@@ -4,7 +4,7 @@ import webbrowser
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -12,6 +12,9 @@ from geodl.cli.own import LearnFlags, Model
 from geodl.cli.own_display import count, line
 from geodl.errors import ConfigError, MissingExtraError
 from geodl.text import printable
+
+if TYPE_CHECKING:
+    from geodl.serve.jobs import Teacher
 
 
 def serve(
@@ -36,39 +39,42 @@ def serve(
     address that is printed, or the value of the environment variable GEODL_TOKEN.
     """
     try:
-        from geodl.serve.app import create_app, listen
+        from geodl.serve.app import bind, create_app, server_of
         from geodl.serve.security import TOKEN_VARIABLE, choose_token, is_loopback
     except ImportError as error:
         raise MissingExtraError("serve", "geodl serve") from error
     if allow_folder is not None and not allow_folder.is_dir():
         raise ConfigError(f"--allow-folder {allow_folder}: not a folder")
     token, fresh = choose_token()
-    app = create_app(
-        model,
-        token=token,
-        host=host,
-        allow_hosts=frozenset(allow_host),
-        read_only=read_only,
-        allow_folder=allow_folder,
-        options={name: value for name, value in asdict(flags).items() if value is not None},
-    )
-    server, listening = listen(app, host, port)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
-    full = f"{address}#token={token}" if fresh and not read_only else address
-    line(f"{printable(str(model))} is served at {full}", "bold")
-    if not fresh and not read_only:
-        line(f"the token is the value of {TOKEN_VARIABLE}; the page asks for it")
-    if not is_loopback(host):
-        line("everybody who reaches this machine can recognize images; whoever knows the token can teach", "yellow")
-    teacher = app.state.server.teacher
+    with bind(host, port) as listening:
+        app = create_app(
+            model,
+            token=token,
+            host=host,
+            allow_hosts=frozenset(allow_host),
+            read_only=read_only,
+            allow_folder=allow_folder,
+            options={name: value for name, value in asdict(flags).items() if value is not None},
+        )
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
+        full = f"{address}#token={token}" if fresh and not read_only else address
+        line(f"{printable(str(model))} is served at {full}", "bold")
+        if not fresh and not read_only:
+            line(f"the token is the value of {TOKEN_VARIABLE}; the page asks for it")
+        if not is_loopback(host):
+            line("everybody who reaches this machine can recognize images; whoever knows the token can teach", "yellow")
+        _say_interrupted(app.state.server.teacher)
+        line("Ctrl-C stops it")
+        if open_page:
+            webbrowser.open(full)
+        with suppress(KeyboardInterrupt):  # uvicorn passes it on once all has ended
+            server_of(app).run(sockets=[listening])
+
+
+def _say_interrupted(teacher: "Teacher | None") -> None:
     for job in teacher.jobs.values() if teacher is not None else ():
         what = f"{count(job.images, 'image')} of {', '.join(list(job.classes)[:5])}" if job.classes else str(job.source)
         line(
             f"interrupted {job.made}: teaching {what}; the model is as before, the page can go on with it or drop it",
             "yellow",
         )
-    line("Ctrl-C stops it")
-    if open_page:
-        webbrowser.open(full)
-    with suppress(KeyboardInterrupt):  # uvicorn passes it on once all has ended
-        server.run(sockets=[listening])

@@ -26,6 +26,7 @@ from geodl.serve.batching import Predictor
 from geodl.serve.exports import Exports, Kind
 from geodl.serve.jobs import Teacher
 from geodl.serve.security import Counter, Limits, Refused, has_token
+from geodl.store.record import refuse_foreign
 from geodl.text import printable
 
 NEAREST = 4
@@ -52,6 +53,7 @@ class Server:
 
     def __post_init__(self) -> None:
         limits = self.limits
+        refuse_foreign(self.path)
         self.model = IncrementalClassifier(self.path)
         self.predictor = Predictor(IncrementalClassifier(self.path))
         self.teacher = None if self.read_only else Teacher(self.path, self.options, limits.jobs)
@@ -75,7 +77,7 @@ class Server:
 
     def facts(self) -> dict[str, Any]:
         """Return what a page is told at every change: which state the model is in, who writes it, and all jobs."""
-        jobs = [] if self.teacher is None else [job.facts() for job in self.teacher.jobs.values()]
+        jobs = [] if self.teacher is None else [job.facts() for job in list(self.teacher.jobs.values())]
         taught = self.teacher is not None and self.teacher.teaching
         with suppress(StoreError):
             return {"state": str(self.model.stamp), "busy": not taught and is_locked(self.path), "jobs": jobs}
@@ -184,16 +186,15 @@ async def predict(
         try:
             files = _files(form, here.limits.predict_images)
             names = [_name(file, i) for i, file in enumerate(files)]
-            contents = [await file.read() for file in files]
-        finally:
-            await form.close()
-        try:
             async with asyncio.timeout(here.limits.answer_seconds):
-                decoded = await _threaded(here, lambda: here.predictor.decode(contents))
+                # Read where they are decoded: of many requests at once only a few are in memory.
+                decoded = await _threaded(here, lambda: here.predictor.decode([file.file.read() for file in files]))
                 answers = [_answer(here, each, top, shows) for each in decoded if isinstance(each, Tensor)]
                 found = await asyncio.gather(*answers)
         except TimeoutError:
             raise Refused(503, "the prediction took too long; try again, with fewer images") from None
+        finally:
+            await form.close()
     good = [i for i, each in enumerate(decoded) if isinstance(each, Tensor)]
     skipped = [
         {"name": names[i], "reason": printable(each)} for i, each in enumerate(decoded) if not isinstance(each, Tensor)

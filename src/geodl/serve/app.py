@@ -90,23 +90,18 @@ class _Listening(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def listen(app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> tuple[uvicorn.Server, socket.socket]:
-    """Return a server, ready to `run(sockets=[...])`, and its socket, which listens already; port 0: any that is free."""
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,
-    )
+def bind(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens; port 0: any that is free."""
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    return _Listening(app, config), listening
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    """Return a server of the application, to `run(sockets=[...])`."""
+    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    return _Listening(app, uvicorn.Config(app, timeout_graceful_shutdown=3, **how))
 
 
 async def _page() -> FileResponse:

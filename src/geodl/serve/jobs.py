@@ -73,7 +73,7 @@ class Job:
             case ImagesRead():
                 self.doing, self.part = "reading", event.done / max(event.total, 1)
             case IntakeDone():
-                self.skipped = tuple(event.skipped)
+                self.images, self.skipped = self.images or event.images, tuple(event.skipped)
                 self.doing, self.part = "learning", 0.0
             case StageStarted():
                 self._stage, self.doing, self.epochs = event, "learning", event.epochs
@@ -97,6 +97,7 @@ class Teacher:
         self.path, self.options, self.most = path, dict(options), most
         self.jobs: dict[str, Job] = {}
         self._closing = False
+        self._changing = threading.Lock()  # held while a job goes from one state to another
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         for job in _interrupted(path):
             self.jobs[job.id] = job
@@ -108,10 +109,12 @@ class Teacher:
     @contextmanager
     def preparing(self) -> Iterator[Path]:
         """Yield a new folder in the model's directory for the images of a job; where no job comes of it, it is removed."""
-        if sum(job.state == "waiting" for job in self.jobs.values()) >= self.most:
+        if sum(job.state == "waiting" for job in list(self.jobs.values())) >= self.most:
             raise Refused(429, f"{self.most} teachings wait already; try again when one of them has ended")
-        if not (self.path / "config.json").exists():
-            RunDirectory.create_or_open(self.path, MODEL)
+        made = (self.path / "config.json").exists()
+        store = RunDirectory(self.path) if made else RunDirectory.create_or_open(self.path, MODEL)
+        if store.kind != "model":
+            raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
         folder = self.path / FOLDER / secrets.token_hex(8)
         make_directory(folder)
         try:
@@ -137,7 +140,7 @@ class Teacher:
     def _queued(self, job: Job) -> Job:
         job.held.enter_context(locked(job.folder))  # so that another server does not take it for one of a killed server
         self.jobs[job.id] = job
-        ended = [other.id for other in self.jobs.values() if other.state in ENDED]
+        ended = [other.id for other in list(self.jobs.values()) if other.state in ENDED]
         for old in ended[: max(0, len(ended) - REMEMBERED)]:
             del self.jobs[old]
         self._queue.put(job)
@@ -154,22 +157,23 @@ class Teacher:
     def cancel(self, key: str) -> Job:
         """Stop a job, or throw away one that was interrupted; the model stays as it was before it."""
         job = self.find(key)
-        if job.state in ENDED:
-            raise Refused(409, f"the job has ended already ({job.state})")
-        job.cancelled.set()
-        if job.state == "interrupted":
-            self._give_up()
-            self._end(job, "cancelled")
-        elif job.state == "waiting":
-            self._end(job, "cancelled")
+        with self._changing:
+            if job.state in ENDED:
+                raise Refused(409, f"the job has ended already ({job.state})")
+            job.cancelled.set()
+            if job.state == "interrupted":
+                self._give_up()
+            if job.state != "running":  # else the thread ends it
+                self._end(job, "cancelled")
         return job
 
     def resume(self, key: str) -> Job:
         """Go on with a job that was interrupted."""
         job = self.find(key)
-        if job.state != "interrupted":
-            raise Refused(409, f"the job is {job.state}; only one that was interrupted can be gone on with")
-        job.state, job.doing = "waiting", "waiting"
+        with self._changing:
+            if job.state != "interrupted":
+                raise Refused(409, f"the job is {job.state}; only one that was interrupted can be gone on with")
+            job.state, job.doing = "waiting", "waiting"
         return self._queued(job)
 
     def forget(self, name: str) -> None:
@@ -181,7 +185,7 @@ class Teacher:
     @property
     def teaching(self) -> bool:
         """Whether a job runs now."""
-        return any(job.state == "running" for job in self.jobs.values())
+        return any(job.state == "running" for job in list(self.jobs.values()))
 
     def close(self) -> None:
         """Stop; a job that runs can be gone on with after the next start."""
@@ -210,7 +214,8 @@ class Teacher:
                 job.doing = "waiting until another program is done with the model"
                 job.cancelled.wait(0.2)
                 continue
-            job.state, job.doing = "running", "reading"
+            if not self._begin(job):
+                return
             try:
                 learned = model.learn(
                     job.source or _intake(job.folder),
@@ -234,9 +239,16 @@ class Teacher:
                 _log.exception("teaching failed")
                 self._end(job, "failed", f"unexpected error, the model is as before: {type(error).__name__}: {error}")
                 return
-        if not self._closing:  # else its folder and checkpoint stay for the next start
+        if job.state == "running" and not self._closing:  # else its folder and checkpoint stay for the next start
             self._give_up()
             self._end(job, "cancelled")
+
+    def _begin(self, job: Job) -> bool:
+        """Let a job run, unless it was cancelled just now."""
+        with self._changing:
+            if job.state not in ENDED:
+                job.state, job.doing = "running", "reading"
+            return job.state == "running"
 
     def _give_up(self) -> None:
         try:

@@ -177,7 +177,8 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not is_allowed(host, self.host, self.names):
             return refuse(403, "this server does not answer under that name (--allow-host NAME permits one)")
-        if origin is not None and origin.lower() != f"{scope['scheme']}://{host}".lower():
+        # Whether http or https does not matter: a proxy before this server may speak either.
+        if origin is not None and origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
             return refuse(403, "a page from elsewhere may not use this server")
         if scope["path"].startswith("/api/") and headers.get("sec-fetch-site") in ("cross-site", "same-site"):
             return refuse(403, "a page from elsewhere may not use this server")

@@ -400,7 +400,7 @@ function settle(job) {
 }
 
 function drawJob(job) {
-  const names = Object.keys(job.classes).map(show), what = names.slice(0, 5).join(", ") + (names.length > 5 ? " …" : "");
+  const names = Object.keys(job.classes).map(show), what = names.slice(0, 5).join(", ") + (names.length > 5 ? " …" : "") || "a folder";
   const box = el("div", { className: `job ${job.state}` });
   const dismiss = button("Dismiss", () => { page.dismissed.add(job.id); drawJobs(); }, { className: "quiet small" });
   const act = (path) => attempt(async () => { if (await writable()) await call(`jobs/${job.id}/${path}`); });
@@ -411,7 +411,7 @@ function drawJob(job) {
       el("progress", { max: 1, ...(job.state === "running" ? { value: job.part } : {}), ariaLabel: "Progress of teaching" }),
       button("Cancel", act("cancel"), { className: "small" }));
   } else if (job.state === "interrupted") {
-    box.append(el("p", { textContent: `Teaching ${what || "a folder"} (${count(job.images, "image")}, ${when(job.made)}) was interrupted when the server ended. The model is as before.` }),
+    box.append(el("p", { textContent: `Teaching ${what} (${count(job.images, "image")}, ${when(job.made)}) was interrupted when the server ended. The model is as before.` }),
       el("div", { className: "row" }, button("Go on", act("resume"), { className: "small" }), button("Throw away", act("cancel"), { className: "quiet small" })));
   } else {
     box.append(...outcome(job, what), dismiss);
