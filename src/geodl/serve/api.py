@@ -25,6 +25,7 @@ from geodl.serve import schemas
 from geodl.serve.batching import Predictor
 from geodl.serve.exports import Exports, Kind
 from geodl.serve.jobs import Teacher
+from geodl.serve.schemas import LONGEST
 from geodl.serve.security import Counter, Limits, Refused, has_token
 from geodl.store.record import refuse_foreign
 from geodl.text import printable
@@ -126,7 +127,7 @@ def _multipart(fields: dict[str, Any], required: Sequence[str]) -> dict[str, Any
 
 
 _IMAGES = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
-_LABELS = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1, "maxLength": 255}}
+_LABELS = {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1, "maxLength": LONGEST}}
 
 
 async def _form(request: Request, seconds: float, most: int) -> FormData:
@@ -239,6 +240,8 @@ async def learn(request: Request, here: Here) -> dict[str, Any]:
                 raise Refused(422, f"{len(files)} images have {len(labels)} labels: one each is needed")
             names = [_name(file, i) for i, file in enumerate(files)]
             texts = [str(label) for label in labels]
+            if any(len(text) > LONGEST for text in texts):
+                raise Refused(422, f"the name of a class has more than {LONGEST} characters")
             return await _threaded(here, lambda: _handed_over(here, files, texts, names))  # type: ignore[no-any-return]
         finally:
             await form.close()

@@ -11,7 +11,9 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-Name = Annotated[str, Field(min_length=1, max_length=255)]
+LONGEST = 255
+"""Characters in the name of a class."""
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST)]
 
 
 class Error(BaseModel):
