@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from geodl.classifier import IncrementalClassifier
 from geodl.data.batches import evaluation, fit
 from geodl.data.images import ArrayImages, FileImages, Images
-from geodl.data.intake import squares
+from geodl.data.intake import square
 from geodl.predicting import Prediction, Recognizer
 from geodl.predictors import features_of
 
@@ -75,14 +75,8 @@ class Predictor:
     def decode(self, items: Sequence[bytes]) -> list[Tensor | str]:
         """Return, for each encoded picture, its pixels (3, size, size) at the model's size, or why it cannot be used."""
         side = self.current().recognizer.transform.shorter_side
-        found: list[Tensor | str] = [""] * len(items)
         images = FileImages(tuple(items), torch.zeros(len(items), dtype=torch.int64))
-        for positions, pixels, bad in squares(images, side, 1):
-            for i, each in zip(positions, pixels, strict=True):
-                found[i] = each
-            for i, reason in bad:
-                found[i] = reason
-        return found
+        return [square(images, i, side) for i in range(len(images))]
 
     def submit(self, pixels: Tensor, top: int) -> "Future[Prediction]":
         """Queue one decoded picture, (3, size, size); the answer holds the `top` likeliest classes."""
