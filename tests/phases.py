@@ -1,5 +1,6 @@
 """A learner on its way through a tiny scenario, whose stages can be run one by one, for tests of single methods."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,21 @@ from geodl.experiment import scenario_of
 from geodl.learner import Learner
 from geodl.methods import Phase, Stage
 from geodl.nets import Output
+
+
+class KeptProgress:
+    """Checkpoints that are kept in memory, all of them."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = []
+
+    def save_progress(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        """Keep a copy."""
+        self.saved.append(({name: tensor.clone() for name, tensor in tensors.items()}, dict(state)))
+
+    def load_progress(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
+        """Return the last one."""
+        return self.saved[-1] if self.saved else None
 
 
 class ScenarioLearner(Learner):

@@ -24,6 +24,9 @@ from geodl.nets import CosineHead, LinearHead, build_network
 from geodl.training import Interrupted
 
 DISTILLATIONS = ("none", "lwf", "cosine", "geodesic")
+DISTILLING = [name for name in METHODS if name not in ("joint", "analytic")]
+SMALL = {"bic": {"correction_epochs": 3}, "mnemonics": {"outer_steps": 2}, "analytic": {"expansion": 32}}
+"""Options of methods that would take long as they are."""
 
 # Four images; three old classes and one or two new ones.
 STUDENT = [
@@ -80,6 +83,8 @@ def test_feature_distillations_are_weighted_by_the_root_of_old_over_new(method, 
     student, teacher = output(STUDENT, seed=1), output(TEACHER, seed=2)
     cosine = loss_parts(tiny.config(method=method, distill="cosine"), old=old, new=new)
     assert cosine["distill"] == pytest.approx(5 * factor * cosine_distance(student.pooled, teacher.pooled), rel=1e-5)
+    grid = loss_parts(tiny.config(method=method, distill="cosine", cosine_features="grid"), old=old, new=new)
+    assert grid["distill"] == pytest.approx(5 * factor * cosine_distance(student.grid, teacher.grid), rel=1e-5)
     geodesic = loss_parts(tiny.config(method=method, distill="geodesic", subspace_dim=2), old=old, new=new)
     expected = geodesic_loss(student.grid.numpy(), teacher.grid.numpy(), dim=2)
     assert geodesic["distill"] == pytest.approx(6 * factor * expected, rel=1e-5)
@@ -196,7 +201,7 @@ def test_lucir_with_geodesic_keeps_cross_entropy_and_margin():
 # -- what a phase prepares
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "joint"])
+@pytest.mark.parametrize("method", DISTILLING)
 @pytest.mark.parametrize("distill", DISTILLATIONS)
 def test_head_and_frozen_rows(method, distill):
     more = {"outer_steps": 0} if method == "mnemonics" else {}
@@ -240,10 +245,9 @@ def test_only_bic_holds_images_out(method):
     assert held == (2 if method == "bic" else 0)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "joint"])
+@pytest.mark.parametrize("method", DISTILLING)
 def test_the_teacher_is_the_network_as_the_phase_before_left_it(method):
-    more = {"correction_epochs": 5} if method == "bic" else {"outer_steps": 1} if method == "mnemonics" else {}
-    learner = ScenarioLearner(tiny.config(method=method, epochs=1, **more))
+    learner = ScenarioLearner(tiny.config(method=method, epochs=1, **SMALL.get(method, {})))
     assert learner.prepare_next().teacher is None
     learner.learn_next()
     learner.learn_next()
@@ -327,6 +331,7 @@ def test_the_defaults_of_a_method_hold_unless_the_user_says_otherwise():
     assert own == {
         "finetune": "none",
         "joint": "none",
+        "analytic": "none",
         "lwf": "lwf",
         "icarl": "lwf",
         "bic": "lwf",
@@ -422,13 +427,13 @@ def uneven_dataset() -> Dataset:
 
 @pytest.mark.parametrize(
     "options",
-    [{"method": m} for m in METHODS] + [{"method": m, "distill": "geodesic"} for m in METHODS if m != "joint"],
+    [{"method": m} for m in METHODS] + [{"method": m, "distill": "geodesic"} for m in DISTILLING],
     ids=lambda options: "-".join(options.values()),
 )
 def test_groups_of_one_uneven_groups_and_classes_smaller_than_the_budget(tmp_path, options):
-    more = {"bic": {"correction_epochs": 3}, "mnemonics": {"outer_steps": 2, "hard_classes": 7}}.get(
-        options["method"], {"hard_classes": 7} if options["method"] == "lucir" else {}
-    )
+    more = SMALL.get(options["method"], {})
+    if options["method"] in ("lucir", "mnemonics"):
+        more = {**more, "hard_classes": 7}
     # Groups of one class, of unequal sizes; K above the new classes; a class of one image; batches far below dimension 127.
     config = tiny.config(
         **options, **more, groups=(2, 1, 2), base=None, order="natural", epochs=1, exemplars=5, batch_size=32
@@ -439,7 +444,7 @@ def test_groups_of_one_uneven_groups_and_classes_smaller_than_the_budget(tmp_pat
     held = 1 if options["method"] == "bic" else 0
     kept = [min(5 - held, count - (held if count > 1 else 0)) for count in (9, 2, 1, 9, 4)]
     assert torch.bincount(last.memory["images.labels"]).tolist() == kept
-    assert len(results_of(store)["cnn"].accuracy) == 3
+    assert len(results_of(store)["nme"].accuracy) == 3
 
 
 @pytest.mark.parametrize("distill", DISTILLATIONS)

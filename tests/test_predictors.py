@@ -1,6 +1,7 @@
 """Features in eval mode from un-augmented images; class means, mirrored exemplars, and the drift of stored means."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -40,6 +41,9 @@ class Plain(nn.Module):
         flat = x.flatten(1)
         return Output(flat[:, : self.head.classes], flat, flat)
 
+    def with_levels(self, x: torch.Tensor, levels: Sequence[str]) -> tuple[Output, dict[str, torch.Tensor]]:
+        return self(x), {name: x.flatten(1) for name in levels}
+
 
 def pictures(count: int, size: int = 8, seed: int = 0) -> ArrayImages:
     random = np.random.default_rng(seed)
@@ -65,6 +69,21 @@ def test_features_of_a_network_in_order_with_labels():
         whole = network(next(evaluation(images, TRANSFORM)).images)
     torch.testing.assert_close(features.pooled, whole.pooled, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(features.logits, whole.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_levels_come_in_the_same_pass():
+    images, network = pictures(7), build_network("resnet8", 4, head="cosine", seed=1)
+    plain = features_of(network, evaluation(images, TRANSFORM))
+    levels = network.level_names[:2]
+    found = features_of(network, evaluation(images, TRANSFORM, batch_size=3), levels=levels)
+    assert (dict(plain.levels), tuple(found.levels)) == ({}, levels)
+    torch.testing.assert_close(found.pooled, plain.pooled, rtol=1e-4, atol=1e-5)
+    network.eval()
+    with torch.no_grad():
+        whole = network.level_features(next(evaluation(images, TRANSFORM)).images, levels)
+    for name in levels:
+        torch.testing.assert_close(found.levels[name], whole[name], rtol=1e-4, atol=1e-5)
+    assert features_of(network, [], levels=levels).levels[levels[0]].shape[0] == 0
 
 
 def test_taking_features_changes_nothing_in_the_network():
@@ -269,6 +288,7 @@ def test_the_oracle_is_marked_as_one():
 
 
 def test_the_classifier_that_is_shown_is_the_best_that_needs_no_old_images():
+    assert default_classifier(["cnn", "nme", "analytic", "ncm"]) == "analytic"
     assert default_classifier(["cnn", "nme", "ame", "ncm"]) == "nme"
     assert default_classifier(["cnn", "ame", "ncm"]) == "ncm"
     assert default_classifier(["ame", "cnn"]) == "cnn"

@@ -62,6 +62,7 @@ class IncrementalClassifier:
         strict: bool = False,
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
+        confirm: Callable[[float], bool] = lambda seconds: True,
         **options: Any,
     ) -> "Learned":
         """Learn the classes of a folder of class folders, of arrays with labels, or of a torch Dataset.
@@ -75,6 +76,7 @@ class IncrementalClassifier:
             strict: raise a DataError for the first image that cannot be used, instead of skipping it.
             listener: called with each event (`geodl.events`).
             stop: asked after each step of training whether to stop; `Interrupted` is raised then.
+            confirm: asked with an estimate in seconds before a training that takes over two minutes.
             options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
 
         Returns:
@@ -96,7 +98,8 @@ class IncrementalClassifier:
                 last = states.load(store)
                 if last is not None and last.learned == intake.key and not again:
                     return summarize(last, len(last.classes), (), already=True)
-                return learn_step(store, last, intake, wanted, strict=strict, listener=listener, stop=stop)
+                how: dict[str, Any] = {"strict": strict, "listener": listener, "stop": stop, "confirm": confirm}
+                return learn_step(store, last, intake, wanted, **how)
         except Interrupted:
             raise
         except GeodlError:
@@ -172,7 +175,7 @@ class IncrementalClassifier:
         return describe(store, self._state())
 
     def undo(self) -> dict[str, Any]:
-        """Take the last step (learn, rename or remove) back; give its record."""
+        """Take the last step (learn, rename or remove) back; return its record."""
         with self._writing() as store:
             done = store.completed()
             if not done:
@@ -235,7 +238,7 @@ class IncrementalClassifier:
             yield store
 
     def _state(self) -> State:
-        """Give the last complete state; read it anew if it is not the one read before."""
+        """Return the last complete state; read it anew if it is not the one read before."""
         store = self._open()
         stamp = store.stamp()
         if stamp is None:

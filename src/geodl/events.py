@@ -157,6 +157,22 @@ class OptionsChosen(Event):
 
 
 @dataclass(frozen=True)
+class Advised(Event):
+    """A sentence for the person at the keyboard, before anything long begins."""
+
+    kind = "advised"
+    sentence: str
+
+
+@dataclass(frozen=True)
+class TimeEstimated(Event):
+    """About how long training will take, from a few timed steps."""
+
+    kind = "estimated"
+    seconds: float
+
+
+@dataclass(frozen=True)
 class StepContinued(Event):
     """A learn step that was stopped goes on after ``epoch`` epochs."""
 

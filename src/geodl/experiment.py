@@ -106,8 +106,8 @@ def run_config(
     path = out or default_directory(config)
     threads, precision = _machine(config, path, fresh)
     first = [scenario.classes[c] for c in scenario.groups[0]]
-    base = Base(cache, fingerprint([data.fingerprint, first])) if cache is not None else None
-    learner = Learner(config, stop=stop, base=base, decided_precision=precision)
+    shared = Base(cache, fingerprint([data.fingerprint, first])) if cache is not None else None
+    learner = Learner(config, stop=stop, shared_base=shared, decided_precision=precision)
     learner.check()  # a network that cannot be built is no reason to make a directory
     ranks = learner.trainer.ranks
     identity = config.identity() | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
@@ -226,7 +226,8 @@ class _Run:
     def _phase(self, t: int) -> None:
         images, learner = self.scenario.train(t), self.learner
         names = [self.scenario.classes[c] for c in self.scenario.groups[t]]
-        self._tell(PhaseStarted(t, names, len(images)))
+        earlier = 0 if learner.given is None else len(learner.given)
+        self._tell(PhaseStarted(t, names, earlier + len(images)))
         learner.learn(images, progress=self.store)
         test = learner.rows_of(self.scenario.test(t))
         found = learner.features(test)

@@ -13,9 +13,9 @@ from torch import Tensor
 from geodl.cache import Cache
 from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import ArrayImages, FileImages, Images, concat
+from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
 from geodl.data.intake import take
-from geodl.devices import device_kind
+from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import BaseCached, Event, Listener, ignore
 from geodl.memory import Memory, quota
@@ -65,7 +65,7 @@ class Learner:
         *,
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
-        base: Base | None = None,
+        shared_base: Base | None = None,
         decided_precision: str | None = None,
         **options: Any,
     ) -> None:
@@ -73,7 +73,7 @@ class Learner:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.method = build(self.config)
-        self.listener, self.base = listener, base
+        self.listener, self.shared_base = listener, shared_base
         self._stop, self._decided_precision = stop, decided_precision
         self.classes: tuple[str, ...] = ()
         self.network: Network | None = None
@@ -107,7 +107,7 @@ class Learner:
             train = concat([train, self.memory.images])
         if self.method.keeps_all_data and self.phases:
             train = concat([self._everything(), train])
-        if len(classes) == 1 and self.method.trains(self.phases):
+        if len(classes) == 1 and self.method.trains(0):
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
@@ -178,8 +178,8 @@ class Learner:
         if checkpoint is not None and checkpoint.base != key:
             key = None  # begun with other threads, devices or versions: what comes of it is nobody else's base
         self.trainer.run(phase, stage, number=number, checkpoint=checkpoint, progress=progress, base=key)
-        if key and self.base is not None and self.trainer.ranks.is_main_process:
-            self.base.cache.put(key, phase.network.state_dict())
+        if key and self.shared_base is not None and self.trainer.ranks.is_main_process:
+            self.shared_base.cache.put(key, phase.network.state_dict())
 
     def _listening(self, phase: Phase) -> Listener:
         """Return the listener of a phase: the user's, and one that takes the angles between the subspaces."""
@@ -194,14 +194,14 @@ class Learner:
         return both
 
     def _base_key(self, phase: Phase, number: int) -> str | None:
-        if self.base is None or phase.index or number:
+        if self.shared_base is None or phase.index or number:
             return None
         machine = (self.trainer.device.type, self.trainer.ranks.world, self.trainer.precision)
-        return base_key(self.config, self.method, phase.transform, self.base.data, phase.new, machine)
+        return base_key(self.config, self.method, phase.transform, self.shared_base.data, phase.new, machine)
 
     def _take_base(self, key: str, phase: Phase) -> bool:
-        assert self.base is not None
-        entry, trainer = self.base.cache.load(key), self.trainer
+        assert self.shared_base is not None
+        entry, trainer = self.shared_base.cache.load(key), self.trainer
         # Every rank goes the same way, also when only one machine has it.
         if trainer.ranks.any(entry is None, trainer.device) or entry is None:
             return False
@@ -219,7 +219,9 @@ class Learner:
         taken = self._exemplar_means(phase.network, chosen.images, phase.transform, classes)
         if taken is not None:  # a class of which no exemplar is kept stands by its class mean
             taken = _filled(taken, means)
-        return replace(chosen, means=means, exemplar_means=taken, own=self.method.keep(phase))
+        # Laid out as they are read back: the last digits of what is computed with them hang on it.
+        own = {name: tensor.contiguous() for name, tensor in self.method.keep(phase).items()}
+        return replace(chosen, means=means, exemplar_means=taken, own=own)
 
     def _means(self, phase: Phase, now: Features) -> Tensor:
         """Return the class means (C, d) of NCM: those of classes at hand are taken, the others drift along (SDC)."""
@@ -294,7 +296,7 @@ class Learner:
         # Confidence is the softmax of cosines times the head's learned scale, 10 where it has none.
         scale = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
         found: dict[str, Scorer] = {}
-        if self.trained and self.method.trains(self.phases - 1):  # else the head does not know all classes
+        if self.method.trains(self.phases - 1):  # else the head does not know all classes
             found["cnn"] = Scorer(lambda seen: seen.logits)
         means = {"nme": self.memory.exemplar_means, "ame": oracle, "ncm": self.memory.means}
         for name, mean in means.items():
@@ -341,6 +343,7 @@ class Learner:
 
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
+        self._known()
         given = _labelled(images, labels)
         unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
         if unknown:
@@ -363,7 +366,8 @@ class Learner:
             raise ConfigError(f"classifier = {name!r}: this model has {', '.join(there)}")
         levels = self.method.levels(network) if name.startswith("analytic") else ()
         device = device_kind(self.config.accelerator)
-        return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels)
+        bf16 = choose_precision(self.config.precision, device) == "bf16"
+        return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels, bf16)
 
     def _known(self) -> tuple[Network, Transform]:
         if self.network is None or self.transform is None:
@@ -417,9 +421,10 @@ class Learner:
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
+        transform = self._known()[1]
         return {
-            "config": self.config.identity(),
-            "transform": self._known()[1].to_dict(),
+            "config": self.config.identity() | {"image_size": transform.size},  # found by now, where it was left open
+            "transform": transform.to_dict(),
             "classes": list(self.classes),
             "phases": self.phases,
             "trained": self.trained,
@@ -427,8 +432,8 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Write the learner to a directory, which ``geodl predict`` opens too; one that is there gets a further state."""
-        store = RunDirectory.create_or_open(Path(path), MODEL)
         model, memory, statistics = self.tensors()
+        store = RunDirectory.create_or_open(Path(path), MODEL)
         with store.lock():
             store.save_phase(store.completed(), model, memory, {}, self.facts(), statistics)
 
@@ -497,7 +502,7 @@ def _labelled(images: Any, labels: Any) -> Images:
         names = images.names or tuple(map(str, range(int(images.labels.max()) + 1 if len(images) else 0)))
         return replace(images, names=names)
     found = take(images, labels, strict=True)
-    return replace(found.images, names=found.classes)
+    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
 
 
 def _rows(images: Images, classes: Sequence[str]) -> Images:

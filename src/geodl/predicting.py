@@ -100,15 +100,17 @@ class Recognizer:
     classes: tuple[str, ...]
     scorer: Scorer
     levels: tuple[str, ...] = ()
+    bf16: bool = False
 
     def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
         device = next(self.network.parameters()).device
         sides = (False, True) if self.scorer.mirrors else (False,)
-        views = [
-            features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
-            for side in sides
-        ]
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            views = [
+                features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
+                for side in sides
+            ]
         scores = self.scorer(*views)
         return (self.scorer.scale * scores).softmax(dim=1), scores.amax(1) < self.scorer.threshold
 

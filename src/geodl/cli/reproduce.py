@@ -20,6 +20,7 @@ from geodl.reproduce import estimate, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, choose, config_of, grid
 from geodl.store import RunDirectory
 from geodl.sweep.runner import run_job
+from geodl.text import duration
 
 HOUR = 3600.0
 TURNS = {"paper": 30, "cpu": 30, "smoke": 5}
@@ -53,7 +54,7 @@ def reproduce(
     runs
         Seeds: 1, 2, ...
     out
-        Directory of the runs, tables and figures; unset: reproduced/DATASET-BUDGET.
+        Directory of the runs, tables and figures; unset: reproduced/DATASET-LENGTH.
     data_dir
         Where the data are.
     threads
@@ -97,7 +98,7 @@ def confirm(seconds: float, yes: bool, terminal: bool) -> None:
         return
     if not terminal:
         raise ConfigError(
-            f"this would take about {estimate.words(seconds)}, and there is no terminal to confirm it: add --yes"
+            f"this would take about {duration(seconds)}, and there is no terminal to confirm it: add --yes"
         )
     if console.input("Start? [y/N] ", markup=False).strip().lower() not in ("y", "yes"):
         raise ConfigError("not confirmed: nothing was started")
@@ -112,7 +113,7 @@ def _announce(
 ) -> tuple[list[list[float]], float]:
     """Print the grid and the estimate of its time.
 
-    Give the estimated seconds of each phase of each job, and those of the steps that are timed for their own sake.
+    Return the estimated seconds of each phase of each job, and those of the steps that are timed for their own sake.
     """
     left = sum(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
     if jobs and not left:
@@ -126,14 +127,14 @@ def _announce(
     times = estimate.plan(jobs, done, speed)
     if dry_run:
         for number, (job, count, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
-            state = "complete" if count > job.config.phases else f"about {estimate.words(sum(each))}"
+            state = "complete" if count > job.config.phases else f"about {duration(sum(each))}"
             say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
     steps_take = estimate.steps_seconds(shape, TURNS[length], speed) if shape else 0.0
     slow, fast = min(speed.training.values()), max(speed.training.values())
     what = [f"{len(jobs)} runs, {left} of them not complete"] if jobs else []
     what += ["timed steps"] if shape else []
     say(
-        f"{' and '.join(what)}: about {estimate.words(sum(map(sum, times)) + steps_take)}. An estimate from "
+        f"{' and '.join(what)}: about {duration(sum(map(sum, times)) + steps_take)}. An estimate from "
         f"{estimate.STEPS} timed steps of {measured.network} with each loss on {steps.device().type}, "
         f"threads: {torch.get_num_threads()} ({slow:.0f} to {fast:.0f} images/s); reading image files is not counted, and base "
         "phases that the cache has make it shorter."
@@ -155,7 +156,7 @@ def _run_all(
         for number, job, each in todo:
             spent = time.monotonic() - started
             left = (total - passed) * (spent / passed if passed else 1.0)  # as fast as it went so far
-            say(f"run {number} of {len(jobs)}, about {estimate.words(left)} left: {job.label}")
+            say(f"run {number} of {len(jobs)}, about {duration(left)} left: {job.label}")
             watch = GridWatch(job, each, passed, total, f"run {number} of {len(jobs)}")
             with watch.shown():
                 error = run_job(
@@ -195,7 +196,7 @@ class GridWatch(Watch):
 
 
 def _shape(dataset: str, length: Length) -> steps.Shape:
-    """Give what the steps of time-memory work on: the dataset's network and images."""
+    """Return what the steps of time-memory work on: the dataset's network and images."""
     training = Training("finetune", "geodesic", 50, 10)
     return estimate.shape_of(config_of(training, dataset, length, seed=1, data_dir=None, threads=None))
 

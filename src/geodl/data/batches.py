@@ -1,4 +1,4 @@
-"""Batches of augmented, normalised images that depend on (seed, epoch, step) alone.
+"""Batches of augmented, normalized images that depend on (seed, epoch, step) alone.
 
 Small images live in memory as one uint8 tensor and are cropped and flipped as a batch; image files are decoded by
 threads a few batches ahead (Pillow decodes and resizes outside the interpreter lock). Both have one interface, and
@@ -27,8 +27,8 @@ from geodl.errors import ConfigError, DataError
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Areas and aspect ratios of a random resized crop."""
-_ATTEMPTS = 10  # at a crop that fits into the picture, before the centre is taken
-_COLUMNS = 6 + 2 * _ATTEMPTS  # random numbers an image: flip, row, column, three of colour jitter, then the attempts
+_ATTEMPTS = 10  # at a crop that fits into the picture, before the center is taken
+_COLUMNS = 6 + 2 * _ATTEMPTS  # random numbers an image: flip, row, column, three of color jitter, then the attempts
 _AHEAD = 3  # batches that the threads may be ahead of the consumer
 
 
@@ -36,8 +36,8 @@ _AHEAD = 3  # batches that the threads may be ahead of the consumer
 class Transform:
     """From a picture to the network's input, at training and at test time.
 
-    crop="pad" fits the picture to a square (shorter side to `size`, centre), then in training pads it with black and
-    crops it at random; crop="resized" takes a random part of it in training, and at test time the centre of the picture
+    crop="pad" fits the picture to a square (shorter side to `size`, center), then in training pads it with black and
+    crops it at random; crop="resized" takes a random part of it in training, and at test time the center of the picture
     whose shorter side is `resize`.
     """
 
@@ -94,7 +94,7 @@ class Batch(NamedTuple):
     """A process's share of a batch."""
 
     images: Tensor
-    """float32 (b, 3, H, W), normalised, channels_last."""
+    """float32 (b, 3, H, W), normalized, channels_last."""
     labels: Tensor
     """int64 (b,)."""
     indices: Tensor
@@ -116,7 +116,7 @@ class Batches:
 
     Args:
         images: what to train on.
-        transform: how to augment and normalise.
+        transform: how to augment and normalize.
         batch_size: images in a batch, over all processes.
         seed: of the order and of the augmentation.
         rank: number of this process, which gets a contiguous share of each batch.
@@ -148,7 +148,7 @@ class Batches:
         return len(self._starts) - 1
 
     def epoch(self, e: int, start: int = 0) -> Iterator[Batch]:
-        """Give the batches of epoch e from step `start` on."""
+        """Yield the batches of epoch e from step `start` on."""
         order = self._order(e)
         plans = (self._plan(order, e, step) for step in range(start, len(self)))
         for plan, pixels in _decoded(self.images, self.transform, plans, self.workers):
@@ -192,13 +192,13 @@ def evaluation(
     world: int = 1,
     workers: int = 0,
 ) -> Iterator[Batch]:
-    """Give the images in order under the test-time transform; with `mirror` each flipped left to right.
+    """Yield the images in order under the test-time transform; with `mirror` each flipped left to right.
 
     A process gets a contiguous share of all images, so that the shares in the order of the ranks are the whole.
     """
     first, last = rank * len(images) // world, (rank + 1) * len(images) // world
     for plan, pixels in _decoded(images, transform, _in_order(first, last, batch_size), workers):
-        inputs = _normalise(pixels.to(torch.float32, memory_format=torch.channels_last), transform)
+        inputs = _normalize(pixels.to(torch.float32, memory_format=torch.channels_last), transform)
         if mirror:
             inputs = inputs.flip(3).contiguous(memory_format=torch.channels_last)
         yield Batch(inputs, images.labels[plan.indices], plan.indices, plan.size)
@@ -211,7 +211,7 @@ def _in_order(first: int, last: int, batch_size: int) -> Iterator[_Plan]:
 
 
 def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
-    """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, centre."""
+    """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, center."""
     transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     parts = [pixels for _, pixels in _decoded(images, transform, _in_order(0, len(images), 64), workers)]
     pixels = torch.cat(parts) if parts else torch.empty((0, 3, size, size), dtype=torch.uint8)
@@ -224,7 +224,7 @@ def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
 def _decoded(
     images: Images, transform: Transform, plans: Iterable[_Plan], workers: int
 ) -> Iterator[tuple[_Plan, Tensor]]:
-    """Give each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
+    """Yield each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
     if isinstance(images, ArrayImages) and transform.crop == "pad" and images.pixels.shape[2:] == (transform.size,) * 2:
         for plan in plans:
             yield plan, images.pixels[plan.indices]
@@ -264,7 +264,7 @@ def _stack(squares: list[NDArray[np.uint8]]) -> Tensor:
 
 
 def _square(images: Images, i: int, numbers: list[float] | None, transform: Transform) -> NDArray[np.uint8]:
-    """Decode image i and bring it to (size, size, 3): the centre, or a random part if training wants that."""
+    """Decode image i and bring it to (size, size, 3): the center, or a random part if training wants that."""
     size, random_part = transform.size, numbers is not None and transform.crop == "resized"
     # Enough detail for the smallest part that may be magnified to `size`, or twice that of the final picture.
     enough = math.ceil(size / math.sqrt(SCALE[0])) if random_part else 2 * transform.shorter_side
@@ -289,7 +289,7 @@ def _random_box(width: int, height: int, numbers: list[float]) -> tuple[float, f
         if 0 < w <= width and 0 < h <= height:
             top, left = int(numbers[1] * (height - h + 1)), int(numbers[2] * (width - w + 1))
             return left, top, left + w, top + h
-    # a very long picture: its centre, as long as the ratios allow
+    # a very long picture: its center, as long as the ratios allow
     w = min(width, max(1, round(height * RATIO[1])))
     h = min(height, max(1, round(width / RATIO[0])))
     left, top = (width - w) // 2, (height - h) // 2
@@ -300,17 +300,17 @@ def _random_box(width: int, height: int, numbers: list[float]) -> tuple[float, f
 
 
 def as_inputs(pixels: Tensor, transform: Transform) -> Tensor:
-    """Give the centre of pixels in memory as the network sees it at test time, differentiably.
+    """Return the center of pixels in memory as the network sees it at test time, differentiably.
 
     pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size).
     """
     edge = (pixels.shape[2] - transform.size) // 2
-    centre = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
-    return _normalise(centre.clone(memory_format=torch.channels_last), transform)
+    center = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
+    return _normalize(center.clone(memory_format=torch.channels_last), transform)
 
 
 def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
-    """Crop, flip, jitter and normalise. pixels: uint8 (b, 3, size, size) -> float32 (b, 3, size, size)."""
+    """Crop, flip, jitter and normalize. pixels: uint8 (b, 3, size, size) -> float32 (b, 3, size, size)."""
     count, size = len(pixels), transform.size
     padding = transform.padding if transform.crop == "pad" else 0
     padded = F.pad(pixels, (padding,) * 4) if padding else pixels
@@ -326,7 +326,7 @@ def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
     inputs = cropped.float()
     if transform.jitter:
         inputs = _jitter(inputs, 1 + transform.jitter * (2 * numbers[:, 3:6].float() - 1))
-    return _normalise(inputs.permute(0, 3, 1, 2), transform)
+    return _normalize(inputs.permute(0, 3, 1, 2), transform)
 
 
 def _jitter(inputs: Tensor, factors: Tensor) -> Tensor:
@@ -339,7 +339,7 @@ def _jitter(inputs: Tensor, factors: Tensor) -> Tensor:
     return torch.lerp((inputs @ grey_weights)[..., None], inputs, saturation).clamp_(0, 255)
 
 
-def _normalise(inputs: Tensor, transform: Transform) -> Tensor:
+def _normalize(inputs: Tensor, transform: Transform) -> Tensor:
     """Scale in place by the dataset's mean and deviation. inputs: float32 (b, 3, H, W) in 0..255."""
     mean, std = (inputs.new_tensor(part)[:, None, None] for part in (transform.mean, transform.std))
     return inputs.mul_(1 / (255 * std)).sub_(mean / std)

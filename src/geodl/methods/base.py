@@ -164,7 +164,7 @@ class Method:
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return the stages of a phase, one after the other: each is asked for when the one before is done."""
-        if self.trains(phase.index):
+        if self.trains(phase.index if phase.old else 0):  # a first class alone was not trained: that is still to come
             yield self.main_stage(phase)
 
     def main_stage(self, phase: Phase) -> Stage:
@@ -180,7 +180,7 @@ class Method:
             phase.network,
             phase.batches(phase.training_images(), "train"),
             loss,
-            self.main_schedule(phase.index),
+            self.main_schedule(phase.index if phase.old else 0),
         )
 
     def main_schedule(self, phase: int) -> Schedule:
@@ -200,7 +200,7 @@ class Method:
     def losses(
         self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: "Distill | None"
     ) -> Losses:
-        """Return the named parts of the loss of a batch; their sum is minimised."""
+        """Return the named parts of the loss of a batch; their sum is minimized."""
         parts = {"ce": self.cross_entropy(phase, student.logits, batch.labels)}
         if teacher is not None and distill is not None:
             parts["distill"] = distill(student, teacher)

@@ -98,7 +98,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         expansion.sizes,
         labels[some],
         [names[start:] for start in reversed(range(len(names)))],  # the deepest, with more and more of those below it
-        weights=class_weights(labels[some]),
+        balanced=True,
         groups=groups[some],
     )
     chosen = {name: h[name] for name in choice.blocks}
