@@ -22,12 +22,24 @@ from geodl.data.folder import class_name
 from geodl.data.images import FileImages
 from geodl.data.intake import Intake, Problems
 from geodl.errors import GeodlError, StoreError
-from geodl.events import Event, ImagesRead, IntakeDone, StageStarted, StepTaken, part_of
+from geodl.events import (
+    Advised,
+    Event,
+    FeaturesTaken,
+    ImagesRead,
+    IntakeDone,
+    StageStarted,
+    StepTaken,
+    TimeEstimated,
+    part_of,
+)
 from geodl.files import interpreting, is_locked, locked, make_directory, names_in, read_json, remove, write_json
 from geodl.learner import MODEL
+from geodl.metrics import finite
 from geodl.serve.security import Refused
 from geodl.store import RunDirectory
 from geodl.text import printable
+from geodl.training import Interrupted
 
 _log = logging.getLogger("geodl")
 
@@ -44,6 +56,7 @@ class Job:
     """One teaching: what it brings (images of each class), how far it is, what came of it.
 
     part:   how much of what is `doing` is done, 0 to 1.
+    seconds, advice: about how long training will take, and what would serve better, as the step says at its start.
     result: what the step reached, once it is done.
     folder: where its images are; for a folder on the server, `images` is that folder.
     """
@@ -60,6 +73,8 @@ class Job:
     epoch: int = 0
     epochs: int = 0
     rate: float = 0.0
+    seconds: float | None = None
+    advice: tuple[str, ...] = ()
     skipped: Problems = ()
     result: dict[str, Any] | None = None
     error: str | None = None
@@ -75,6 +90,12 @@ class Job:
             case IntakeDone():
                 self.images, self.skipped = self.images or event.images, tuple(event.skipped)
                 self.doing, self.part = "learning", 0.0
+            case Advised():
+                self.advice += (event.sentence,)
+            case TimeEstimated():
+                self.seconds = event.seconds
+            case FeaturesTaken() if self._stage is None and self.doing == "learning":  # in closed form this is all
+                self.part = event.done / max(event.total, 1)
             case StageStarted():
                 self._stage, self.doing, self.epochs = event, "learning", event.epochs
             case StepTaken() if self._stage is not None:
@@ -82,10 +103,11 @@ class Job:
 
     def facts(self) -> dict[str, Any]:
         """Return what a client is told, ready for JSON."""
-        told = ("id", "state", "images", "classes", "made", "doing", "epoch", "epochs", "result", "error")
+        told = ("id", "state", "images", "classes", "made", "doing", "epoch", "epochs", "seconds", "result", "error")
         return {name: getattr(self, name) for name in told} | {
             "part": round(self.part, 4),
             "rate": round(self.rate, 1),
+            "advice": [printable(sentence) for sentence in self.advice],
             "skipped": [{"name": printable(name), "reason": printable(reason)} for name, reason in self.skipped],
         }
 
@@ -206,8 +228,6 @@ class Teacher:
         return self._closing or job.cancelled.is_set()
 
     def _teach(self, job: Job) -> None:
-        from geodl.training import Interrupted
-
         model = IncrementalClassifier(self.path)
         while not self._stop(job):
             if is_locked(self.path):
@@ -219,7 +239,7 @@ class Teacher:
             try:
                 learned = model.learn(
                     job.source or _intake(job.folder),
-                    listener=job.hear,
+                    listener=lambda event: self._hear(job, event),
                     stop=lambda: self._stop(job),
                     **self.options,
                 )
@@ -243,6 +263,11 @@ class Teacher:
             self._give_up()
             self._end(job, "cancelled")
 
+    def _hear(self, job: Job, event: Event) -> None:
+        job.hear(event)
+        if isinstance(event, FeaturesTaken) and self._stop(job):  # a long pass asks nobody whether to stop
+            raise Interrupted("stopped")
+
     def _begin(self, job: Job) -> bool:
         """Let a job run, unless it was cancelled just now."""
         with self._changing:
@@ -265,8 +290,21 @@ class Teacher:
 
 
 def _told(learned: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("already", "step", "new", "returning", "images", "accuracy", "before", "after", "warnings")
-    return {name: learned[name] for name in names}
+    names = (
+        "already",
+        "step",
+        "new",
+        "returning",
+        "images",
+        "accuracy",
+        "judged",
+        "left_out",
+        "before",
+        "after",
+        "warnings",
+    )
+    low, high = (finite(value) for value in learned["interval"])
+    return {name: learned[name] for name in names} | {"interval": [low, high]}
 
 
 def _discard(folder: Path) -> None:

@@ -118,6 +118,8 @@ class Job(BaseModel):
     epoch: int
     epochs: int
     rate: float
+    seconds: float | None
+    advice: list[str]
     skipped: list[Skipped]
     result: dict[str, Any] | None
     error: str | None

@@ -407,8 +407,10 @@ function drawJob(job) {
   if (job.state === "running" || job.state === "waiting") {
     const epochs = job.doing === "learning" && job.epochs > 0 ? `, epoch ${Math.max(job.epoch, 1)} of ${job.epochs}` : "";
     const doing = job.doing === "reading" ? "Reading the images of " : job.doing === "learning" ? "Learning " : "";
-    box.append(el("p", { textContent: doing ? `${doing}${what}${epochs}` : `${what}: ${job.doing}` }),
+    const about = job.seconds > 5 && job.part < 0.05 ? `, about ${job.seconds < 90 ? Math.round(job.seconds) + " s" : Math.round(job.seconds / 60) + " min"}` : "";
+    box.append(el("p", { textContent: doing ? `${doing}${what}${epochs}${about}` : `${what}: ${job.doing}` }),
       el("progress", { max: 1, ...(job.state === "running" ? { value: job.part } : {}), ariaLabel: "Progress of teaching" }),
+      ...job.advice.map((sentence) => el("p", { className: "muted", textContent: show(sentence) })),
       button("Cancel", act("cancel"), { className: "small" }));
   } else if (job.state === "interrupted") {
     box.append(el("p", { textContent: `Teaching ${what} (${count(job.images, "image")}, ${when(job.made)}) was interrupted when the server ended. The model is as before.` }),
@@ -425,7 +427,8 @@ function outcome(job, what) {
   const result = job.result, parts = [];
   const learned = [...result.new, ...result.returning].map(show).join(", ");
   parts.push(el("p", {}, el("strong", { textContent: result.already ? "Just these images were learned before." : `Learned ${learned} from ${count(result.images, "image")}.` })));
-  if (result.accuracy !== null) parts.push(el("p", { textContent: `It recognizes ${percent(result.accuracy)} of the images that were set aside to check.` }));
+  const judged = result.left_out ? "images, each judged by the model without it" : "images that were set aside to check";
+  if (result.accuracy !== null) parts.push(el("p", { textContent: `It recognizes ${percent(result.accuracy)} of ${result.judged} ${judged}.` }));
   for (const warning of result.warnings) parts.push(el("p", { className: "muted", textContent: show(warning) }));
   if (job.skipped.length) parts.push(el("details", { open: true }, el("summary", { textContent: `${count(job.skipped.length, "file")} left out` }),
     el("ul", {}, ...job.skipped.slice(0, 50).map(({ name, reason }) => el("li", { textContent: `${show(name)}: ${show(reason)}` })))));
