@@ -397,19 +397,19 @@ class Choice:
     accuracy: float
 
 
-def near_duplicates(z: Tensor, likeness: float = 0.96) -> Tensor:
+def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
     """Return groups, int64 (N,), equal for images of one series. z: (N, d), pooled features of the deepest level.
 
-    Two images belong together where the cosine of their features is above `likeness`, and so do friends of friends.
+    Two images belong together where the cosine of their features is above `least`, and so do friends of friends.
     """
     rows = F.normalize(z.float(), dim=1)
-    pairs = (rows @ rows.T > likeness).fill_diagonal_(True)
+    pairs = (rows @ rows.T > least).fill_diagonal_(True)
     groups = torch.arange(len(rows))
     for _ in range(len(rows)):  # the least number in the neighborhood spreads, at most along the longest series
-        least = torch.where(pairs, groups, len(rows)).amin(1)
-        if torch.equal(least, groups):
+        first = torch.where(pairs, groups, len(rows)).amin(1)
+        if torch.equal(first, groups):
             break
-        groups = least
+        groups = first
     return groups
 
 

@@ -17,7 +17,7 @@ import torch
 
 from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words, stratified
 from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
-from geodl.errors import DataError
+from geodl.errors import ConfigError, DataError
 
 TEST_NAMES = ("test", "val", "validation")
 TWICE = "a link to a folder that is read already"
@@ -115,6 +115,18 @@ def _name_case_clashes(names: list[str], skipped: Skips) -> None:
 def is_text(name: str) -> bool:
     """Whether a name can be printed on one line: no control characters, no bytes that are not valid text."""
     return not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in name)
+
+
+def class_name(name: str) -> str:
+    """Return a name that a person typed as the names of folders are read; one that no folder could have is a ConfigError."""
+    name = unicodedata.normalize("NFC", name)
+    if not name.strip() or name != name.strip():
+        raise ConfigError(f"new name {name!r}: a name that is not empty and has no space at its ends is needed")
+    if name.startswith(".") or "/" in name or not is_text(name):
+        raise ConfigError(
+            f"new name {name!r}: no folder of images could have it (a dot first, a slash, a control character)"
+        )
+    return name
 
 
 def identity(path: Path) -> tuple[int, int]:
