@@ -347,12 +347,11 @@ def history(here: Here) -> Any:
 )
 async def events(request: Request, here: Here) -> StreamingResponse:
     """Tell, as server-sent events, at every change: the state of the model, whether another program writes, all jobs."""
-    counted = here.streams.one()
-    counted.__enter__()
+    here.streams.check()
 
     async def stream() -> AsyncIterator[str]:
         last, quiet = "", 0.0
-        try:
+        with here.streams.one():
             while not here.closing:
                 now = json.dumps(await asyncio.to_thread(here.facts))
                 quiet += TICK
@@ -363,8 +362,6 @@ async def events(request: Request, here: Here) -> StreamingResponse:
                     quiet = 0.0
                     yield ": still here\n\n"
                 await asyncio.sleep(TICK)
-        finally:
-            counted.__exit__(None, None, None)
 
     return StreamingResponse(stream(), media_type="text/event-stream")
 
