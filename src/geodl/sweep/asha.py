@@ -39,7 +39,8 @@ def search(
     unlink(halt)
     takes = resources(same_shape(jobs))
     kind = tune.with_resources(
-        _trial(jobs, metric, halt, allow_environment_change), {"cpu": takes["num_cpus"], "gpu": takes.get("num_gpus", 0)}
+        _trial(jobs, metric, halt, allow_environment_change),
+        {"cpu": takes["num_cpus"], "gpu": takes.get("num_gpus", 0)},
     )
     longest = max(len(job.config.groups) if job.config.groups else job.config.phases + 1 for job in jobs)
     scheduler = ASHAScheduler(max_t=longest, grace_period=min(FIRST, longest), reduction_factor=SHARE)
@@ -147,4 +148,3 @@ def _stopper(halt: Path) -> Any:
             return halt.exists()
 
     return Stop()
-

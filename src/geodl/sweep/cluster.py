@@ -229,6 +229,7 @@ class Cluster:
         options = self._task.options(**self._takes, max_retries=RETRIES, name=job.label)
         return Task(options.remote(order, self._desk))
 
-    def close(self) -> None:
-        """Leave the cluster; one that was started for us ends."""
-        ray_module().shutdown()
+
+def leave() -> None:
+    """Leave the cluster; one that was started for us ends."""
+    ray_module().shutdown()

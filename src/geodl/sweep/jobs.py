@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from geodl.config import Layer, RunConfig, derive, file_layers, groups_of_options
+from geodl.data.sources import Dataset, source_options
 from geodl.errors import ConfigError
-from geodl.experiment import run_name
+from geodl.experiment import load_data, run_name, scenario_of
 from geodl.files import JSON_LIMIT, fingerprint, names_in, read_file
+from geodl.learner import Learner
 from geodl.memory import quota
 from geodl.methods import build, configure, kinds
 from geodl.report.results import label_of
@@ -76,8 +78,12 @@ def expand(layers: Sequence[Layer], points: Sequence[Point], root: Path) -> list
     jobs: dict[str, Job] = {}
     for point in points:
         config = configure([*layers, Layer("sweep", _parted(point))]).config
+        for key in point.keys() - set(config.having("identity")):
+            raise ConfigError(f"{key} (sweep): it says how and where a run is done, and makes no other run")
         varied = [f"{key} {value}" for key, value in point.items() if key not in ("method", "distill")]
-        jobs.setdefault(config.hash(), named(config, root, ", ".join([label_of(config.method, config.distill), *varied])))
+        jobs.setdefault(
+            config.hash(), named(config, root, ", ".join([label_of(config.method, config.distill), *varied]))
+        )
     return list(jobs.values())
 
 
@@ -87,7 +93,9 @@ def _parted(point: Point) -> Point:
     if not plus:
         return point
     if "distill" in point:
-        raise ConfigError(f"method = {method}+{distill}: it names the distillation, and so does distill = {point['distill']}")
+        raise ConfigError(
+            f"method = {method}+{distill}: it names the distillation, and so does distill = {point['distill']}"
+        )
     return point | {"method": method, "distill": distill}
 
 
@@ -110,7 +118,9 @@ class Spec:
     def points(self, trials: int, seed: int) -> list[Point]:
         """Return every combination of every grid, with each of the random draws where there are ranges."""
         if not self.count(trials):
-            raise ConfigError("nothing to vary: give --grid OPTION=A,B, --search with --over, or a file with a table [grid]")
+            raise ConfigError(
+                "nothing to vary: give --grid OPTION=A,B, --search with --over, or a file with a table [grid]"
+            )
         combined = [dict(zip(g, values, strict=True)) for g in self.grids for values in itertools.product(*g.values())]
         drawn = draws(self.over, trials, seed) if self.over else [{}]
         return [draw | point for draw in drawn for point in combined or [{}]]
@@ -122,7 +132,11 @@ def read_spec(path: Path) -> Spec:
     values = dict(layer.values)
     grids, over = values.pop("grid", []), values.pop("over", {})
     grids = [grids] if isinstance(grids, Mapping) else grids
-    if not isinstance(grids, list) or not all(isinstance(grid, Mapping) for grid in grids) or not isinstance(over, Mapping):
+    if (
+        not isinstance(grids, list)
+        or not all(isinstance(grid, Mapping) for grid in grids)
+        or not isinstance(over, Mapping)
+    ):
         raise ConfigError(f"config file {path}: grid and over are tables: [grid], [[grid]], [over]")
     return Spec([*below, Layer(layer.origin, values)], [_checked(grid) for grid in grids], over)
 
@@ -152,7 +166,9 @@ def parse_over(texts: Sequence[str]) -> dict[str, str]:
     """Read OPTION=RANGE of the command line."""
     found = {key.replace("-", "_"): value for key, equals, value in (text.partition("=") for text in texts) if equals}
     if len(found) < len(texts):
-        raise ConfigError(f"--over {' '.join(texts)}: OPTION=LOW:HIGH, OPTION=log:LOW:HIGH or OPTION=A,B,... once each are allowed")
+        raise ConfigError(
+            f"--over {' '.join(texts)}: OPTION=LOW:HIGH, OPTION=log:LOW:HIGH or OPTION=A,B,... once each are allowed"
+        )
     return found
 
 
@@ -162,7 +178,8 @@ def draws(over: Mapping[str, str], trials: int, seed: int) -> list[Point]:
         raise ConfigError(f"trials = {trials}: at least 1 is allowed")
     ranges = {key: _range(key, str(text)) for key, text in over.items()}
     return [
-        {key: value(derive(seed, "search", key, trial) / 2**63) for key, value in ranges.items()} for trial in range(trials)
+        {key: value(derive(seed, "search", key, trial) / 2**63) for key, value in ranges.items()}
+        for trial in range(trials)
     ]
 
 
@@ -191,7 +208,11 @@ def _range(key: str, text: str) -> Callable[[float], Any]:
 def _whole(key: str) -> bool:
     """Return whether an option is a whole number."""
     known = kinds()
-    infos = [kind.model_fields[key] for kind in [*known.methods.values(), *known.distillations.values()] if key in kind.model_fields]
+    infos = [
+        kind.model_fields[key]
+        for kind in [*known.methods.values(), *known.distillations.values()]
+        if key in kind.model_fields
+    ]
     return any(int in (info.annotation, *get_args(info.annotation)) for info in infos)
 
 
@@ -218,6 +239,20 @@ def bases_first(jobs: Sequence[Job]) -> list[Job]:
         turns.append(seen[base])
         seen[base] += 1
     return [job for _, job in sorted(zip(turns, jobs, strict=True), key=lambda pair: pair[0])]
+
+
+def check(jobs: Sequence[Job]) -> None:
+    """Raise an error where data, scenario or network of a job cannot be had: better before anything starts."""
+    data: dict[str, Dataset] = {}
+    networks: dict[str, RunConfig] = {}
+    for config in (job.config for job in jobs):
+        source = config.model_dump_json(include={"data", "data_dir", *source_options(config.data)})
+        if source not in data:
+            data[source] = load_data(config)
+        scenario_of(config, data[source])
+        networks.setdefault(config.network, config)
+    for config in networks.values():
+        Learner(config).check()
 
 
 def same_shape(jobs: Sequence[Job]) -> RunConfig:

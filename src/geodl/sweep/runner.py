@@ -117,7 +117,9 @@ def arguments(options: Path, out: Path, allow_environment_change: bool = False) 
 class Process:
     """A run in a process of its own, which ends with ours, however that happens (on Linux)."""
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None
+    ) -> None:
         self.log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(

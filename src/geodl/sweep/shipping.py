@@ -60,4 +60,3 @@ def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         for name, data in files.items():
             write_synced(temporary / name.rpartition("/")[2], data)
         move(temporary, folder)
-

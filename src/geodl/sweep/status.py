@@ -42,8 +42,8 @@ def status_of(job: Job) -> Status:
     try:
         found = summarize(job.out)
         events = RunDirectory(job.out).read_events()
-    except StoreError as error:
-        return Status("failed", result=str(error))
+    except StoreError as damage:
+        return Status("failed", result=str(damage))
     part, left = progress(events, time.time())
     state: str = found.state
     if state == "interrupted" and (error := _error(job)):
@@ -69,9 +69,7 @@ def progress(events: Sequence[dict[str, Any]], now: float) -> tuple[float, float
             kind, phase = event["kind"], event.get("phase", 0)
             if kind == "run":
                 work, reached = event["work"], sum(event["work"][: event["done"]])
-            elif kind == "stage" and event["stage"] == "train":
-                reached = sum(work[:phase]) + work[phase] * event["epoch"] / event["epochs"]
-            elif kind == "epoch" and event["stage"] == "train":
+            elif kind in ("stage", "epoch") and event["stage"] == "train":
                 reached = sum(work[:phase]) + work[phase] * event["epoch"] / event["epochs"]
             elif kind in ("evaluated", "cached"):
                 reached = sum(work[: phase + 1])
@@ -80,7 +78,6 @@ def progress(events: Sequence[dict[str, Any]], now: float) -> tuple[float, float
     total = sum(work)
     left = (now - since) * (total - reached) / (reached - began) if reached > began else None
     return (reached / total if total else 1.0), left
-
 
 
 def value_of(store: RunDirectory, metric: str, phases: int | None = None) -> float | None:
