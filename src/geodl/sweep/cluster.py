@@ -95,6 +95,7 @@ class Order(NamedTuple):
     environment: dict[str, str]
     allow_environment_change: bool
     shared: bool | None
+    ship_seconds: float
 
 
 class Desk:
@@ -139,7 +140,7 @@ def execute(order: Order, desk: Any) -> str:
 
         cwd = order.cwd if order.cwd.is_dir() else None
         command = arguments(options, out, order.allow_environment_change)
-        error = supervise(Process(command, log, order.environment, cwd), ship)
+        error = supervise(Process(command, log, order.environment, cwd), ship, order.ship_seconds)
         ship()
         return error
 
@@ -151,13 +152,13 @@ def wait_for_lock(out: Path) -> None:
         time.sleep(0.1)
 
 
-def supervise(process: Process, ship: Callable[[], None]) -> str:
-    """Wait for a run, calling `ship` now and then; cancelled by Ray, which is a SIGINT, it saves its progress first."""
+def supervise(process: Process, ship: Callable[[], None], seconds: float = SHIP_SECONDS) -> str:
+    """Wait for a run, calling `ship` every so many seconds; cancelled by Ray, which is a SIGINT, it saves its progress first."""
     shipped = time.monotonic()
     with _interrupts(process.stop):
         while (error := process.result()) is None:
             time.sleep(0.2)
-            if time.monotonic() - shipped > SHIP_SECONDS:
+            if time.monotonic() - shipped > seconds:
                 ship()
                 shipped = time.monotonic()
     return error
@@ -204,16 +205,23 @@ class Cluster:
     """A Ray cluster as a place for runs.
 
     shared: whether the nodes have the sweep's directory under the same path; None: each looks for itself.
+    ship_seconds: where they do not, how often what changed is sent back.
     """
 
     places = ALONE  # Ray has a queue of its own
 
     def __init__(
-        self, address: str, jobs: list[Job], *, allow_environment_change: bool = False, shared: bool | None = None
+        self,
+        address: str,
+        jobs: list[Job],
+        *,
+        allow_environment_change: bool = False,
+        shared: bool | None = None,
+        ship_seconds: float = SHIP_SECONDS,
     ) -> None:
         connect(address)
         ray = ray_module()
-        self._allow, self._shared = allow_environment_change, shared
+        self._allow, self._shared, self._ship_seconds = allow_environment_change, shared, ship_seconds
         self._takes = resources(jobs[0].config)
         self._root = jobs[0].out.parent.resolve()
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
@@ -224,8 +232,8 @@ class Cluster:
 
     def start(self, job: Job) -> Task:
         """Give a run to Ray."""
-        environment = environment_of(job.config)
-        order = Order(job.out.name, job.toml(), self._root, Path.cwd(), environment, self._allow, self._shared)
+        how = (self._allow, self._shared, self._ship_seconds)
+        order = Order(job.out.name, job.toml(), self._root, Path.cwd(), environment_of(job.config), *how)
         options = self._task.options(**self._takes, max_retries=RETRIES, name=job.label)
         return Task(options.remote(order, self._desk))
 

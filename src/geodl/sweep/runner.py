@@ -1,6 +1,5 @@
 """Run the jobs of a sweep, several at a time; failures are kept and do not stop the others."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -109,28 +108,27 @@ def prepare(job: Job) -> None:
 
 
 def arguments(options: Path, out: Path, allow_environment_change: bool = False) -> list[str]:
-    """Return the command that does a run: the same that a person would give."""
-    command = [sys.executable, "-m", "geodl", "run", "--config", str(options), "--out", str(out), "--quiet"]
+    """Return the arguments of `geodl` that do a run: the same that a person would give."""
+    command = ["run", "--config", str(options), "--out", str(out), "--quiet"]
     return [*command, "--allow-environment-change"] if allow_environment_change else command
 
 
 class Process:
-    """A run in a process of its own, which ends with ours, however that happens (on Linux)."""
+    """A command of geodl's in a process of its own, which ends with ours, however that happens (on Linux)."""
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None
+        self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], cwd: Path | None = None
     ) -> None:
         self.log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "geodl.sweep.child", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 cwd=cwd,
                 env=os.environ | environment,
                 start_new_session=True,  # Ctrl-C is for us; we tell it
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
 
     def result(self) -> str | None:
@@ -157,15 +155,6 @@ class Process:
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
-
-
-_libc = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """Have the kernel kill this new process when the one that started it dies: nobody would know of it any more."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def environment_of(config: RunConfig) -> dict[str, str]:

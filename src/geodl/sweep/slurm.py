@@ -1,6 +1,7 @@
 """Runs as a SLURM job array: one line of a file a run, each a `geodl run` command, so that a job put back goes on exactly."""
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def write(jobs: Sequence[Job], options: Sequence[str] = (), *, allow_environment
         prepare(job)
     commands = [arguments(job.file("toml").resolve(), job.out.resolve(), allow_environment_change) for job in jobs]
     lines, script = folder / "array.txt", folder / "array.sbatch"
-    atomic_write(lines, "".join(f"{shlex.join(command)}\n" for command in commands).encode())
+    geodl = [sys.executable, "-m", "geodl"]
+    atomic_write(lines, "".join(f"{shlex.join([*geodl, *command])}\n" for command in commands).encode())
     header = [f"#SBATCH {option}" for option in [*_resources(config, len(jobs), folder), *options]]
     atomic_write(script, "\n".join(["#!/bin/bash", *header, *_body(config, lines), ""]).encode())
     return script
