@@ -1,6 +1,7 @@
 """Sweeps on real Ray, on loopback: lost workers, a lost head, nodes that share nothing, ASHA; the bytes stay the same."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -71,13 +72,14 @@ class Head:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
         command = ["ray", "start", "--head", "--block", f"--port={self.address.rpartition(':')[2]}", "--num-cpus=2"]
-        more = ["--include-dashboard=false", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1"]
-        self.process = subprocess.Popen(
-            [Path(sys.executable).parent / command[0], *command[1:], *more],
-            stdout=(folder / "ray.log").open("ab"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        more = ["--include-dashboard=false", "--object-store-memory=100000000", "--disable-usage-stats"]
+        with (folder / "ray.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [Path(sys.executable).parent / command[0], *command[1:], *more],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         wait_until(self._answers)
 
     def _answers(self) -> bool:
@@ -99,7 +101,9 @@ class Head:
 
 
 @pytest.fixture
-def head(tmp_path):
+def head(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))  # of this cluster, and of no other
     made = Head(tmp_path)
     yield made
     made.kill()

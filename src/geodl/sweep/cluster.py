@@ -31,8 +31,8 @@ ALONE = sys.maxsize
 
 def ray_module() -> Any:
     """Return Ray, quiet; without it, an error that says what to install."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a run without GPUs keeps its environment
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what it writes to the terminal is for its developers
     try:
         import ray
     except ImportError:
@@ -54,7 +54,9 @@ def connect(address: str) -> None:
         ray.init(address, **quiet)
     except ConnectionError as error:
         if address != "auto":
-            raise ConfigError(f"ray = {address}: no cluster can be reached there ({_first_line(error)})") from None
+            raise ConfigError(
+                f"ray = {address}: no cluster lets us in there ({_first_line(error)}); one with a token wants it in RAY_AUTH_TOKEN"
+            ) from None
         ray.init("local", **quiet, **alone)
     except (RuntimeError, ValueError, OSError) as error:
         raise ConfigError(f"ray = {address}: {_first_line(error)}") from None
