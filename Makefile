@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow lint benchmarks clean
+.PHONY: run test test-slow break lint benchmarks clean
 
 run: $(READY)  ## the main job: LUCIR + GeoDL beside LUCIR, plain fine-tuning and the closed form, on the embedded digits
 	$(BIN)/geodl compare finetune lucir lucir+geodesic analytic --preset digits
@@ -15,6 +15,9 @@ test: $(READY)  ## the fast tests
 
 test-slow: $(READY)  ## minutes to hours: real data, many kills
 	$(BIN)/python -m pytest -m slow --timeout=7200
+
+break: $(READY)  ## hostile cases by the thousand, and a table of the failures
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.break
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -29,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(BIN)/python -m pip install --quiet -e '.[test,parquet,onnx,pretrained]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[test,parquet,onnx,pretrained,serve]' -c constraints.txt
 	touch $(READY)
 
 clean:  ## remove the environment and caches

@@ -26,6 +26,16 @@ def cifar100_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def flowers() -> Path:
+    return _shared("flowers20")
+
+
+@pytest.fixture(scope="session")
+def flowers_dir() -> Path:
+    return _shared("flowers20")
+
+
+@pytest.fixture(scope="session")
 def omniglot() -> Dataset:
     return load("arrays", _shared("omniglot28.npz"))
 

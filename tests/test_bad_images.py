@@ -131,9 +131,9 @@ def test_names_of_classes(model, folder):
     result = model.learn(folder, **QUICK)
     assert set(result.classes) == {"cat", "dog", *names}
     assert result.classes.index("class 9") < result.classes.index("class 10")
-    odd = dict(result.skipped)
-    assert "hidden folder" in odd[".hidden"]
-    assert any("upper and lower case" in reason for reason in odd.values())
+    skipped = dict(result.skipped)
+    assert "hidden folder" in skipped[".hidden"]
+    assert any("upper and lower case" in reason for reason in skipped.values())
     stored = state.load(RunDirectory(model.path)).stored
     assert "猫/deep/er/a.png" in stored.values()
 
@@ -175,11 +175,12 @@ def test_links_between_classes_and_to_the_whole_swallow_no_class(model, folder):
     assert set(dict(result.skipped)) == {"a loop", "above", "cat/friends", "also dog"}
 
 
-def test_the_folder_above_the_classes_is_pointed_out(model, tmp_path):
+def test_the_folder_above_the_classes_is_refused(model, tmp_path):
     for seed, inside in enumerate(("week1/cat", "week1/dog", "week2/cat", "week2/dog")):
         picture(tmp_path / "all" / inside / "a.png", seed)
-    ((_, reason),) = model.learn(tmp_path / "all", **QUICK).skipped
-    assert reason == f"its folders hold folders only; if those are the classes, give {tmp_path}/all/week1 instead"
+    with pytest.raises(DataError, match=r"parts of a dataset, not classes; give one of them, such as .*/all/week1$"):
+        model.learn(tmp_path / "all", **QUICK)
+    assert not model.path.exists()
 
 
 def test_what_telephones_write_is_named(model, folder):

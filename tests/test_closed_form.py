@@ -126,6 +126,7 @@ def test_a_class_dropped_from_the_sums_leaves_its_images_as_those_of_no_class():
     dropped = before.without([1])
     close(dropped.solve(0.1).head, refit(h.numpy(), y, ridge_of(h.numpy(), 0.1)))
     assert dropped.counts.tolist() == [int((labels == c).sum()) for c in (0, 2, 3)]
+    close(before.without([0, 3]).sums, before.sums[1:3], 0)
     assert before.sums.shape == (4, 12)
 
 
@@ -305,47 +306,67 @@ def blocks_of(seed, images=60):
     return kernels(h, h), labels
 
 
-def test_the_choice_is_that_of_fitting_without_each_image():
-    products, labels = blocks_of(8)
-    widths, subsets = {"good": 40, "noise": 40}, [("noise",), ("good", "noise"), ("good",)]
-    choice = choose(products, widths, labels, subsets, gammas=(0.01, 0.1))
-    found = {}
-    for names in subsets:
-        kernel = sum(products[name] for name in names)
-        for gamma in (0.01, 0.1):
-            right = 0
-            for i in range(60):
-                stay = torch.arange(60) != i
-                system = kernel[stay][:, stay] + gamma * kernel.trace() / (40 * len(names)) * torch.eye(59)
-                scores = kernel[i, stay] @ torch.linalg.solve(system, targets_of(labels[stay], 3))
-                right += int(scores.argmax() == labels[i])
-            found[names, gamma] = right / 60
-    assert found[("noise",), 0.1] < 0.6
-    assert choice.accuracy == pytest.approx(max(found.values()))
-    assert found[choice.blocks, choice.gamma] == pytest.approx(choice.accuracy)
-    assert "good" in choice.blocks
-    assert choice.accuracy > 0.9
+SUBSETS = [("noise",), ("good", "noise"), ("good",)]
+WIDTHS = {"good": 40, "noise": 40}
 
 
-def test_choices_are_deterministic_and_know_groups_weights_and_mirrored_copies():
-    products, labels = blocks_of(9)
-    widths, groups = {"good": 40, "noise": 40}, torch.arange(60) // 6  # two images of a class in each group
-    arguments = (products, widths, labels, [("good",), ("noise",)])
-    options = {"groups": groups, "weights": class_weights(labels), "mirrored": products}
-    assert choose(*arguments, **options) == choose(*arguments, **options)
-    assert choose(*arguments, groups=labels).accuracy != choose(*arguments).accuracy  # nothing can be judged: NaN
+def judge(products, labels, names, gamma, weights, groups, mirrored):
+    """Fit without each image's group in turn; return accuracy and likelihood on the images that can be judged."""
+    kernel, copies = (sum(parts[name] for name in names) for parts in (products, mirrored))
+    w = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights
+    ridge = gamma * (w * kernel.diagonal()).sum() / (40 * len(names))
+    scores, answers, worth = [], [], []
+    for i, label in enumerate(labels):
+        stay = groups != groups[i]
+        if label in labels[stay]:
+            system = kernel[stay][:, stay] + ridge * torch.diag(1 / w[stay])
+            fit = torch.linalg.solve(system, targets_of(labels, 3)[stay])
+            scores.append((kernel[i, stay] @ fit + copies[i, stay] @ fit) / 2)
+            answers.append(label)
+            worth.append(w[i])
+    scores, answers, worth = torch.stack(scores), torch.stack(answers), torch.stack(worth)
+    accuracy = ((scores.argmax(1) == answers) * worth).sum() / worth.sum()
+    loss = torch.nn.functional.cross_entropy(scores / temperature(scores, answers), answers)
+    return round(accuracy.item(), 9), -loss.item()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("balanced", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("mirror", [False, True])
+def test_the_choice_is_that_of_fitting_without_each_image(seed, balanced, grouped, mirror):
+    products, labels = blocks_of(seed, 24)
+    labels[labels == 2] = torch.tensor([2, 2, 2, 0, 0, 1, 1, 0])  # unequal classes, and images that are hard
+    weights = class_weights(labels) if balanced else None
+    groups = torch.arange(24) // (6 if grouped else 1)
+    if grouped:
+        groups[labels == 2] = 100  # nothing is left of this class
+    copies = {name: x.roll(3, 0) for name, x in products.items()} if mirror else None
+    found = {
+        (names, gamma): judge(products, labels, names, gamma, weights, groups, copies or products)
+        for names in SUBSETS
+        for gamma in (0.01, 0.1, 1.0)
+    }
+    options = {"balanced": balanced, "groups": groups if grouped else None, "mirrored": copies}
+    choice = choose(products, WIDTHS, labels, SUBSETS, gammas=(0.01, 0.1, 1.0), **options)
+    best, judged = max(found.values())[0], 24 - (int((groups == 100).sum()) if grouped else 0)
+    error = math.sqrt(best * (1 - best) / judged)
+    good = {each: loss for each, (accuracy, loss) in found.items() if accuracy >= best - error - 1e-9}
+    assert (choice.blocks, choice.gamma) == max(good, key=good.get)
+    assert choice.accuracy == pytest.approx(found[choice.blocks, choice.gamma][0])
 
 
 def test_with_more_images_than_the_limit_the_first_of_each_class_stand_for_all():
     products, labels = blocks_of(10, images=90)
-    widths, subsets = {"good": 40, "noise": 40}, [("good",), ("noise",)]
     few = {name: x[:30, :30] for name, x in products.items()}
-    assert choose(products, widths, labels, subsets, limit=30) == choose(few, widths, labels[:30], subsets)
+    two = {name: x[:6, :6] for name, x in products.items()}
+    assert choose(products, WIDTHS, labels, SUBSETS, limit=30) == choose(few, WIDTHS, labels[:30], SUBSETS)
+    assert choose(products, WIDTHS, labels, SUBSETS, limit=3) == choose(two, WIDTHS, labels[:6], SUBSETS)
 
 
 def test_without_an_image_to_judge_the_first_set_and_the_middle_gamma_are_taken():
     products, _ = blocks_of(11, images=3)
-    choice = choose(products, {"good": 40, "noise": 40}, torch.arange(3), [("good", "noise"), ("good",)])
+    choice = choose(products, WIDTHS, torch.arange(3), SUBSETS[1:])
     assert (choice.blocks, choice.gamma, math.isnan(choice.accuracy)) == (("good", "noise"), 3e-2, True)
 
 
@@ -451,6 +472,18 @@ def test_the_expansion_is_the_formula_and_depends_on_the_seed_alone():
     assert found.equal(Expansion({"a": 200, "b": 100}, seed=1)(z))
     assert found[:, 200:].equal(Expansion({"b": 100}, seed=1)(z))
     assert not found.equal(Expansion({"a": 200, "b": 100}, seed=2)(z))
+    alike = Expansion({"a": 3, "b": 3}, seed=1)
+    assert not alike.weights("a", 2).equal(alike.weights("b", 2))
+
+
+def test_weights_are_those_that_stored_models_were_fitted_with():
+    found = Expansion({"stage3": 40}, seed=1).weights("stage3", 25)[::12, ::13]
+    expected = [
+        [0.06040671, 0.15036863, 0.34812254, 0.44219568],
+        [-0.16894840, 0.00582358, -0.03604211, -0.16503397],
+        [0.18907838, -0.40113276, -0.07881904, 0.03391238],
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_kept_features_survive_numbers_that_float16_has_not():

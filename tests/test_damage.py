@@ -4,16 +4,17 @@ import json
 import os
 import re
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
 import torch
 from tests import tiny
-from tests.directories import content, contents, make, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
+from tests.directories import content, contents, make, metrics_of, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
 from tests.test_cli import geodl
 
 from geodl.errors import StoreError
-from geodl.experiment import run as run_experiment
+from geodl.experiment import run_config
 from geodl.reproduce import records
 from geodl.store import RunDirectory, list_runs, summarize
 
@@ -128,7 +129,7 @@ def test_what_cannot_be_read_now_is_not_given_up(store, monkeypatch):
         patch.setattr(os, "open", fail)
         with pytest.raises(StoreError, match=r"Permission denied$"):
             store.load_metrics(2)
-    assert store.load_metrics(2) == {"headline": "2 %"}
+    assert store.load_metrics(2) == metrics_of(2)
 
 
 def test_a_damaged_last_step_can_be_taken_back(store):
@@ -195,7 +196,7 @@ def test_a_phase_that_is_replaced_while_it_is_read_is_read_anew(store, monkeypat
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    run_experiment(tiny.config(method="finetune", analysis=False), out=path, data=tiny.dataset())
+    run_config(tiny.config(method="finetune", analysis=False), out=path, data=tiny.dataset())
     return path
 
 
@@ -205,7 +206,7 @@ def test_a_run_is_not_complete_over_a_damaged_phase(finished, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
 
     def again():
-        run_experiment(tiny.config(method="finetune", analysis=False), out=tmp_path / "run", data=tiny.dataset())
+        run_config(tiny.config(method="finetune", analysis=False), out=tmp_path / "run", data=tiny.dataset())
 
     with pytest.raises(StoreError, match=r"phases/00/model\.safetensors is damaged"):
         again()
@@ -269,7 +270,7 @@ def test_other_names_beside_the_phases_are_not_phases(run, name, kind):
     assert run.stamp()[0] == 2
     with run.lock():
         save_phase(run, 2)
-    assert run.load_metrics(2) == {"headline": "2 %"}
+    assert run.load_metrics(2) == metrics_of(2)
     assert os.path.lexists(path)
 
 
@@ -424,10 +425,16 @@ def test_lines_that_are_no_events_are_passed_over(run):
         run.events("learned", phase=0, seconds=1.5)
         path = run.path / "events.jsonl"
         line = path.read_bytes()
-        odd = [b"\xff\xfe", b"[]", b"1", b"{}", b'{"kind": "x"}', b'{"kind": 1, "time": "2026-01-01T00:00:00+00:00"}']
-        odd += [b'{"kind": "x", "time": 5}', b'{"kind": "x", "time": "soon"}', b'{"kind": "x", "time": "2026-01-01"}']
-        odd += [b"[" * 100_000, b'{"kind": "x", "time": "2026-01-01T00:00:00+00:00", "v": NaN}']
-        odd += [line.strip().replace(b"1.5", b"2.5")]  # a changed digit
+        odd = [b'{"kind": "x"}', b'{"kind": 1, "time": "2026-01-01T00:00:00+00:00"}', b'{"kind": "x", "time": 5}']
+        odd += [
+            b'{"kind": "x", "time": "soon"}',
+            b'{"kind": "x", "time": "2026-01-01"}',
+            b"{}",
+            b'{"": ' + b"[" * 99_999,
+        ]
+        odd += [b'{"kind": "x", "time": "2026-01-01T00:00:00+00:00", "v": NaN}']
+        odd = [each[:-1] + f', "crc32": "{zlib.crc32(each):08x}"}}'.encode() for each in odd]  # signed, but no events
+        odd += [b"\xff\xfe", b"[]", b"1", b"", line.strip().replace(b"1.5", b"2.5"), line[:20]]
         path.write_bytes(b"\n".join([*odd, line]))
         run.events("learned", phase="first")
     assert [event["kind"] for event in run.read_events()] == ["learned", "learned"]
@@ -483,11 +490,12 @@ def test_one_bad_run_does_not_hide_the_others(tmp_path):
 
 def test_odd_results_are_no_reason_to_fail(run, tmp_path):
     path = run.path / "phases" / "01" / "metrics.json"
-    for value, shown in (({"headline": 5}, None), ({}, None), ({"headline": "[red]x"}, "[red]x")):
+    for value, shown in (({"accuracy": {}}, None), ({}, None), (metrics_of(1), "1.0 % on 2 classes (k-NME)")):
         rewrite(path, value)
         assert summarize(run.path).result == shown
-    assert "[red]x" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
+    rewrite(path, {"accuracy": {"nme": "[red]"}, "classes": 5})
+    assert "damaged" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
     failed = geodl("runs", "show", str(run.path), cwd=tmp_path, status=2)
-    assert "metrics.json is damaged, or not a file of geodl's" in failed.stderr
+    assert "is damaged, or not a file of geodl's" in failed.stderr
     rewrite(path, [])
     assert summarize(run.path).state == "damaged"

@@ -4,6 +4,7 @@ import json
 import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,11 @@ from tests import tiny
 from tests.test_cli import geodl
 
 from geodl import experiment
-from geodl.config import Layer, preset_layer
+from geodl.config import Layer, RunConfig, preset_layer
 from geodl.errors import StoreError
-from geodl.experiment import run
+from geodl.experiment import results_of, run_config
 from geodl.methods import configure
-from geodl.report.published import ELSEWHERE
+from geodl.report.published import FILES
 from geodl.report.tables import AVERAGE
 from geodl.reproduce import records, verdicts
 from geodl.reproduce.records import Record
@@ -24,6 +25,8 @@ from geodl.reproduce.verdicts import Difference, verdict
 from geodl.store import RunDirectory
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 
 
 def event(second, kind, **fields):
@@ -36,14 +39,14 @@ def event(second, kind, **fields):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "r"
-    run(tiny.config(method="lwf", distill="lwf", seed=7, analysis=False), out=path, data=tiny.dataset())
+    config = tiny.config(method="lwf", distill="lwf", seed=7, analysis=False, ame=True)
+    run_config(config, out=path, data=tiny.dataset())
     return path
 
 
 def test_a_record_tells_what_the_run_reached(finished, tmp_path):
     (written,) = records.add([finished], tmp_path)
     (found,) = records.read(tmp_path)
-    metrics = json.loads((finished / "phases" / "02" / "metrics.json").read_text())["results"]
     assert written.name.startswith("lwf-lwf-")
     assert written.name.endswith("-seed7.json")
     assert found.seed == 7
@@ -51,7 +54,8 @@ def test_a_record_tells_what_the_run_reached(finished, tmp_path):
     assert (found.config["method"], found.config["epochs"]) == ("lwf", 2)
     assert found.machine["threads"] == 1
     assert set(found.results) == {"cnn", "nme", "ame", "ncm"}
-    for name, result in metrics.items():
+    for name, trajectory in results_of(RunDirectory(finished)).items():
+        result = trajectory.to_dict()
         assert found.results[name]["accuracy"] == result["accuracy"]
         assert found.value(name, "final") == result["accuracy"][-1]
         assert all(found.value(name, key) == result[key] for key in ("average", "average_incremental", "forgetting"))
@@ -59,12 +63,13 @@ def test_a_record_tells_what_the_run_reached(finished, tmp_path):
     assert not found.cached
     # nothing in it depends on where the data or the run were
     assert str(finished) not in written.read_text()
-    assert not set(ELSEWHERE) & set(found.config)
+    assert not {*FILES, *RunConfig.having("repetition")} & set(found.config)
 
 
 def test_other_options_have_another_file(finished, tmp_path):
     other = tmp_path / "other"
-    run(tiny.config(method="lwf", distill="lwf", seed=7, analysis=False, lr=0.01), out=other, data=tiny.dataset())
+    config = tiny.config(method="lwf", distill="lwf", seed=7, analysis=False, ame=True, lr=0.01)
+    run_config(config, out=other, data=tiny.dataset())
     names = {path.name for path in records.add([finished, other], tmp_path / "kept")}
     assert len(names) == 2
     assert {path.name for path in records.add([finished, other], tmp_path / "kept")} == names
@@ -82,7 +87,7 @@ def test_a_run_names_the_commit_of_its_code(finished, tmp_path, monkeypatch):
 
     def as_if_here() -> str | None:
         monkeypatch.setattr(experiment, "__file__", str(tmp_path / "experiment.py"))
-        return experiment._commit()
+        return experiment.commit()
 
     for key in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
         monkeypatch.setenv(key, "nobody")
@@ -155,7 +160,8 @@ def made(
     method, distill, seed, *, average, forgetting=10.0, final=50.0, preset="cifar100-cpu", cached=False, **options
 ):
     layers = [preset_layer(preset), Layer("", {"method": method, "distill": distill, **options})]
-    config = {k: v for k, v in configure(layers).config.identity().items() if k not in records.ELSEWHERE}
+    found = configure(layers).config
+    config = {key: value for key, value in found.identity().items() if key not in found.having("repetition")}
     result = {"average": average, "average_incremental": average, "forgetting": forgetting, "final": final}
     machine = {"device": "cpu", "machine": "x86_64", "threads": 1, "torch": "2"}
     results = {name: {**result, "accuracy": [final]} for name in ("cnn", "nme", "ame", "ncm")}
@@ -247,9 +253,20 @@ def test_one_training_fills_both_its_rows_and_departures_stand_apart():
     assert len(rows["iCaRL"]) == 1
 
 
+def test_what_a_preset_leaves_to_the_device_is_no_departure():
+    found = [made("lucir", "cosine", seed, average=50.0, precision=bits) for seed, bits in ((1, "32"), (2, "bf16"))]
+    rows, others = verdicts.sort_out(found, "cifar100-cpu")
+    assert len(rows["LUCIR"]) == 2
+    assert not others
+    text = verdicts.page(
+        [found[0], replace(found[1], machine=found[1].machine | {"precision": "bf16"})], "cifar100-cpu"
+    )
+    assert "threads: 1, precision: 32, torch 2; cpu (x86_64), threads: 1, precision: bf16, torch 2" in text
+
+
 def test_a_record_older_than_an_option_is_no_departure():
     old = made("lucir", "cosine", 1, average=50.0)
-    config = {key: value for key, value in old.config.items() if key != "subspace_dim"}
+    config = {key: value for key, value in old.config.items() if key != "cosine_features"}
     rows, others = verdicts.sort_out([replace(old, config=config | {"gone": None})], "cifar100-cpu")
     assert len(rows["LUCIR"]) == 1
     assert not others
@@ -280,3 +297,14 @@ def test_the_page(tmp_path):
 
 def test_page_without_any_run(tmp_path):
     assert "CE + Cos; CE + GeoDL; Joint training." in verdicts.page([], "cifar100-cpu")
+
+
+@pytest.mark.parametrize("preset", [path.name for path in RESULTS.iterdir() if path.is_dir()])
+def test_the_results_of_this_project(preset):
+    """The files under results/ are of this version, and docs/results.md is what they give."""
+    found = records.read(RESULTS / preset)
+    names = [record.file_name for record in found]
+    assert sorted(names) == sorted(path.name for path in (RESULTS / preset).iterdir())
+    _, others = verdicts.sort_out(found, preset)
+    assert not others
+    assert verdicts.page(found, preset) == (ROOT / "docs" / "results.md").read_text()

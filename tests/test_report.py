@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.directories import rewrite
 
 from geodl.cli import app
 from geodl.cli.options import Common, effective
@@ -28,13 +29,14 @@ from geodl.config import Layer
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages
 from geodl.errors import StoreError
-from geodl.experiment import run
+from geodl.experiment import run_config
 from geodl.methods import configure
 from geodl.report import page, plots, sections
-from geodl.report.figures import CSS, Curve, _blues, heat, lines
+from geodl.report.figures import CSS, Curve, heat, lines
 from geodl.report.published import numbers
 from geodl.report.results import Estimate, Setting, estimate, read_run, read_settings
 from geodl.report.tables import Best, Points, Table, compare, comparison_table, comparisons, summary, write_tables
+from geodl.store import RunDirectory
 from geodl.text import printable
 
 NAMES = ("Katze", "小猫", "__dunder", "$x^2$ </script>&", 'ёж "quoted"', "a very long class name that goes on")
@@ -65,7 +67,16 @@ EVIL = (
     "\ufffe\uffff",
     "عربي",
 )
-TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3}
+TINY = {
+    "threads": 1,
+    "network": "convnet",
+    "epochs": 1,
+    "batch_size": 32,
+    "scale": 10.0,
+    "padding": 1,
+    "exemplars": 3,
+    "ame": True,
+}
 
 
 def made(names, train, test):
@@ -89,7 +100,7 @@ def make_runs(root):
 
     def go(name, images=six, **options):
         layer = Layer("test", TINY | {"data": "digits", "base": 3, "phases": 3, "method": "lucir"} | options)
-        run(configure([layer]).config, out=root / name, data=images)
+        run_config(configure([layer]).config, out=root / name, data=images)
 
     go("geo-1", distill="geodesic", seed=1)
     go("geo-2", distill="geodesic", seed=2)
@@ -157,11 +168,12 @@ def test_a_run_is_read_as_it_was_stored(runs):
 
 def test_an_epoch_that_was_repeated_after_a_kill_counts_once(runs, tmp_path):
     shutil.copytree(runs / "geo-1", tmp_path / "again")
-    path = tmp_path / "again" / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    repeated = next(event for event in events if event["kind"] == "epoch" and event["phase"] == 3) | {"loss": 77.0}
-    with path.open("a") as file:
-        file.write(json.dumps(repeated) + "\n" + json.dumps(repeated | {"epoch": 2, "loss": "nan"}) + "\n")
+    store = RunDirectory(tmp_path / "again")
+    event = next(event for event in store.read_events() if event["kind"] == "epoch" and event["phase"] == 3)
+    fields = {key: value for key, value in event.items() if key not in ("kind", "time")}
+    with store.lock():
+        store.events("epoch", **fields | {"loss": 77.0})
+        store.events("epoch", **fields | {"epoch": 2, "loss": float("nan")})
     epochs = read_run(tmp_path / "again").epochs
     assert len(epochs) == 4
     assert epochs[-1].loss == 77.0
@@ -196,7 +208,7 @@ def test_a_similarity_that_could_not_be_computed_is_left_out(runs, tmp_path):
     path = tmp_path / "run" / "phases" / "02" / "metrics.json"
     metrics = json.loads(path.read_text())
     del metrics["similarity"]["svcca"]  # features that do not vary have no correlation
-    path.write_text(json.dumps(metrics))
+    rewrite(path, metrics)
     setting = read_settings([tmp_path / "run"])[0]
     assert [value is None for value in setting.similarity("svcca")] == [False, False, True, False]
     assert "<svg" in page.render([setting])
@@ -431,9 +443,13 @@ def test_each_point_has_its_tip():
 
 
 def test_heat_is_opacity_and_nothing_where_nothing_is_known():
-    image = _blues(np.array([[100.0, np.nan], [0.0, 25.0]]), root=False)
-    assert image[..., 3].tolist() == [[217, 0], [0, 54]]
-    assert _blues(np.array([[25.0]]), root=True)[0, 0, 3] == 108
+    def opacity(matrix, root):
+        names = [str(i) for i in range(len(matrix))]
+        plot = heat("h", np.array(matrix), rows=names, columns=names, x="x", y="y", tips={}, root=root)
+        return plot.figure.axes[0].images[0].get_array()[..., 3].tolist()
+
+    assert opacity([[100.0, np.nan], [0.0, 25.0]], root=False) == [[217, 0], [0, 54]]
+    assert opacity([[25.0]], root=True) == [[108]]
 
 
 def test_names_with_dollars_and_missing_letters_are_drawn():
@@ -645,9 +661,8 @@ def test_one_box_says_how_all_settings_depart(runs, monkeypatch):
 
 def changed(setting, label, results=None, **options):
     """Give a setting with other options, and with other results under k-NME."""
-    run = setting.first
-    last = {**run.metrics[-1], "results": {**run.results, "nme": {**run.results["nme"], **(results or {})}}}
-    run = replace(run, config={**run.config, **options}, metrics=[*run.metrics[:-1], last])
+    run = replace(setting.first, config={**setting.first.config, **options})
+    run.results["nme"].update(results or {})
     return replace(setting, label=label, runs=(run,))
 
 

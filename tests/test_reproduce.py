@@ -1,6 +1,7 @@
 """Reproducing the paper: which runs, how long, asking first, and what is written."""
 
 import csv
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,15 +10,18 @@ from tests import tiny
 from tests.test_cli import geodl
 
 from geodl.cli import reproduce as command
-from geodl.config import DISTILLATIONS, Layer, preset_layer
+from geodl.config import Layer, preset_layer
 from geodl.errors import ConfigError, TrainingError
-from geodl.experiment import run
+from geodl.events import PhaseEvaluated, StageStarted, StepTaken
+from geodl.experiment import run_config
 from geodl.methods import configure
 from geodl.report.published import SAME, numbers
 from geodl.report.tables import AVERAGE, INCREMENTAL
 from geodl.reproduce import estimate, grid, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
 from geodl.reproduce.steps import Ratio, Shape
+from geodl.sweep import runner
+from geodl.text import duration
 from geodl.training import Interrupted
 
 ALL = ("cifar100", "imagenet-subset", "imagenet")
@@ -129,7 +133,7 @@ def test_trainings_with_two_names_are_one(tmp_path, pair):
     data, found = tiny.dataset(), []
     for method, distill in pair:
         config = tiny.config(method=method, distill=distill, analysis=False)
-        found.append(run(config, out=tmp_path / method, data=data).load_phase(2))
+        found.append(run_config(config, out=tmp_path / method, data=data).load_phase(2))
     assert found[0].metrics["confusions"] == found[1].metrics["confusions"]
     assert all(torch.equal(tensor, found[1].model[name]) for name, tensor in found[0].model.items())
 
@@ -156,7 +160,7 @@ def test_work_counts_images():
     assert second.trained == 6 * (10 * 500 + 50 * 20)
     assert last.trained == 6 * (10 * 500 + 90 * 20)
     # herding and means; test; exemplars, mirrored too; AME's 150 a class
-    assert first.looked_at == 25000 + 50 * 100 + 2 * 50 * 20 + 50 * 150
+    assert first.evaluated == 25000 + 50 * 100 + 2 * 50 * 20 + 50 * 150
     joint = config_of(Training("joint", "none", 50, 5), "cifar100", "cpu", seed=1, data_dir=None, threads=None)
     assert [each.trained for each in estimate.work(joint)][1:] == [16 * 500 * seen for seen in (60, 70, 80, 90, 100)]
 
@@ -213,7 +217,7 @@ def test_time_of_timed_steps():
     ("seconds", "words"), [(40, "40 s"), (720, "12 min"), (12600, "3.5 h"), (181440, "2.1 days"), (0, "0 s")]
 )
 def test_words_for_times(seconds, words):
-    assert estimate.words(seconds) == words
+    assert duration(seconds) == words
 
 
 # -- asking first
@@ -246,12 +250,12 @@ def test_more_than_an_hour_is_asked_about(monkeypatch, answer, starts):
 def quick(monkeypatch):
     """Make the smoke length tiny, and speeds known."""
     monkeypatch.setattr(estimate, "measure", lambda shape: SPEED)
-    small = grid._on_digits
+    tiny = {"network": "convnet", "epochs": 1, "base_epochs": 1, "phases": 2}
 
-    def smaller(training):
-        return small(training) | {"network": "convnet", "epochs": 1, "base_epochs": 1, "analysis": True, "phases": 2}
+    def smaller(training, dataset, length, **options):
+        return config_of(training, dataset, length, **options).model_copy(update=tiny if length == "smoke" else {})
 
-    monkeypatch.setattr(grid, "_on_digits", smaller)
+    monkeypatch.setattr(grid, "config_of", smaller)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -269,7 +273,7 @@ def test_dry_run_needs_no_data(quick, tmp_path):
 
 
 def test_long_grids_do_not_start_by_themselves(quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "_run_all", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(command, "run_job", lambda *_, **__: pytest.fail("started"))
     monkeypatch.setattr(command, "load_data", lambda config: tiny.dataset())
     monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
     failed = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2)
@@ -289,7 +293,7 @@ def test_a_run_that_fails_does_not_stop_the_others(quick, tmp_path, monkeypatch)
         tried.append(out.name)
         raise TrainingError("the loss is not finite")
 
-    monkeypatch.setattr(command, "run", fails)
+    monkeypatch.setattr(runner, "run_config", fails)
     order = ("reproduce", "table3", "--length", "smoke", "--runs", "1", "--out", "out")
     said = geodl(*order, cwd=tmp_path, status=2)
     assert len(tried) == 4
@@ -301,7 +305,7 @@ def test_stopping_stops_the_grid(quick, tmp_path, monkeypatch):
     def stops(config, **_):
         raise Interrupted("stopped in phase 1")
 
-    monkeypatch.setattr(command, "run", stops)
+    monkeypatch.setattr(runner, "run_config", stops)
     order = ("reproduce", "table3", "--length", "smoke", "--out", "out")
     assert "stopped in phase 1; the same command continues" in geodl(*order, cwd=tmp_path, status=130).stderr
 
@@ -329,10 +333,12 @@ def test_a_table_from_end_to_end(quick, tmp_path, monkeypatch):
     assert all(row[f"{AVERAGE} runs"] == "2" and float(row[AVERAGE]) > 0 for row in rows)
     assert "difference" not in rows[0]
     assert (tmp_path / "out" / "init10.tex").read_text().startswith("\\begin{tabular}")
-    monkeypatch.setattr(command, "run", lambda *_, **__: pytest.fail("ran again"))
+    monkeypatch.setattr(runner, "run_config", lambda *_, **__: pytest.fail("ran again"))
     (tmp_path / "out" / "init10.md").unlink()
     assert "8 runs, all complete" in geodl(*order, cwd=tmp_path).stdout
     assert (tmp_path / "out" / "init10.md").read_text() == text
+    shutil.rmtree(next((tmp_path / "out" / "runs").iterdir()) / "phases" / "02")
+    assert "8 runs, 1 of them not complete" in geodl(*order, "--dry-run", cwd=tmp_path).stdout
 
 
 def test_figures_from_end_to_end(quick, tmp_path, monkeypatch):
@@ -352,11 +358,11 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("grid")
     jobs = []
     for method, distill in (("icarl", "lwf"), ("lucir", "geodesic"), ("finetune", "none")):
-        options = {"data": "cifar100", "base": 50, "phases": 5, "exemplars": 2, "epochs": 1}
+        options = {"data": "cifar100", "base": 50, "phases": 5, "exemplars": 2, "epochs": 1, "ame": True}
         for seed in (1, 2):
             config = tiny.config(**options, method=method, distill=distill, seed=seed, analysis=False, batch_size=64)
             job = Job(Training(method, distill, 50, 5), config, ("table1",))
-            run(config, out=root / job.name, data=tiny.dataset(100, train=3, test=2))
+            run_config(config, out=root / job.name, data=tiny.dataset(100, train=3, test=2))
             jobs.append(job)
     return jobs, root
 
@@ -408,8 +414,6 @@ def test_an_incomplete_run_counts_as_not_run(made, tmp_path):
     (other / job.name).mkdir(parents=True)
     (other / job.name / "config.json").write_bytes((root / job.name / "config.json").read_bytes())
     assert outputs.read([job], other) == {}
-    assert command._done(other / job.name) == 0
-    assert command._done(root / job.name) == 6
 
 
 # -- time and memory
@@ -430,13 +434,13 @@ def test_turns_rotate_and_the_first_is_thrown_away():
     assert {name: len(each) for name, each in times.items()} == {"a": 2, "b": 2, "c": 2}
 
 
-@pytest.mark.parametrize("distill", DISTILLATIONS)
+@pytest.mark.parametrize("distill", steps.LOSSES)
 def test_a_step_trains_the_student_and_not_the_teacher(distill):
     step = steps.Step(distill, Shape("convnet", 8, batch=8, old=3, new=2))
     networks = [step.student] if step.teacher is None else [step.student, step.teacher]
     before = [[parameter.clone() for parameter in network.parameters()] for network in networks]
     step()
-    step.look()
+    step.evaluate()
     assert step.student.training
     moved = [
         any(not torch.equal(one, other) for one, other in zip(each, network.parameters(), strict=True))
@@ -451,7 +455,7 @@ def test_distillations_differ_in_their_loss():
         step = steps.Step(distill, Shape("convnet", 8, batch=8, old=3, new=2))
         with torch.no_grad():
             noisy = step.images + 0.5 * torch.randn(step.images.shape, generator=torch.Generator().manual_seed(0))
-            losses[distill] = float(step._distillation(step.student(noisy), step.teacher(step.images)))
+            losses[distill] = float(step.distillation(step.student(noisy), step.teacher(step.images)))
     assert len({round(loss, 6) for loss in losses.values()}) == 3
     assert all(loss > 0 for loss in losses.values())
 
@@ -478,7 +482,8 @@ def test_time_and_memory_beside_the_papers():
 def test_grid_progress_in_estimated_seconds():
     job = jobs_of("table3", length="smoke")[0]
     watch = command.GridWatch(job, [10.0, 4.0, 4.0, 4.0], 100.0, 200.0, "run 2 of 4")
-    watch._stage = {"steps": 5, "epochs": 4}
-    assert watch.passed("step", phase=1, stage="train", epoch=1, step=5) == 10 + 4 * (1 * 5 + 5) / 20
-    assert watch.passed("step", phase=1, stage="correction", epoch=0, step=1) == 14
-    assert watch.passed("evaluated", phase=1) == 14
+    watch.stage = StageStarted(phase=1, stage="train", epochs=4, steps=5, epoch=0)
+    taken = StepTaken(phase=1, stage="train", epoch=1, step=5, loss=1.0, rate=1.0)
+    assert watch.passed(taken) == 10 + 4 * (1 * 5 + 5) / 20
+    assert watch.passed(replace(taken, stage="correction", epoch=0, step=1)) == 14
+    assert watch.passed(PhaseEvaluated(phase=1, metrics={})) == 14

@@ -221,7 +221,7 @@ def test_a_class_order_and_groups_of_one(tmp_path, data):
         out=tmp_path / "r",
         data=data,
     )
-    assert results_of(store)["nme"].to_dict()["groups"] == [["class 0"], ["class 1"], ["class 2", "class 3"]]
+    assert results_of(store)["cnn"].to_dict()["groups"] == [["class 0"], ["class 1"], ["class 2", "class 3"]]
 
 
 @pytest.mark.parametrize("flip", [True, False])

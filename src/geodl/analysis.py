@@ -18,14 +18,14 @@ def svcca(x: Tensor, y: Tensor, keep: float = 0.99) -> float:
     """
     if not 0 < keep <= 1:
         raise ConfigError(f"keep = {keep}: allowed is the share of the variance, above 0 and at most 1")
-    x, y = _centred(x, y)
+    x, y = _centered(x, y)
     # The kept left singular vectors are orthonormal bases, so the canonical correlations are the cosines between them.
     correlations = torch.linalg.svdvals(_directions(x, keep).T @ _directions(y, keep))
     return float(correlations.clamp(max=1).mean())
 
 
 def _directions(x: Tensor, keep: float) -> Tensor:
-    """Return the fewest left singular vectors of centred `x: (N, d)` that hold `keep` of its variance, as (N, r)."""
+    """Return the fewest left singular vectors of centered `x: (N, d)` that hold `keep` of its variance, as (N, r)."""
     left: Tensor
     left, values, _ = torch.linalg.svd(x, full_matrices=False)
     rank = int((values > max(x.shape) * torch.finfo(x.dtype).eps * values.max()).sum())
@@ -35,11 +35,11 @@ def _directions(x: Tensor, keep: float) -> Tensor:
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Return the linear centred kernel alignment of x: (N, d1) and y: (N, d2), row i of both from image i.
+    """Return the linear centered kernel alignment of x: (N, d1) and y: (N, d2), row i of both from image i.
 
     |Y'X|^2 / (|X'X| |Y'Y|) in Frobenius norms (Kornblith et al. 2019); nan where one of them is constant.
     """
-    x, y = _centred(x, y)
+    x, y = _centered(x, y)
     return float((y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm()))
 
 
@@ -54,17 +54,17 @@ def leading_angles(x: Tensor, y: Tensor) -> list[float]:
     return angles
 
 
-def _centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _centered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Check the pair and return both in float64 with column means 0."""
     if len(x) != len(y) or len(x) < 2:
         raise DataError(f"representations of {len(x)} and {len(y)} images: the same images, at least 2, are needed")
     if not (x.isfinite().all() and y.isfinite().all()):
         raise DataError("a representation holds NaN or infinite values")
-    return _centre(x.double()), _centre(y.double())
+    return _center(x.double()), _center(y.double())
 
 
-def _centre(x: Tensor) -> Tensor:
+def _center(x: Tensor) -> Tensor:
     """Subtract the column means of `x: (N, d)`; what is only the rounding of constant columns becomes 0."""
-    centred = x - x.mean(dim=0)
+    centered = x - x.mean(dim=0)
     noise = len(x) * torch.finfo(x.dtype).eps * x.abs().amax(dim=0)
-    return centred.masked_fill(centred.abs().amax(dim=0) <= noise, 0)
+    return centered.masked_fill(centered.abs().amax(dim=0) <= noise, 0)

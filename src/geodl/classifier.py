@@ -11,6 +11,7 @@ import torch
 from geodl.app import state as states
 from geodl.app.choices import checked
 from geodl.app.state import State
+from geodl.data.images import Images
 from geodl.data.intake import Problems, insist, take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
@@ -61,18 +62,21 @@ class IncrementalClassifier:
         strict: bool = False,
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
+        confirm: Callable[[float], bool] = lambda seconds: True,
         **options: Any,
     ) -> "Learned":
         """Learn the classes of a folder of class folders, of arrays with labels, or of a torch Dataset.
 
         Args:
-            images: the folder; or uint8 or 0..1 float images (N, H, W[, C]) with `labels`; or a Dataset of pairs.
+            images: the folder; or uint8 or 0..1 float images (N, H, W[, C]) with `labels`; or a Dataset of pairs; or an
+                `Intake`.
             labels: (N,) class names or numbers.
             classes: names for numbered labels.
             again: learn also where the last step learned exactly these images.
             strict: raise a DataError for the first image that cannot be used, instead of skipping it.
             listener: called with each event (`geodl.events`).
             stop: asked after each step of training whether to stop; `Interrupted` is raised then.
+            confirm: asked with an estimate in seconds before a training that takes over two minutes.
             options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
 
         Returns:
@@ -94,7 +98,8 @@ class IncrementalClassifier:
                 last = states.load(store)
                 if last is not None and last.learned == intake.key and not again:
                     return summarize(last, len(last.classes), (), already=True)
-                return learn_step(store, last, intake, wanted, strict=strict, listener=listener, stop=stop)
+                how: dict[str, Any] = {"strict": strict, "listener": listener, "stop": stop, "confirm": confirm}
+                return learn_step(store, last, intake, wanted, **how)
         except Interrupted:
             raise
         except GeodlError:
@@ -111,6 +116,20 @@ class IncrementalClassifier:
         `geodl.predicting.Recognizer.predict`. An image that cannot be read is skipped and named in `skipped`.
         """
         return self._recognizer(self._state(), classifier, accelerator).predict(images, **how)
+
+    def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
+        """Return what predicts from the last complete state, for many calls; later steps do not change it."""
+        return self._recognizer(self._state(), classifier, accelerator)
+
+    @property
+    def stamp(self) -> Any:
+        """What tells the last complete state from any other; None where nothing is learned yet."""
+        return self._open().stamp() if (self.path / "config.json").exists() else None
+
+    @property
+    def validation(self) -> Images | None:
+        """The stored validation images, labels being positions in `classes`; None where none are stored."""
+        return self._state().validation
 
     def evaluate(
         self,
@@ -156,7 +175,7 @@ class IncrementalClassifier:
         return describe(store, self._state())
 
     def undo(self) -> dict[str, Any]:
-        """Take the last step (learn, rename or remove) back; give its record."""
+        """Take the last step (learn, rename or remove) back; return its record."""
         with self._writing() as store:
             done = store.completed()
             if not done:
@@ -189,7 +208,7 @@ class IncrementalClassifier:
         """Write the model to an ONNX file with labels and preprocessing inside, checked against the model."""
         from geodl.app.export import export
 
-        return export(self._state(), Path(path))
+        return export(self._state().learner, Path(path))
 
     def _create(self) -> RunDirectory:
         if (self.path / "config.json").exists():
@@ -206,6 +225,11 @@ class IncrementalClassifier:
         """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
         return self._open().load_progress() is not None
 
+    def give_up(self) -> None:
+        """Give up a learn step that was stopped: how far it came is forgotten, the model is as before it."""
+        with self._writing() as store:
+            store.clear_progress()
+
     @contextmanager
     def _writing(self) -> Iterator[RunDirectory]:
         store = self._open()
@@ -214,7 +238,7 @@ class IncrementalClassifier:
             yield store
 
     def _state(self) -> State:
-        """Give the last complete state; read it anew if it is not the one read before."""
+        """Return the last complete state; read it anew if it is not the one read before."""
         store = self._open()
         stamp = store.stamp()
         if stamp is None:

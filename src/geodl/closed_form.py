@@ -32,6 +32,7 @@ GAMMAS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 """What `choose` tries. On CIFAR-100 the first three are nearly the same; a few hundred photographs want about 0.1."""
 
 _DEAD = 1e-3  # a coordinate that deviates by less than this share of its block's median would be magnified noise
+_FAR = 6.0  # deviations: a coordinate that was hardly ever active in few images would outweigh all others when it is
 _PANEL = 512  # columns of G computed in one product
 _HALF = torch.finfo(torch.float16).max
 
@@ -72,9 +73,9 @@ class Standardization:
         return cls(mean, scale)
 
     def __call__(self, z: Blocks) -> dict[str, Tensor]:
-        """Return the blocks of z with mean 0 and deviation 1, in float32 (float64 for float64)."""
+        """Return the blocks of z with mean 0 and deviation 1, cut off at 6 deviations, in float32 (float64 for float64)."""
         return {
-            name: (block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]
+            name: ((block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]).clamp_(-_FAR, _FAR)
             for name, block in z.items()
             if name in self.mean
         }
@@ -209,7 +210,7 @@ class Statistics:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return what is stored: the triangle of G once, row by row, and C' in float32: 35 MB for M = 4096 and 100 classes."""
-        triangle = torch.cat([row[i:].float() for i, row in enumerate(self.upper)] or [self.upper.float().flatten()])
+        triangle = torch.cat([row[i:].float() for i, row in enumerate(self.upper)])
         _check(triangle, "the sums of the features have, in float32,")
         return {"gram": triangle, "sums": self.sums.float(), "counts": self.counts.clone()}
 
@@ -358,11 +359,13 @@ class Fitted:
     def scores(self, z: Blocks, chunk: int = 2048) -> Tensor:
         """Return the scores (N, classes) of features z: (N, d_b) by block, some images at a time."""
         count = len(next(iter(z.values())))
-        parts = [self.head.new_empty(0, self.head.shape[1])]
-        for start in range(0, count, chunk):
-            some = {name: z[name][start : start + chunk] for name in self.expansion.sizes}
-            parts.append(self.expansion(self.standardization(some)) @ self.head)
-        return torch.cat(parts)
+        some = [{name: z[name][start : start + chunk] for name in z} for start in range(0, count, chunk)]
+        return torch.cat([self.head.new_empty(0, self.head.shape[1]), *map(self.scores_at_once, some)])
+
+    def scores_at_once(self, z: Blocks) -> Tensor:
+        """Return the scores (N, classes) without a loop over N, as a graph for any number of images needs it."""
+        some = {name: z[name] for name in self.expansion.sizes}
+        return self.expansion(self.standardization(some)) @ self.head
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""
@@ -394,19 +397,19 @@ class Choice:
     accuracy: float
 
 
-def near_duplicates(z: Tensor, likeness: float = 0.96) -> Tensor:
+def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
     """Return groups, int64 (N,), equal for images of one series. z: (N, d), pooled features of the deepest level.
 
-    Two images belong together where the cosine of their features is above `likeness`, and so do friends of friends.
+    Two images belong together where the cosine of their features is above `least`, and so do friends of friends.
     """
     rows = F.normalize(z.float(), dim=1)
-    pairs = (rows @ rows.T > likeness).fill_diagonal_(True)
+    pairs = (rows @ rows.T > least).fill_diagonal_(True)
     groups = torch.arange(len(rows))
     for _ in range(len(rows)):  # the least number in the neighborhood spreads, at most along the longest series
-        least = torch.where(pairs, groups, len(rows)).amin(1)
-        if torch.equal(least, groups):
+        first = torch.where(pairs, groups, len(rows)).amin(1)
+        if torch.equal(first, groups):
             break
-        groups = least
+        groups = first
     return groups
 
 
@@ -424,12 +427,12 @@ def choose(
     subsets: Sequence[Sequence[str]],
     *,
     gammas: Sequence[float] = GAMMAS,
-    weights: Tensor | None = None,
+    balanced: bool = False,
     groups: Tensor | None = None,
     mirrored: Blocks | None = None,
     limit: int = 2000,
 ) -> Choice:
-    """Return the blocks and the gamma with the best leave-one-out accuracy; equal ones differ by their likelihood.
+    """Return the likeliest blocks and gamma among those whose leave-one-out accuracy is within a standard error of the best.
 
     Args:
         products: of the training images' h with each other, by block, float64 (N, N).
@@ -437,46 +440,43 @@ def choose(
         labels: int64 (N,), 0 to classes - 1.
         subsets: the sets of blocks to try; the first is taken where no image can be judged.
         gammas: to try with each of them; the middle one is taken where no image can be judged.
-        weights: of the images in the fit and in the accuracy, (N,); see `class_weights`.
+        balanced: whether every class counts the same, in the fit (`class_weights`) and in the accuracy.
         groups: of near-duplicates, (N,).
         mirrored: products of the mirrored copies with the images, where prediction averages over both.
         limit: where there are more images, the first ones of each class, about this many in all, stand for the others.
     """
     rows = _first_of_each(labels, limit)
     labels, groups = labels[rows], None if groups is None else groups[rows]
-    weights = torch.ones(len(rows), dtype=torch.float64, device=labels.device) if weights is None else weights[rows]
-    known = judged(labels, groups)
+    weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
+    targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups)
     if not known.any():
         return Choice(tuple(subsets[0]), gammas[len(gammas) // 2], math.nan)
-    targets = targets_of(labels, int(labels.max()) + 1)
 
     def summed(parts: Blocks, names: Sequence[str]) -> Tensor:
         return torch.stack([parts[name][rows][:, rows] for name in names]).sum(0)
 
-    best, best_key = None, (-math.inf, -math.inf)
-    for names in subsets:
-        kernel, width = summed(products, names), sum(widths[name] for name in names)
-        copies = None if mirrored is None else summed(mirrored, names)
-        for gamma in gammas:
-            scores = solve_dual(kernel, targets, gamma, width, weights).leave_out(groups, copies)[known]
-            right = (scores.argmax(1) == labels[known]).double()
-            accuracy = float((right * weights[known]).sum() / weights[known].sum())
-            loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
-            key = (round(accuracy, 9), -float(loss))
-            if key > best_key:
-                best, best_key = Choice(tuple(names), gamma, accuracy), key
-    assert best is not None
-    return best
+    def quality(names: Sequence[str], gamma: float) -> tuple[float, float]:
+        fit = solve_dual(summed(products, names), targets, gamma, sum(widths[name] for name in names), weights)
+        scores = fit.leave_out(groups, None if mirrored is None else summed(mirrored, names))[known]
+        right = (scores.argmax(1) == labels[known]) * weights[known]
+        loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
+        return float(right.sum() / weights[known].sum()), float(loss)
+
+    found = {(tuple(names), gamma): quality(names, gamma) for names in subsets for gamma in gammas}
+    best = max(accuracy for accuracy, _ in found.values())
+    error = math.sqrt(best * (1 - best) / int(known.sum()))
+    good = {choice: loss for choice, (accuracy, loss) in found.items() if accuracy >= best - error}
+    blocks, gamma = min(good, key=good.__getitem__)
+    return Choice(blocks, gamma, found[blocks, gamma][0])
 
 
 def _first_of_each(labels: Tensor, limit: int) -> Tensor:
-    """Return the rows, in order, of the first limit / classes images of each class; all where there are no more than limit."""
+    """Return the rows of the first limit / classes images of each class; all where there are no more than limit."""
     if len(labels) <= limit:
         return torch.arange(len(labels), device=labels.device)
     counts = torch.bincount(labels)
     ranks = torch.cat([torch.arange(count) for count in counts.tolist()]).to(labels.device)
-    first: Tensor = labels.argsort(stable=True)[ranks < max(2, limit // int((counts > 0).sum()))]
-    return first.sort().values
+    return labels.argsort(stable=True)[ranks < max(2, limit // int((counts > 0).sum()))]
 
 
 def temperature(scores: Tensor, labels: Tensor) -> float:

@@ -88,6 +88,24 @@ class StepTaken(Event):
     rate: float
 
 
+def part_of(event: StepTaken, stage: StageStarted) -> float:
+    """Return which part of a stage is over after a step."""
+    return (event.epoch * stage.steps + event.step) / (stage.epochs * stage.steps)
+
+
+@dataclass(frozen=True)
+class FeaturesTaken(Event):
+    """The network has seen ``done`` of all images in a pass that does not train."""
+
+    kind = "features"
+    done: int
+    total: int
+
+
+FREQUENT = (StepTaken, FeaturesTaken)
+"""Events that are too many for events.jsonl."""
+
+
 @dataclass(frozen=True)
 class EpochEnded(Event):
     """Epoch ``epoch`` of ``epochs``, counted from 1, is over: its mean loss, the parts of that, images/s."""
@@ -157,6 +175,22 @@ class OptionsChosen(Event):
 
     kind = "chosen"
     choices: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Advised(Event):
+    """A sentence for the person at the keyboard, before anything long begins."""
+
+    kind = "advised"
+    sentence: str
+
+
+@dataclass(frozen=True)
+class TimeEstimated(Event):
+    """About how long training will take, from a few timed steps."""
+
+    kind = "estimated"
+    seconds: float
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from geodl.data.sources import Dataset, load, source_options
 from geodl.devices import available_cores
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.events import (
+    FREQUENT,
     EpochEnded,
     Event,
     Listener,
@@ -31,7 +32,6 @@ from geodl.events import (
     PhaseStarted,
     RunEnded,
     RunStarted,
-    StepTaken,
     ignore,
 )
 from geodl.files import fingerprint, interpreting
@@ -106,8 +106,8 @@ def run_config(
     path = out or default_directory(config)
     threads, precision = _machine(config, path, fresh)
     first = [scenario.classes[c] for c in scenario.groups[0]]
-    base = Base(cache, fingerprint([data.fingerprint, first])) if cache is not None else None
-    learner = Learner(config, stop=stop, base=base, decided_precision=precision)
+    shared = Base(cache, fingerprint([data.fingerprint, first])) if cache is not None else None
+    learner = Learner(config, stop=stop, shared_base=shared, decided_precision=precision)
     learner.check()  # a network that cannot be built is no reason to make a directory
     ranks = learner.trainer.ranks
     identity = config.identity() | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
@@ -190,7 +190,7 @@ class _Run:
         self._listener(event)
         if self._board is not None:
             _draw(self._board, event)
-        if not isinstance(event, StepTaken):
+        if not isinstance(event, FREQUENT):
             self.store.events(event.kind, **event.record())
 
     def through(self) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from geodl.cache import Cache
 from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import ArrayImages, FileImages, Images, concat
+from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
 from geodl.data.intake import take
-from geodl.devices import device_kind
+from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import BaseAwaited, BaseCached, Event, Listener, ignore
 from geodl.memory import Memory, quota
@@ -25,7 +25,16 @@ from geodl.methods import Phase, Stage, build, configure, kinds
 from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
-from geodl.predictors import Features, class_means, default_classifier, drift, exemplar_means, nearest_mean, predict
+from geodl.predictors import (
+    Features,
+    Judged,
+    class_means,
+    default_classifier,
+    drift,
+    exemplar_means,
+    nearest_mean,
+    predict,
+)
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.training import Checkpoint, Interrupted, NoProgress, Progress, Trainer
@@ -67,7 +76,7 @@ class Learner:
         *,
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
-        base: Base | None = None,
+        shared_base: Base | None = None,
         decided_precision: str | None = None,
         **options: Any,
     ) -> None:
@@ -75,7 +84,7 @@ class Learner:
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.method = build(self.config)
-        self.listener, self.base = listener, base
+        self.listener, self.shared_base = listener, shared_base
         self._stop, self._decided_precision = stop, decided_precision
         self.classes: tuple[str, ...] = ()
         self.network: Network | None = None
@@ -109,7 +118,7 @@ class Learner:
             train = concat([train, self.memory.images])
         if self.method.keeps_all_data and self.phases:
             train = concat([self._everything(), train])
-        if len(classes) == 1 and self.method.trains(self.phases):
+        if len(classes) == 1 and self.method.trains(0):
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
@@ -181,17 +190,17 @@ class Learner:
             if key and checkpoint is None and self._take_base(key, phase):
                 return
             self.trainer.run(phase, stage, number=number, checkpoint=checkpoint, progress=progress, base=key)
-            if key and self.base is not None and self.trainer.ranks.is_main_process:
-                self.base.cache.put(key, phase.network.state_dict())
+            if key and self.shared_base is not None and self.trainer.ranks.is_main_process:
+                self.shared_base.cache.put(key, phase.network.state_dict())
 
     def _claimed(self, key: str | None, phase: Phase) -> ExitStack:
         """Wait until no other process trains this base phase; hold it for ourselves until the stack is closed."""
         held, ranks = ExitStack(), self.trainer.ranks
-        if key is None or self.base is None:
+        if key is None or self.shared_base is None:
             return held
         # All ranks ask together, again and again: one that waited alone would keep the others beyond their time limit.
         told = False
-        while ranks.any(ranks.is_main_process and not self.base.cache.claim(key, held), self.trainer.device):
+        while ranks.any(ranks.is_main_process and not self.shared_base.cache.claim(key, held), self.trainer.device):
             if not told:
                 self.listener(BaseAwaited(phase.index))
                 told = True
@@ -213,14 +222,14 @@ class Learner:
         return both
 
     def _base_key(self, phase: Phase, number: int) -> str | None:
-        if self.base is None or phase.index or number:
+        if self.shared_base is None or phase.index or number:
             return None
         machine = (self.trainer.device.type, self.trainer.ranks.world, self.trainer.precision)
-        return base_key(self.config, self.method, phase.transform, self.base.data, phase.new, machine)
+        return base_key(self.config, self.method, phase.transform, self.shared_base.data, phase.new, machine)
 
     def _take_base(self, key: str, phase: Phase) -> bool:
-        assert self.base is not None
-        entry, trainer = self.base.cache.load(key), self.trainer
+        assert self.shared_base is not None
+        entry, trainer = self.shared_base.cache.load(key), self.trainer
         # Every rank goes the same way, also when only one machine has it.
         if trainer.ranks.any(entry is None, trainer.device) or entry is None:
             return False
@@ -238,7 +247,9 @@ class Learner:
         taken = self._exemplar_means(phase.network, chosen.images, phase.transform, classes)
         if taken is not None:  # a class of which no exemplar is kept stands by its class mean
             taken = _filled(taken, means)
-        return replace(chosen, means=means, exemplar_means=taken, own=self.method.keep(phase))
+        # Laid out as they are read back: the last digits of what is computed with them hang on it.
+        own = {name: tensor.contiguous() for name, tensor in self.method.keep(phase).items()}
+        return replace(chosen, means=means, exemplar_means=taken, own=own)
 
     def _means(self, phase: Phase, now: Features) -> Tensor:
         """Return the class means (C, d) of NCM: those of classes at hand are taken, the others drift along (SDC)."""
@@ -313,7 +324,7 @@ class Learner:
         # Confidence is the softmax of cosines times the head's learned scale, 10 where it has none.
         scale = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
         found: dict[str, Scorer] = {}
-        if self.trained and self.method.trains(self.phases - 1):  # else the head does not know all classes
+        if self.method.trains(self.phases - 1):  # else the head does not know all classes
             found["cnn"] = Scorer(lambda seen: seen.logits)
         means = {"nme": self.memory.exemplar_means, "ame": oracle, "ncm": self.memory.means}
         for name, mean in means.items():
@@ -346,8 +357,25 @@ class Learner:
 
     def left_out(self) -> Confusion | None:
         """Return what the classifier makes of learned images when each is left out of the fit; None where that is unknown."""
-        pairs = self.method.validated(self.memory.own)
-        return None if pairs is None else Confusion.of(pairs[:, 0], pairs[:, 1], self.classes)
+        found = self.validated()
+        return None if found is None else Confusion.of(found.labels, found.predictions, self.classes)
+
+    def validated(self) -> Judged | None:
+        """Return what the fit without an image says of it, for learned images; None where the method cannot say."""
+        return self.method.validated(self.memory.own)
+
+    def judged(self, images: Images) -> Judged:
+        """Return what the model makes of images that it keeps, whose labels are rows; a prediction of -1 is none.
+
+        Where images were learned that are judged by the fit without them, so are these, as far as they are found among them.
+        """
+        found, recognizer = self.validated(), self.recognizer()
+        if found is None:
+            confidences, predictions = recognizer.recognize(images)[0].max(dim=1)
+            return Judged(images.labels, predictions, confidences)
+        places = self.method.recalled(self.memory.own, recognizer.features(images).levels)
+        predictions = torch.where(places < 0, -1, found.predictions[places])
+        return Judged(images.labels, predictions, None if found.confidences is None else found.confidences[places])
 
     def _all_means(self, images: Images) -> Tensor:
         """Return the (C, d) means of AME: over all training images, or the first ``ame_images`` of each class."""
@@ -360,6 +388,7 @@ class Learner:
 
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
+        self._known()
         given = _labelled(images, labels)
         unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
         if unknown:
@@ -382,7 +411,8 @@ class Learner:
             raise ConfigError(f"classifier = {name!r}: this model has {', '.join(there)}")
         levels = self.method.levels(network) if name.startswith("analytic") else ()
         device = device_kind(self.config.accelerator)
-        return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels)
+        bf16 = choose_precision(self.config.precision, device) == "bf16"
+        return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels, bf16)
 
     def _known(self) -> tuple[Network, Transform]:
         if self.network is None or self.transform is None:
@@ -436,9 +466,10 @@ class Learner:
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
+        transform = self._known()[1]
         return {
-            "config": self.config.identity(),
-            "transform": self._known()[1].to_dict(),
+            "config": self.config.identity() | {"image_size": transform.size},  # found by now, where it was left open
+            "transform": transform.to_dict(),
             "classes": list(self.classes),
             "phases": self.phases,
             "trained": self.trained,
@@ -446,8 +477,8 @@ class Learner:
 
     def save(self, path: str | Path) -> None:
         """Write the learner to a directory, which ``geodl predict`` opens too; one that is there gets a further state."""
-        store = RunDirectory.create_or_open(Path(path), MODEL)
         model, memory, statistics = self.tensors()
+        store = RunDirectory.create_or_open(Path(path), MODEL)
         with store.lock():
             store.save_phase(store.completed(), model, memory, {}, self.facts(), statistics)
 
@@ -516,7 +547,7 @@ def _labelled(images: Any, labels: Any) -> Images:
         names = images.names or tuple(map(str, range(int(images.labels.max()) + 1 if len(images) else 0)))
         return replace(images, names=names)
     found = take(images, labels, strict=True)
-    return replace(found.images, names=found.classes)
+    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
 
 
 def _rows(images: Images, classes: Sequence[str]) -> Images:

@@ -83,7 +83,7 @@ class Memory:
         return replace(self, images=images.select(images.labels.argsort(stable=True)))
 
     def hold_out(self, images: Images, fresh: Sequence[int], count: int, seed: int) -> tuple[Images, "Memory"]:
-        """Set aside, for good, `count` images of each `fresh` class; give the rest, to train on, and the memory.
+        """Set aside, for good, `count` images of each `fresh` class; return the rest, to train on, and the memory.
 
         At least one image of a class is left. Classes held out before keep their first `count`: a total budget shrinks.
         """

@@ -54,6 +54,16 @@ class Confusion:
         total = int(self.counts[rows].sum())
         return 100 * int(self.counts.diagonal()[rows].sum()) / total if total else math.nan
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the accuracy, in % (Wilson 1927): on few images it is wide."""
+        n, z = self.images, 1.96
+        if not n:
+            return 0.0, 100.0
+        p = self.accuracy / 100
+        center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return 100 * (center - half) / (1 + z * z / n), 100 * (center + half) / (1 + z * z / n)
+
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
         """Return the confusions that occur, as (true class, prediction, count), the most frequent first."""
         wrong = self.counts.clone().fill_diagonal_(0)

@@ -44,6 +44,16 @@ class Features:
     levels: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a classifier makes of images whose class is known: labels and predictions int64 (N,), confidences 0..1 (N,)."""
+
+    labels: Tensor
+    predictions: Tensor
+    confidences: Tensor | None
+    """None where they were not kept."""
+
+
 def features_of(
     network: Network,
     batches: Iterable[Batch],
@@ -75,7 +85,7 @@ def features_of(
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the mean direction of each class: the mean of its normalised rows, normalised again.
+    """Return the mean direction of each class: the mean of its normalized rows, normalized again.
 
     features: (N, d), labels: (N,) -> (classes, d) in the dtype of the features; a class without rows has a row of zeros.
     """
@@ -116,11 +126,11 @@ def drift(means: Tensor, old: Tensor, new: Tensor, width: float = 0.3) -> Tensor
         raise DataError(f"the drift needs the same samples twice, but got {len(old)} old and {len(new)} new features")
     if len(old) == 0:
         return means
-    centres, before = unit(means), unit(old)
+    centers, before = unit(means), unit(old)
     displacement = unit(new) - before
     moved = []
-    for chunk in torch.split(centres, max(1, PAIRS // len(before))):
-        # |z - m|^2 = 2 - 2 <z, m> on the sphere. The softmax is the normalised Gaussian weight, and unlike a quotient
+    for chunk in torch.split(centers, max(1, PAIRS // len(before))):
+        # |z - m|^2 = 2 - 2 <z, m> on the sphere. The softmax is the normalized Gaussian weight, and unlike a quotient
         # of sums it does not become 0 / 0 when every sample is many widths away.
         weights = torch.softmax((chunk @ before.T - 1) / width**2, dim=1)
         moved.append(chunk + weights @ displacement)

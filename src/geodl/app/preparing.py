@@ -8,10 +8,16 @@ from torch import Tensor
 
 from geodl.app.choices import VALIDATION
 from geodl.app.state import KnownClass, State, short_hashes
+from geodl.closed_form import near_duplicates
 from geodl.config import derive
+from geodl.data.batches import fit
 from geodl.data.images import Images
 from geodl.data.intake import Decoded, Intake, Problems
 from geodl.errors import DataError
+
+SIDE = 16
+ALIKE = 0.99
+"""Pictures whose thumbnails of SIDE pixels correlate more than this are of one series (burst shots, copies)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class Prepared:
 
 
 def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> Prepared:
-    """Return the images internal labels and leave out what would contradict or repeat what is stored."""
+    """Return the images with internal labels, without what would contradict or repeat what is stored."""
     old = list(last.classes) if last else []
     position = {known.name: i for i, known in enumerate(old)}
     problems = list(intake.problems + decoded.problems) + _case_clashes(intake.classes, list(position))
@@ -57,7 +63,7 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     images = images.select(rows)
     hashes = short_hashes([decoded.digests[i] for i in rows])
     fresh = ~torch.isin(hashes, last.seen) if last else torch.ones(len(rows), dtype=torch.bool)
-    # A class of which every image was left out is not learned: the others move up.
+    # A class of which every image was skipped is not learned: the others move up.
     counts = torch.bincount(images.labels, minlength=len(position)).tolist()
     added = [name for name, i in position.items() if i >= len(old) and counts[i]]
     final = {known.name: i for i, known in enumerate(old)} | {name: len(old) + k for k, name in enumerate(added)}
@@ -127,15 +133,31 @@ def _labels_of(images: Images | None) -> dict[str, int]:
 def set_aside(ready: Prepared, last: State | None) -> Tensor:
     """Choose the validation images, (N,) bool, by their content: up to ten a class and a fifth of it.
 
-    A class that comes back gives more of them as long as it has fewer than ten.
+    A series of near-duplicates stays on one side. A class that comes back gives more as long as it has fewer than ten.
     """
     have: dict[int, int] = {}
     if last is not None and last.validation is not None:
         have = {int(c): int(n) for c, n in enumerate(torch.bincount(last.validation.labels))}
     held = torch.zeros(len(ready.images), dtype=torch.bool)
     for label in ready.present:
-        rows = ((ready.images.labels == label) & ready.fresh).nonzero().squeeze(1).tolist()
-        rows.sort(key=lambda i: derive(0, "check image", ready.digests[i]))
+        mine = (ready.images.labels == label).nonzero().squeeze(1)
         wanted = min(VALIDATION, ready.classes[label].images // 5) - have.get(label, 0)
-        held[rows[: max(0, min(wanted, len(rows) // 2))]] = True
+        fresh = [int(i) for i in mine if ready.fresh[i]]
+        limit = min(wanted, len(fresh) // 2)
+        if limit <= 0:
+            continue
+        groups = _series(ready.images.select(mine))
+        series: dict[int, list[int]] = {}
+        for i, group in zip(mine.tolist(), groups.tolist(), strict=True):
+            series.setdefault(group, []).append(i)
+        whole = [rows for rows in series.values() if all(ready.fresh[i] for i in rows)]
+        for rows in sorted(whole, key=lambda rows: min(derive(0, "validation image", ready.digests[i]) for i in rows)):
+            if int(held[mine].sum()) + len(rows) <= limit:
+                held[rows] = True
     return held
+
+
+def _series(images: Images) -> Tensor:
+    """Return groups (N,), equal for near-duplicates: pictures that are alike even when they are tiny."""
+    pixels = fit(images, SIDE).pixels.flatten(1).float()
+    return near_duplicates(pixels - pixels.mean(1, keepdim=True), ALIKE)

@@ -1,6 +1,5 @@
 """What a model directory holds after a step: a learner, validation images, and the story of a person's images."""
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from geodl.config import RunConfig
 from geodl.data.batches import Transform
-from geodl.data.folder import is_text
+from geodl.data.folder import class_name
 from geodl.data.images import Images, from_tensors, to_tensors
-from geodl.errors import ConfigError, StoreError
+from geodl.errors import StoreError
 from geodl.learner import Learner
 from geodl.memory import without_class
 from geodl.metrics import confusions_of, to_metrics
@@ -161,13 +160,7 @@ def _load(store: RunDirectory, phase: int) -> State:
 
 def renamed(state: State, old: str, new: str) -> State:
     """Give a class another name."""
-    new = unicodedata.normalize("NFC", new)  # as the names of folders are read
-    if not new.strip() or new != new.strip():
-        raise ConfigError(f"new name {new!r}: a name that is not empty and has no space at its ends is needed")
-    if new.startswith(".") or "/" in new or not is_text(new):
-        raise ConfigError(
-            f"new name {new!r}: no folder of images could have it (a dot first, a slash, a control character)"
-        )
+    new = class_name(new)
     position = state.learner.position(old)
     learner = copy(state.learner)
     learner.rename(old, new)

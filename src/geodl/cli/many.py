@@ -15,11 +15,11 @@ from rich.table import Table
 
 from geodl.cli.display import Stopper, console, plain, say
 from geodl.errors import ConfigError, TrainingError
-from geodl.reproduce.estimate import words
 from geodl.sweep import slurm
 from geodl.sweep.jobs import Job, bases_first, check, same_shape
 from geodl.sweep.runner import Engine, Local, States, run_all
 from geodl.sweep.status import Status, status_of
+from geodl.text import duration
 
 _WHERE = Group("Where the runs go", sort_key=6)
 ROWS = 30
@@ -188,7 +188,7 @@ class Board:
         counts = {state: sum(each.state == state for each in self.statuses.values()) for state in order}
         known = [f"{count} {state}" for state, count in counts.items() if count]
         left = self._left(counts["waiting"])
-        table.caption = ", ".join(known) + (f"; about {words(left)} left" if left is not None else "")
+        table.caption = ", ".join(known) + (f"; about {duration(left)} left" if left is not None else "")
         return table
 
     def _left(self, waiting: int) -> float | None:
@@ -208,7 +208,7 @@ def table_of(rows: Sequence[tuple[Job, Status]]) -> Table:
         table.add_column(column, no_wrap=column != "accuracy so far, or error")
     for job, status in rows:
         counted = f"{status.done}/{status.phases}" if status.phases else ""
-        left = words(status.seconds_left) if status.seconds_left is not None and status.state == "running" else ""
+        left = duration(status.seconds_left) if status.seconds_left is not None and status.state == "running" else ""
         table.add_row(plain(job.label), status.state, counted, plain(status.result), left)
     return table
 

@@ -14,7 +14,6 @@ from geodl.cli.display import Stopper, console, errors, plain
 from geodl.cli.own_display import (
     SHOWN,
     LearnWatch,
-    count,
     count_steps,
     csv_predictions,
     line,
@@ -34,6 +33,7 @@ from geodl.cli.own_display import (
 )
 from geodl.errors import ConfigError, DataError
 from geodl.files import readable
+from geodl.text import count
 
 _HOW = Group("How it is done", sort_key=6)
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)
@@ -68,8 +68,18 @@ def _choice(text: str, *names: str, group: Group = _CHOICES) -> Parameter:
 class LearnFlags:
     """What a learn step chooses by itself where it is not told: the options of a run, in a practitioner's words."""
 
+    method: Annotated[
+        Literal["analytic", "lucir", "finetune"] | None,
+        _choice(
+            "analytic: closed form on pre-trained features, in seconds; lucir: train with GeoDL; finetune: train without."
+        ),
+    ] = None
+    adapt: Annotated[
+        bool | None, _choice("Train the pre-trained network on the images, with GeoDL, instead of the closed form.")
+    ] = None
     network: Annotated[
-        str | None, _choice("The network: resnet32, resnet18, ..., or timm:NAME.", "--backbone", "--network")
+        str | None,
+        _choice("The network: efficientnet-lite0, resnet32, resnet18, ..., or timm:NAME.", "--backbone", "--network"),
     ] = None
     pretrained: Annotated[bool | None, _choice("timm:NAME: begin with the weights that timm publishes.")] = None
     weights: Annotated[Path | None, _choice("Begin with the weights in this safetensors file.")] = None
@@ -115,7 +125,7 @@ def learn(
     with stopper.watching(), watch.bar:
         try:
             done = IncrementalClassifier(model).learn(
-                images, again=again, strict=strict, listener=watch, stop=stopper, **options
+                images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **options
             )
         except Interrupted:
             raise Interrupted("stopped; how far it came is saved, and the same command goes on from there") from None

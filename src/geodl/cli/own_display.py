@@ -13,9 +13,10 @@ from rich.table import Table
 
 from geodl.app.choices import VALIDATION
 from geodl.classifier import Evaluation
-from geodl.cli.display import console, errors, part_of, plain, progress_bar
+from geodl.cli.display import console, errors, plain, progress_bar
 from geodl.data.intake import Problems
 from geodl.events import (
+    Advised,
     EpochEnded,
     Event,
     ImagesPredicted,
@@ -26,9 +27,12 @@ from geodl.events import (
     StageStarted,
     StepContinued,
     StepTaken,
+    TimeEstimated,
+    part_of,
 )
 from geodl.files import readable
 from geodl.predicting import Predictions
+from geodl.text import count, duration
 
 SECONDS = 30.0  # between two signs of life in a log
 SHOWN = 20  # lines of what was skipped, of classes, of confusions; --json has all
@@ -61,6 +65,11 @@ class LearnWatch:
                 line(f"{event.title}: {what}, typically {event.side} pixels a side", "bold")
             case OptionsChosen():
                 self._chosen(event)
+            case Advised():
+                console.print(plain("note: ", "yellow") + plain(event.sentence))
+            case TimeEstimated():
+                if event.seconds > 10:
+                    line(f"training will take about {duration(event.seconds)} (estimated from a few steps)")
             case StepContinued():
                 line(f"going on where it was stopped: {count(event.epoch, 'epoch')} done")
             case StageStarted():
@@ -73,6 +82,15 @@ class LearnWatch:
                 if not console.is_terminal and time.monotonic() - self._said > SECONDS:  # a log wants a sign of life
                     line(f"  epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
                     self._said = time.monotonic()
+
+    def confirm(self, seconds: float) -> bool:
+        """Ask a person at a terminal whether to start a training that takes so long."""
+        if self.quiet or not sys.stdin.isatty() or not console.is_terminal:
+            return True
+        self.progress.stop()
+        answer = console.input(f"Train for about {duration(seconds)}? [y/N] ", markup=False)
+        self.progress.start()
+        return answer.strip().lower() in ("y", "yes")
 
     def _chosen(self, event: OptionsChosen) -> None:
         line("chosen, unless you set it otherwise:")
@@ -142,6 +160,8 @@ def say_learned(model: Path, done: Any) -> None:
         ]
         line(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
+        judged = count(done.judged, "image" if done.left_out else "validation image")
+        what = f"{judged}, each left out in turn," if done.left_out else judged
         validated = sum(value is not None for value in done.per_class.values())
         parts = [
             f"{value:.1f} % on {what}"
@@ -149,7 +169,8 @@ def say_learned(model: Path, done: Any) -> None:
             if value is not None and done.before is not None and done.after is not None
         ]
         line(
-            f"accuracy {done.accuracy:.1f} % on the validation images of {count(validated, 'class')}"
+            f"accuracy {done.accuracy:.1f} % (95 % interval {done.interval[0]:.1f} to {done.interval[1]:.1f}) on {what} of "
+            f"{count(validated, 'class')}"
             + (f": {', '.join(parts)}" if parts else "")
             + (
                 f"; no validation images of {count(rest, 'class')}" if (rest := len(done.per_class) - validated) else ""
@@ -214,12 +235,6 @@ def say_confusion(found: Evaluation) -> None:
         line("most frequent confusions:")
     for i, j, number in mistakes:
         line(f"  {confusion.classes[i]} taken for {confusion.classes[j]}: {number} of {int(confusion.counts[i].sum())}")
-
-
-def count(number: int, what: str) -> str:
-    """Count things in words: 1 class, 2 classes."""
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{number} {what if number == 1 else plural}"
 
 
 def count_steps(facts: dict[str, Any]) -> str:

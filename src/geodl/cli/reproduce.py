@@ -15,6 +15,7 @@ from geodl.report.results import DATA_NAMES
 from geodl.reproduce import estimate, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, choose, config_of, grid
 from geodl.sweep.jobs import named
+from geodl.text import duration
 
 HOUR = 3600.0
 TURNS = {"paper": 30, "cpu": 30, "smoke": 5}
@@ -48,7 +49,7 @@ def reproduce(
     runs
         Seeds: 1, 2, ...
     out
-        Directory of the runs, tables and figures; unset: reproduced/DATASET-BUDGET.
+        Directory of the runs, tables and figures; unset: reproduced/DATASET-LENGTH.
     data_dir
         Where the data are.
     threads
@@ -72,7 +73,7 @@ def reproduce(
     if dry_run:
         return
     if seconds > HOUR and where.submit is None:
-        confirm(f"this would take about {estimate.words(seconds)}", yes, sys.stdin.isatty())
+        confirm(f"this would take about {duration(seconds)}", yes, sys.stdin.isatty())
     failed = ""
     try:
         if not carry_out(runs_of, where):
@@ -108,7 +109,7 @@ def _announce(
     times = estimate.plan(jobs, done, speed)
     if dry_run:
         for number, (job, count, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
-            state = "complete" if count > job.config.phases else f"about {estimate.words(sum(each))}"
+            state = "complete" if count > job.config.phases else f"about {duration(sum(each))}"
             say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
     steps_take = estimate.steps_seconds(shape, TURNS[length], speed) if shape else 0.0
     slow, fast = min(speed.training.values()), max(speed.training.values())
@@ -116,7 +117,7 @@ def _announce(
     what += ["timed steps"] if shape else []
     total = sum(map(sum, times)) / at_a_time + steps_take
     say(
-        f"{' and '.join(what)}: about {estimate.words(total)}{f', {at_a_time} at a time' if at_a_time > 1 else ''}. An estimate from "
+        f"{' and '.join(what)}: about {duration(total)}{f', {at_a_time} at a time' if at_a_time > 1 else ''}. An estimate from "
         f"{estimate.STEPS} timed steps of {measured.network} with each loss on {steps.device().type}, "
         f"threads: {torch.get_num_threads()} ({slow:.0f} to {fast:.0f} images/s); reading image files is not counted, and base "
         "phases that the cache has make it shorter."
@@ -125,7 +126,7 @@ def _announce(
 
 
 def _shape(dataset: str, length: Length) -> steps.Shape:
-    """Give what the steps of time-memory work on: the dataset's network and images."""
+    """Return what the steps of time-memory work on: the dataset's network and images."""
     training = Training("finetune", "geodesic", 50, 10)
     return estimate.shape_of(config_of(training, dataset, length, seed=1, data_dir=None, threads=None))
 

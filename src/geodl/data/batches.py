@@ -1,4 +1,4 @@
-"""Batches of augmented, normalised images that depend on (seed, epoch, step) alone.
+"""Batches of augmented, normalized images that depend on (seed, epoch, step) alone.
 
 Small images live in memory as one uint8 tensor and are cropped and flipped as a batch; image files are decoded by
 threads a few batches ahead (Pillow decodes and resizes outside the interpreter lock). Both have one interface, and
@@ -18,17 +18,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from geodl.config import RunConfig, derive
 from geodl.data.images import ArrayImages, Images, open_image
+from geodl.data.trivial import NUMBERS, trivial, trivial_batch
 from geodl.errors import ConfigError, DataError
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Areas and aspect ratios of a random resized crop."""
-_ATTEMPTS = 10  # at a crop that fits into the picture, before the centre is taken
-_COLUMNS = 6 + 2 * _ATTEMPTS  # random numbers an image: flip, row, column, three of colour jitter, then the attempts
+_ATTEMPTS = 10  # at a crop that fits into the picture, before the center is taken
+_COLUMNS = 6 + 2 * _ATTEMPTS  # random numbers an image: flip, row, column, three of color jitter, then the attempts
 _AHEAD = 3  # batches that the threads may be ahead of the consumer
 
 
@@ -36,8 +37,8 @@ _AHEAD = 3  # batches that the threads may be ahead of the consumer
 class Transform:
     """From a picture to the network's input, at training and at test time.
 
-    crop="pad" fits the picture to a square (shorter side to `size`, centre), then in training pads it with black and
-    crops it at random; crop="resized" takes a random part of it in training, and at test time the centre of the picture
+    crop="pad" fits the picture to a square (shorter side to `size`, center), then in training pads it with black and
+    crops it at random; crop="resized" takes a random part of it in training, and at test time the center of the picture
     whose shorter side is `resize`.
     """
 
@@ -49,6 +50,7 @@ class Transform:
     jitter: float = 0.0
     crop: Literal["pad", "resized"] = "pad"
     resize: int | None = None
+    augment: Literal["none", "trivial"] = "none"
 
     def __post_init__(self) -> None:
         checks = {
@@ -58,6 +60,7 @@ class Transform:
             "padding": (self.padding, self.padding >= 0, "at least 0"),
             "jitter": (self.jitter, 0 <= self.jitter <= 1, "0 to 1"),
             "crop": (self.crop, self.crop in ("pad", "resized"), "pad, resized"),
+            "augment": (self.augment, self.augment in ("none", "trivial"), "none, trivial"),
             "resize": (self.resize, self.resize is None or self.resize >= self.size, f"none, or at least {self.size}"),
         }
         for key, (value, good, allowed) in checks.items():
@@ -85,16 +88,15 @@ def transform_of(config: RunConfig, images: Images | None = None, *, size: int =
     """Return the transform of a run; without image_size as large as the images in memory, or as ``size`` says."""
     if isinstance(images, ArrayImages):
         size = min(images.pixels.shape[2:])
-    return Transform(
-        config.image_size or size, config.mean, config.std, config.padding, config.flip, config.jitter, config.crop
-    )
+    names = ("mean", "std", "padding", "flip", "jitter", "crop", "augment")
+    return Transform(config.image_size or size, **{name: getattr(config, name) for name in names})
 
 
 class Batch(NamedTuple):
     """A process's share of a batch."""
 
     images: Tensor
-    """float32 (b, 3, H, W), normalised, channels_last."""
+    """float32 (b, 3, H, W), normalized, channels_last."""
     labels: Tensor
     """int64 (b,)."""
     indices: Tensor
@@ -116,7 +118,7 @@ class Batches:
 
     Args:
         images: what to train on.
-        transform: how to augment and normalise.
+        transform: how to augment and normalize.
         batch_size: images in a batch, over all processes.
         seed: of the order and of the augmentation.
         rank: number of this process, which gets a contiguous share of each batch.
@@ -148,7 +150,7 @@ class Batches:
         return len(self._starts) - 1
 
     def epoch(self, e: int, start: int = 0) -> Iterator[Batch]:
-        """Give the batches of epoch e from step `start` on."""
+        """Yield the batches of epoch e from step `start` on."""
         order = self._order(e)
         plans = (self._plan(order, e, step) for step in range(start, len(self)))
         for plan, pixels in _decoded(self.images, self.transform, plans, self.workers):
@@ -166,6 +168,10 @@ class Batches:
         size = len(indices)
         generator = torch.Generator().manual_seed(derive(self.seed, "augment", e, step))
         numbers = torch.rand((size, _COLUMNS), dtype=torch.float64, generator=generator)
+        if self.transform.augment == "trivial":  # drawn apart, so that all else is as without it
+            generator = torch.Generator().manual_seed(derive(self.seed, "trivial", e, step))
+            more = torch.rand((size, NUMBERS), dtype=torch.float64, generator=generator)
+            numbers = torch.cat([numbers, more], dim=1)
         share = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
         return _Plan(indices[share], numbers[share], size)
 
@@ -192,13 +198,13 @@ def evaluation(
     world: int = 1,
     workers: int = 0,
 ) -> Iterator[Batch]:
-    """Give the images in order under the test-time transform; with `mirror` each flipped left to right.
+    """Yield the images in order under the test-time transform; with `mirror` each flipped left to right.
 
     A process gets a contiguous share of all images, so that the shares in the order of the ranks are the whole.
     """
     first, last = rank * len(images) // world, (rank + 1) * len(images) // world
     for plan, pixels in _decoded(images, transform, _in_order(first, last, batch_size), workers):
-        inputs = _normalise(pixels.to(torch.float32, memory_format=torch.channels_last), transform)
+        inputs = _normalize(pixels.to(torch.float32, memory_format=torch.channels_last), transform)
         if mirror:
             inputs = inputs.flip(3).contiguous(memory_format=torch.channels_last)
         yield Batch(inputs, images.labels[plan.indices], plan.indices, plan.size)
@@ -211,7 +217,7 @@ def _in_order(first: int, last: int, batch_size: int) -> Iterator[_Plan]:
 
 
 def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
-    """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, centre."""
+    """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, center."""
     transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     parts = [pixels for _, pixels in _decoded(images, transform, _in_order(0, len(images), 64), workers)]
     pixels = torch.cat(parts) if parts else torch.empty((0, 3, size, size), dtype=torch.uint8)
@@ -224,7 +230,7 @@ def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
 def _decoded(
     images: Images, transform: Transform, plans: Iterable[_Plan], workers: int
 ) -> Iterator[tuple[_Plan, Tensor]]:
-    """Give each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
+    """Yield each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
     if isinstance(images, ArrayImages) and transform.crop == "pad" and images.pixels.shape[2:] == (transform.size,) * 2:
         for plan in plans:
             yield plan, images.pixels[plan.indices]
@@ -264,32 +270,38 @@ def _stack(squares: list[NDArray[np.uint8]]) -> Tensor:
 
 
 def _square(images: Images, i: int, numbers: list[float] | None, transform: Transform) -> NDArray[np.uint8]:
-    """Decode image i and bring it to (size, size, 3): the centre, or a random part if training wants that."""
+    """Decode image i and bring it to (size, size, 3): the center, or a random part if training wants that."""
     size, random_part = transform.size, numbers is not None and transform.crop == "resized"
     # Enough detail for the smallest part that may be magnified to `size`, or twice that of the final picture.
     enough = math.ceil(size / math.sqrt(SCALE[0])) if random_part else 2 * transform.shorter_side
     image = images.decode(i) if isinstance(images, ArrayImages) else open_image(images.items[i], at_least=enough)
     if random_part and numbers is not None:
-        box = _random_box(image.width, image.height, numbers)
+        box = random_box(image.width, image.height, numbers)
     elif image.size == (size, size) and transform.shorter_side == size:
         return np.asarray(image)
     else:
         side = min(image.size) * size / transform.shorter_side
         left, top = (image.width - side) / 2, (image.height - side) / 2
         box = (left, top, left + side, top + side)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    if random_part and numbers is not None and transform.augment == "trivial":
+        # After the flip, which the whole batch takes later: mirrored here, and back again.
+        mirrored = transform.flip and numbers[0] < 0.5
+        square = trivial(ImageOps.mirror(square) if mirrored else square, numbers[_COLUMNS:])
+        square = ImageOps.mirror(square) if mirrored else square
+    return np.asarray(square)
 
 
-def _random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:
+def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:
     """Choose a random part of the picture (RandomResizedCrop): (left, top, right, bottom)."""
-    for area, shape in zip(numbers[6::2], numbers[7::2], strict=True):
+    for area, shape in zip(numbers[6:_COLUMNS:2], numbers[7:_COLUMNS:2], strict=True):
         pixels = width * height * (SCALE[0] + area * (SCALE[1] - SCALE[0]))
         ratio = math.exp(math.log(RATIO[0]) + shape * (math.log(RATIO[1]) - math.log(RATIO[0])))
         w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
         if 0 < w <= width and 0 < h <= height:
             top, left = int(numbers[1] * (height - h + 1)), int(numbers[2] * (width - w + 1))
             return left, top, left + w, top + h
-    # a very long picture: its centre, as long as the ratios allow
+    # a very long picture: its center, as long as the ratios allow
     w = min(width, max(1, round(height * RATIO[1])))
     h = min(height, max(1, round(width / RATIO[0])))
     left, top = (width - w) // 2, (height - h) // 2
@@ -300,17 +312,17 @@ def _random_box(width: int, height: int, numbers: list[float]) -> tuple[float, f
 
 
 def as_inputs(pixels: Tensor, transform: Transform) -> Tensor:
-    """Give the centre of pixels in memory as the network sees it at test time, differentiably.
+    """Return the center of pixels in memory as the network sees it at test time, differentiably.
 
     pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size).
     """
     edge = (pixels.shape[2] - transform.size) // 2
-    centre = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
-    return _normalise(centre.clone(memory_format=torch.channels_last), transform)
+    center = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
+    return _normalize(center.clone(memory_format=torch.channels_last), transform)
 
 
 def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
-    """Crop, flip, jitter and normalise. pixels: uint8 (b, 3, size, size) -> float32 (b, 3, size, size)."""
+    """Crop, flip, jitter and normalize. pixels: uint8 (b, 3, size, size) -> float32 (b, 3, size, size)."""
     count, size = len(pixels), transform.size
     padding = transform.padding if transform.crop == "pad" else 0
     padded = F.pad(pixels, (padding,) * 4) if padding else pixels
@@ -323,10 +335,12 @@ def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
     cropped = padded.permute(0, 2, 3, 1)[
         torch.arange(count)[:, None, None], (top[:, None] + steps)[:, :, None], (left[:, None] + columns)[:, None, :]
     ]
+    if transform.augment == "trivial" and transform.crop == "pad":
+        cropped = trivial_batch(cropped, numbers[:, _COLUMNS:])
     inputs = cropped.float()
     if transform.jitter:
         inputs = _jitter(inputs, 1 + transform.jitter * (2 * numbers[:, 3:6].float() - 1))
-    return _normalise(inputs.permute(0, 3, 1, 2), transform)
+    return _normalize(inputs.permute(0, 3, 1, 2), transform)
 
 
 def _jitter(inputs: Tensor, factors: Tensor) -> Tensor:
@@ -339,7 +353,7 @@ def _jitter(inputs: Tensor, factors: Tensor) -> Tensor:
     return torch.lerp((inputs @ grey_weights)[..., None], inputs, saturation).clamp_(0, 255)
 
 
-def _normalise(inputs: Tensor, transform: Transform) -> Tensor:
+def _normalize(inputs: Tensor, transform: Transform) -> Tensor:
     """Scale in place by the dataset's mean and deviation. inputs: float32 (b, 3, H, W) in 0..255."""
     mean, std = (inputs.new_tensor(part)[:, None, None] for part in (transform.mean, transform.std))
     return inputs.mul_(1 / (255 * std)).sub_(mean / std)

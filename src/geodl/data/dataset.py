@@ -20,7 +20,7 @@ from geodl.data.images import ArrayImages, Images, check_header
 from geodl.errors import ConfigError, DataError
 
 Skipped = tuple[tuple[str, str], ...]
-"""What was left out or is odd, and why: (file, folder or class; reason)."""
+"""What was skipped, and why: (file, folder or class; reason)."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Dataset:
             lines.append(f"  split: {self.split}")
         if self.skipped:
             reasons = Counter(reason for _, reason in self.skipped)
-            lines.append(f"  skipped or odd: {len(self.skipped)} in all, {len(reasons)} kinds")
+            lines.append(f"  skipped: {len(self.skipped)} in all, {len(reasons)} kinds")
             lines += [f"    {what}: {reason}" for what, reason in self.skipped[:most]]
             if len(self.skipped) > most:
                 lines.append(f"    and {len(self.skipped) - most} more")

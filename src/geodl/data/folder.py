@@ -17,12 +17,12 @@ import torch
 
 from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words, stratified
 from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
-from geodl.errors import DataError
+from geodl.errors import ConfigError, DataError
 
 TEST_NAMES = ("test", "val", "validation")
 TWICE = "a link to a folder that is read already"
 
-Odd = list[tuple[str, str]]
+Skips = list[tuple[str, str]]
 
 
 def scan_folder(
@@ -31,27 +31,30 @@ def scan_folder(
     """Find the images of a folder of class folders.
 
     Folders inside a class folder belong to the class; hidden files are ignored; the content of a file decides what it
-    is, not its name. Whatever cannot be used is left out and named with a reason, or is a DataError if `strict`.
+    is, not its name. Whatever cannot be used is skipped and named with a reason, or is a DataError if `strict`.
 
     Args:
         root: the folder.
-        strict: raise a DataError for the first thing that would be left out.
+        strict: raise a DataError for the first thing that would be skipped.
         verify: decode every image completely instead of looking at its header.
 
     Returns:
         The images (labels are positions in the class names), the class names in natural order (2 before 10), and what
-        was left out.
+        was skipped.
     """
-    odd: Odd = []
-    found = _class_files(root, odd)
-    usable = _usable(root, [path for _, paths in found for path in paths], verify, odd)
+    skipped: Skips = []
+    found = _class_files(root, skipped)
+    usable = _usable(root, [path for _, paths in found for path in paths], verify, skipped)
     found = [(name, [path for path in paths if path in usable]) for name, paths in found]
-    found = _without_duplicates(root, found, odd)
-    odd += [(name, "no images in this class folder") for name, paths in found if not paths]
-    if strict and odd:
-        raise DataError(f"{shown(root / odd[0][0])}: {odd[0][1]}" + (f" (and {len(odd) - 1} more)" if odd[1:] else ""))
+    found = _without_duplicates(root, found, skipped)
+    skipped += [(name, "no images in this class folder") for name, paths in found if not paths]
+    if strict and skipped:
+        raise DataError(
+            f"{shown(root / skipped[0][0])}: {skipped[0][1]}"
+            + (f" (and {len(skipped) - 1} more)" if skipped[1:] else "")
+        )
     images, classes = _labelled([(name, paths) for name, paths in found if paths])
-    return images, classes, tuple(odd)
+    return images, classes, tuple(skipped)
 
 
 def natural_key(name: str) -> list[str | int]:
@@ -66,7 +69,7 @@ def _labelled(found: list[tuple[str, list[Path]]]) -> tuple[FileImages, tuple[st
     return FileImages(tuple(path for _, paths in found for path in paths), labels), tuple(name for name, _ in found)
 
 
-def _class_files(root: Path, odd: Odd) -> list[tuple[str, list[Path]]]:
+def _class_files(root: Path, skipped: Skips) -> list[tuple[str, list[Path]]]:
     """List the files of each class, classes and files in natural order."""
     if not root.is_dir():
         raise DataError(f"{shown(root)}: not a folder; a folder of class folders is needed")
@@ -80,17 +83,17 @@ def _class_files(root: Path, odd: Odd) -> list[tuple[str, list[Path]]]:
         name = unicodedata.normalize("NFC", entry.name)
         if name.startswith("."):
             if entry.is_dir():
-                odd.append((shown(Path(entry.name)), "hidden folder (its name starts with a dot), ignored"))
+                skipped.append((shown(Path(entry.name)), "hidden folder (its name starts with a dot), ignored"))
         elif not entry.is_dir():
-            odd.append((shown(Path(entry.name)), "not inside a class folder"))
+            skipped.append((shown(Path(entry.name)), "not inside a class folder"))
         elif not is_text(name):
-            odd.append((shown(Path(entry.name)), "the name of the folder is not valid text"))
+            skipped.append((shown(Path(entry.name)), "the name of the folder is not valid text"))
         elif entry.is_symlink() and identity(entry) in visited:
-            odd.append((shown(Path(entry.name)), TWICE))
+            skipped.append((shown(Path(entry.name)), TWICE))
         else:
             visited.add(identity(entry))
-            files.setdefault(name, []).extend(walk(root, entry, visited, odd))
-    _name_case_clashes(list(files), odd)
+            files.setdefault(name, []).extend(walk(root, entry, visited, skipped))
+    _name_case_clashes(list(files), skipped)
     return list(files.items())
 
 
@@ -101,17 +104,29 @@ def _entries(folder: Path) -> list[Path]:
         raise DataError(f"{shown(folder)}: the folder cannot be read ({error.strerror})") from None
 
 
-def _name_case_clashes(names: list[str], odd: Odd) -> None:
+def _name_case_clashes(names: list[str], skipped: Skips) -> None:
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(name.casefold(), name)
         if other != name:
-            odd.append((name, f"differs from class {other!r} only in upper and lower case; both are kept"))
+            skipped.append((name, f"differs from class {other!r} only in upper and lower case; both are kept"))
 
 
 def is_text(name: str) -> bool:
     """Whether a name can be printed on one line: no control characters, no bytes that are not valid text."""
     return not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in name)
+
+
+def class_name(name: str) -> str:
+    """Return a name that a person typed as the names of folders are read; one that no folder could have is a ConfigError."""
+    name = unicodedata.normalize("NFC", name)
+    if not name.strip() or name != name.strip():
+        raise ConfigError(f"new name {name!r}: a name that is not empty and has no space at its ends is needed")
+    if name.startswith(".") or "/" in name or not is_text(name):
+        raise ConfigError(
+            f"new name {name!r}: no folder of images could have it (a dot first, a slash, a control character)"
+        )
+    return name
 
 
 def identity(path: Path) -> tuple[int, int]:
@@ -120,12 +135,12 @@ def identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> Iterator[Path]:
-    """Give all files under a folder in natural order, without hidden ones; links are followed, but no folder is entered twice."""
+def walk(root: Path, folder: Path, visited: set[tuple[int, int]], skipped: Skips) -> Iterator[Path]:
+    """Yield all files under a folder in natural order, without hidden ones; links are followed, but no folder is entered twice."""
     try:
         entries = _entries(folder)
     except DataError:
-        odd.append((_relative(root, folder), "the folder cannot be read"))
+        skipped.append((_relative(root, folder), "the folder cannot be read"))
         return
     for entry in entries:
         if entry.name.startswith("."):
@@ -133,23 +148,25 @@ def walk(root: Path, folder: Path, visited: set[tuple[int, int]], odd: Odd) -> I
         try:
             if entry.is_dir():
                 if identity(entry) in visited:
-                    odd.append((_relative(root, entry), TWICE))
+                    skipped.append((_relative(root, entry), TWICE))
                     continue
                 visited.add(identity(entry))
-                yield from walk(root, entry, visited, odd)
+                yield from walk(root, entry, visited, skipped)
             elif entry.is_file():
                 yield entry
             else:
-                odd.append((_relative(root, entry), "a broken link" if entry.is_symlink() else "not a regular file"))
+                skipped.append(
+                    (_relative(root, entry), "a broken link" if entry.is_symlink() else "not a regular file")
+                )
         except OSError as error:  # no permission to look at it
-            odd.append((_relative(root, entry), f"cannot be read ({error.strerror})"))
+            skipped.append((_relative(root, entry), f"cannot be read ({error.strerror})"))
 
 
 def _relative(root: Path, path: Path) -> str:
     return shown(path.relative_to(root))
 
 
-def _usable(root: Path, paths: list[Path], verify: bool, odd: Odd) -> set[Path]:
+def _usable(root: Path, paths: list[Path], verify: bool, skipped: Skips) -> set[Path]:
     """Return the files that are images, and name those that are not."""
 
     def problem(path: Path) -> str | None:
@@ -161,11 +178,13 @@ def _usable(root: Path, paths: list[Path], verify: bool, odd: Odd) -> set[Path]:
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         problems = list(pool.map(problem, paths))
-    odd += [(_relative(root, path), reason) for path, reason in zip(paths, problems, strict=True) if reason]
+    skipped += [(_relative(root, path), reason) for path, reason in zip(paths, problems, strict=True) if reason]
     return {path for path, reason in zip(paths, problems, strict=True) if not reason}
 
 
-def _without_duplicates(root: Path, found: list[tuple[str, list[Path]]], odd: Odd) -> list[tuple[str, list[Path]]]:
+def _without_duplicates(
+    root: Path, found: list[tuple[str, list[Path]]], skipped: Skips
+) -> list[tuple[str, list[Path]]]:
     """Leave out images that stand in several classes: one of their labels is wrong, and nobody knows which."""
     by_size: dict[int, list[tuple[str, Path]]] = defaultdict(list)
     for name, paths in found:
@@ -183,7 +202,9 @@ def _without_duplicates(root: Path, found: list[tuple[str, list[Path]]], odd: Od
                 twin = next((other for label, other in same if label != name), None)
                 if twin is not None:
                     doubles.add(path)
-                    odd.append((_relative(root, path), f"the same image as {_relative(root, twin)} in another class"))
+                    skipped.append(
+                        (_relative(root, path), f"the same image as {_relative(root, twin)} in another class")
+                    )
     return [(name, [path for path in paths if path not in doubles]) for name, paths in found]
 
 
@@ -196,25 +217,25 @@ def read_folder(root: Path | None, *, test_fraction: float = 0.2, split_seed: in
     root = need_root(root, "folder", "a folder of class folders")
     tests = [root / name for name in TEST_NAMES if (root / name).is_dir()]
     if (root / "train").is_dir() and tests:
-        train, classes, odd = _scanned(root, root / "train", strict)
-        test, test_classes, test_odd = _scanned(root, tests[0], strict)
+        train, classes, skipped = _scanned(root, root / "train", strict)
+        test, test_classes, test_skipped = _scanned(root, tests[0], strict)
         test, unknown = _aligned(test, test_classes, classes, tests[0].name, strict)
-        odd, split = odd + test_odd + unknown, f"train/ and {tests[0].name}/"
+        skipped, split = skipped + test_skipped + unknown, f"train/ and {tests[0].name}/"
     else:
         folders = [entry.name for entry in _entries(root) if entry.is_dir() and not entry.name.startswith(".")]
         # train/ alone is a dataset without its test part; beside other folders it is a class of vehicles.
-        images, classes, odd = _scanned(root, root / "train" if folders == ["train"] else root, strict)
+        images, classes, skipped = _scanned(root, root / "train" if folders == ["train"] else root, strict)
         ours, theirs = stratified(images.labels, classes, test_fraction, split_seed)
         train, test, split = images.select(ours), images.select(theirs), split_words(test_fraction, split_seed)
     fingerprint = hashlib.sha256((train.digest() + test.digest() + "/".join(classes)).encode()).hexdigest()
-    data = Dataset(root.resolve().name, train, test, classes, fingerprint, odd, split)
+    data = Dataset(root.resolve().name, train, test, classes, fingerprint, skipped, split)
     small, small_test = pack(train), pack(test)
     return replace(data, train=small, test=small_test) if type(small) is type(small_test) else data
 
 
 def _scanned(root: Path, part: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skipped]:
-    images, classes, odd = scan_folder(part, strict, verify=True)
-    return images, classes, tuple((str(part.relative_to(root) / what), reason) for what, reason in odd)
+    images, classes, skipped = scan_folder(part, strict, verify=True)
+    return images, classes, tuple((str(part.relative_to(root) / what), reason) for what, reason in skipped)
 
 
 def _aligned(
@@ -247,9 +268,9 @@ def _imagenet(root: Path | None, name: str, chosen: slice | np.ndarray[tuple[int
     root = need_root(root, name, "a folder with train/ and val/", shared=True)
     base = next((folder for folder in (root, root / "imagenet") if (folder / "train").is_dir()), root)
     parts: list[list[tuple[str, list[Path]]]] = []
-    odd: Odd = []
+    skipped: Skips = []
     for part in ("train", "val"):
-        found = {synset: paths for synset, paths in _class_files(base / part, odd) if paths}
+        found = {synset: paths for synset, paths in _class_files(base / part, skipped) if paths}
         if len(found) != 1000:
             raise DataError(f"{base / part}: {len(found)} class folders with files found, ImageNet has 1000")
         parts.append([(synset, found[synset]) for synset in np.array(sorted(found))[chosen].tolist()])
@@ -260,4 +281,4 @@ def _imagenet(root: Path | None, name: str, chosen: slice | np.ndarray[tuple[int
     for path in (*train.items, *test.items):
         assert isinstance(path, Path)
         digest.update(f"{path.relative_to(base)} {path.stat().st_size}\n".encode())
-    return Dataset(name, train, test, classes, digest.hexdigest(), tuple(odd), "train/ and val/")
+    return Dataset(name, train, test, classes, digest.hexdigest(), tuple(skipped), "train/ and val/")

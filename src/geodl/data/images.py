@@ -108,7 +108,7 @@ def _unidentified(head: bytes) -> str:
 
 
 def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
-    """Give a picture of any mode as RGB, turned as its EXIF orientation says; `at_least` as for `open_image`."""
+    """Return a picture of any mode as RGB, turned as its EXIF orientation says; `at_least` as for `open_image`."""
     if at_least is not None:
         image.draft(None, (at_least, at_least))  # None keeps the mode
     image.load()

@@ -1,4 +1,4 @@
-"""What a user hands over: folders, arrays, datasets. Whatever cannot be used is left out and named in one plain line."""
+"""What a user hands over: folders, arrays, datasets. Whatever cannot be used is skipped and named in one plain line."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from geodl.data.batches import fit
-from geodl.data.folder import TEST_NAMES, identity, natural_key, scan_folder, walk
+from geodl.data.folder import identity, natural_key, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown, upright_rgb
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
@@ -27,7 +27,7 @@ IN_MEMORY = 1 << 30
 """Bytes of pixels that are kept in memory while a step is learned; more are decoded anew at each use."""
 
 Problems = tuple[tuple[str, str], ...]
-"""(file or class, reason) of everything that was left out or is odd."""
+"""(file or class, reason) of everything that was skipped."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class Decoded:
 
 
 def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, *, strict: bool = False) -> Intake:
-    """Take a folder of class folders, arrays with labels, or a torch Dataset of (image, label) pairs."""
+    """Take a folder of class folders, arrays with labels, a torch Dataset of (image, label) pairs, or an intake as it is."""
+    if isinstance(source, Intake):
+        return source
     if isinstance(source, str | Path):
         if labels is not None:
             raise DataError(f"labels were given with the folder {source}: the folders of a folder are its classes")
@@ -103,13 +105,12 @@ def _folder(root: Path, strict: bool) -> Intake:
             f"named after the class{first}"
         )
     paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
-    if {"train"} <= set(classes) <= {"train", *TEST_NAMES} and all(len(path.parts) > 2 for path in paths):
-        raise DataError(
-            f"{shown(root)}: its folders are the parts of a dataset, not classes; give the part to learn: {shown(root / 'train')}"
-        )
     if all(len(path.parts) > 2 for path in paths):
-        inside = shown(root / paths[0].parts[0])
-        problems += ((shown(root), f"its folders hold folders only; if those are the classes, give {inside} instead"),)
+        part = root / ("train" if "train" in classes else paths[0].parts[0])
+        raise DataError(
+            f"{shown(root)}: its folders hold folders, not images, so they are parts of a dataset, not classes; give one of them, "
+            f"such as {shown(part)}"
+        )
     names = tuple(shown(path) for path in paths)
     return Intake(shown(root), images, classes, names, problems)
 
@@ -146,10 +147,10 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
     parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
     items: list[Path | bytes] = []
     names: list[str] = []
-    odd: list[tuple[str, str]] = []
+    skipped: list[tuple[str, str]] = []
     for i, part in enumerate(parts):
         if isinstance(part, str | Path):
-            paths = _files(Path(part), odd)
+            paths = _files(Path(part), skipped)
             items += paths
             names += [shown(path) for path in paths]
         else:
@@ -157,9 +158,11 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
             names.append(f"image {i}")
     # A pipe or a device would be waited for: only files are opened.
     bad = {i: item for i, item in enumerate(items) if isinstance(item, Path) and not item.is_file()}
-    odd += [(names[i], "not a regular file" if item.exists() else "no such file or folder") for i, item in bad.items()]
+    skipped += [
+        (names[i], "not a regular file" if item.exists() else "no such file or folder") for i, item in bad.items()
+    ]
     there = [i for i in range(len(items)) if i not in bad]
-    return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], tuple(odd)
+    return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], tuple(skipped)
 
 
 def _unlabelled(kind: Any, content: Any) -> Images:
@@ -167,13 +170,13 @@ def _unlabelled(kind: Any, content: Any) -> Images:
     return images
 
 
-def _files(path: Path, odd: list[tuple[str, str]]) -> list[Path]:
-    """Give a file, or all files below a folder; what cannot be read there is added to `odd`."""
+def _files(path: Path, skipped: list[tuple[str, str]]) -> list[Path]:
+    """Return a file, or all files below a folder; what cannot be read there is added to `skipped`."""
     if not path.is_dir():
         return [path]
     found: list[tuple[str, str]] = []
     files = list(walk(path, path, {identity(path)}, found))
-    odd += [(shown(path / name), reason) for name, reason in found]
+    skipped += [(shown(path / name), reason) for name, reason in found]
     return files
 
 
@@ -198,6 +201,16 @@ def insist(strict: bool, problems: Sequence[tuple[str, str]]) -> None:
         raise DataError(f"{problems[0][0]}: {problems[0][1]}")
 
 
+def square(images: Images, i: int, size: int) -> Tensor | str:
+    """Return one image as uint8 pixels (3, size, size), or why it cannot be used."""
+    try:
+        _refuse_tiny(images, i)
+        return fit(images.select([i]), size).pixels[0]
+    except DataError as error:
+        item = images.items[i] if isinstance(images, FileImages) else b""
+        return str(error).removeprefix(f"{shown(item)}: ")
+
+
 def squares(
     images: Images, size: int, workers: int, *, batch: int = 128
 ) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
@@ -205,21 +218,12 @@ def squares(
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
-
-    def one(i: int) -> Tensor | str:
-        try:
-            _refuse_tiny(images, i)
-            return fit(images.select([i]), size).pixels[0]
-        except DataError as error:
-            item = images.items[i] if isinstance(images, FileImages) else b""
-            return str(error).removeprefix(f"{shown(item)}: ")
-
     waiting: deque[tuple[range, list[Future[Tensor | str]]]] = deque()
     pool = ThreadPoolExecutor(max(workers, 1))
     try:
         for start in range(0, len(images), batch):
             part = range(start, min(start + batch, len(images)))
-            waiting.append((part, [pool.submit(one, i) for i in part]))
+            waiting.append((part, [pool.submit(square, images, i, size) for i in part]))
             if len(waiting) > 2:
                 yield _collect(*waiting.popleft(), size)
         while waiting:
@@ -282,7 +286,7 @@ def _three(values: Tensor) -> tuple[float, float, float]:
 
 
 def typical_side(images: Images, looks: int = 500) -> int:
-    """Give the median of the shorter sides; of many files only some, evenly spread, are looked at."""
+    """Return the median of the shorter sides; of many files only some, evenly spread, are looked at."""
     if isinstance(images, ArrayImages):
         return min(images.pixels.shape[2:])
     sides = []

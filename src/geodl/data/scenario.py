@@ -47,7 +47,7 @@ class ClassIncremental:
         base: classes of phase 0; 0 for none (then phase 0 is the first of the equal groups).
         phases: number of equal groups after the base group.
         groups: instead of base and phases: the sizes of the groups in the class order, or the classes of each group by
-            name or by position in the dataset (which is then the order, too; classes not named are left out).
+            name or by position in the dataset (which is then the order, too; classes not named are skipped).
         order: lucir-1993, icarl-1993 (100 classes), natural, seed, or the classes by name or position.
         seed: of the order "seed".
     """

@@ -104,7 +104,7 @@ def as_pixels(x: Any) -> Tensor:
 
 
 def _numbers(array: np.ndarray[Any, Any]) -> Tensor:
-    """Give a numpy array of numbers as one of torch's, which knows neither every width nor the other order of bytes."""
+    """Return a numpy array of numbers as one of torch's, which knows neither every width nor the other order of bytes."""
     if array.dtype.kind not in "uif":
         raise DataError(f"images of type {array.dtype} given; allowed: integers 0..255, floats 0..1")
     kind = f"f{min(array.itemsize, 8)}" if array.dtype.kind == "f" else "u1" if array.dtype == np.uint8 else "i8"

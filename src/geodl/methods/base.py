@@ -20,7 +20,7 @@ from geodl.data.images import Images, concat
 from geodl.losses import DISTILLATIONS
 from geodl.memory import Memory
 from geodl.nets import Network, Output
-from geodl.predictors import Features
+from geodl.predictors import Features, Judged
 from geodl.ranks import Ranks, global_mean
 
 Losses = dict[str, Tensor]
@@ -164,7 +164,7 @@ class Method:
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return the stages of a phase, one after the other: each is asked for when the one before is done."""
-        if self.trains(phase.index):
+        if self.trains(phase.index if phase.old else 0):  # a first class alone was not trained: that is still to come
             yield self.main_stage(phase)
 
     def main_stage(self, phase: Phase) -> Stage:
@@ -180,7 +180,7 @@ class Method:
             phase.network,
             phase.batches(phase.training_images(), "train"),
             loss,
-            self.main_schedule(phase.index),
+            self.main_schedule(phase.index if phase.old else 0),
         )
 
     def main_schedule(self, phase: int) -> Schedule:
@@ -200,7 +200,7 @@ class Method:
     def losses(
         self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: "Distill | None"
     ) -> Losses:
-        """Return the named parts of the loss of a batch; their sum is minimised."""
+        """Return the named parts of the loss of a batch; their sum is minimized."""
         parts = {"ce": self.cross_entropy(phase, student.logits, batch.labels)}
         if teacher is not None and distill is not None:
             parts["distill"] = distill(student, teacher)
@@ -247,9 +247,13 @@ class Method:
         """Return the classifier that was made from what is kept."""
         return None
 
-    def validated(self, kept: Mapping[str, Tensor]) -> Tensor | None:
-        """Return (true class, prediction by a fit without the image) of learned images, (R, 2), where the method can say."""
+    def validated(self, kept: Mapping[str, Tensor]) -> Judged | None:
+        """Return what a fit without an image says of it, for images that were learned, where the method can say."""
         return None
+
+    def recalled(self, kept: Mapping[str, Tensor], levels: Mapping[str, Tensor]) -> Tensor:
+        """Return where in `validated` images are that were learned, told by their features, (N,); -1: not there."""
+        raise NotImplementedError
 
     def without(self, kept: Mapping[str, Tensor], gone: int) -> dict[str, Tensor]:
         """Return what is kept, without a class."""

@@ -22,7 +22,7 @@ from geodl.ranks import global_mean
 
 
 class MnemonicsConfig(LucirConfig):
-    """Options of Mnemonics: those of LUCIR and of the exemplars' optimisation."""
+    """Options of Mnemonics: those of LUCIR and of the exemplars' optimization."""
 
     method: Literal["mnemonics"] = restate("method", "mnemonics")  # type: ignore[assignment]
     outer_steps: int = option(20, "Method", "Steps that the exemplars' pixels take in each phase.", ge=0)
@@ -80,7 +80,7 @@ class Mnemonics(Lucir):
             moves = {name: self._move(phase, network, pixels, *task, generator) for name, task in tasks.items()}
             rows, values, directions = zip(*moves.values(), strict=True)
             slope = module(torch.cat(rows), torch.cat(directions))
-            # The losses' values, with the normalised gradients as their slope.
+            # The losses' values, with the normalized gradients as their slope.
             return dict(zip(moves, values, strict=True)) | {"new": values[0] + (slope - slope.detach())}
 
         def finish() -> None:
@@ -93,7 +93,7 @@ class Mnemonics(Lucir):
     def _move(
         self, phase: Phase, network: Network, pixels: Pixels, rows: Tensor, x: Tensor, y: Tensor, generator: Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw E exemplars among the rows; give them (E,), the loss of (x, y) after training on them, its direction."""
+        """Draw E exemplars among the rows; return them (E,), the loss of (x, y) after training on them, its direction."""
         steps, lr = self.config.inner_steps, self.config.inner_lr
         drawn = draw(rows, steps * self.config.inner_batch, generator)
         size = min(self.config.inner_batch, len(drawn))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from geodl.errors import ConfigError
 from geodl.nets import efficientnet_lite, resnet
 from geodl.nets.backbone import Backbone, fold_batch_norms
 from geodl.nets.heads import CosineHead, Head, LinearHead
-from geodl.nets.timm_backbone import timm_backbone
+from geodl.nets.timm_backbone import expected_by_timm, timm_backbone
 from geodl.nets.weights import load_weights
 
 BACKBONES: dict[str, Callable[[], Backbone]] = {
@@ -83,6 +83,9 @@ class Network(nn.Module):
         unknown = [name for name in (*names, *grids) if name not in self.level_names]
         if unknown:
             raise ConfigError(f"unknown level {unknown[0]!r}; allowed are {', '.join(self.level_names)}")
+        for name in names:
+            if grids[name] < 1:
+                raise ConfigError(f"grid of {grids[name]} cells a side for {name}; at least 1 is needed")
         return self._on_grids(self.backbone.levels(x), names, grids)
 
     def _on_grids(
@@ -155,6 +158,15 @@ def build_network(
     key = derive(seed, "head")
     rows = CosineHead(width, classes, scale, seed=key) if head == "cosine" else LinearHead(width, classes, seed=key)
     return Network(backbone, rows).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def expected_images(name: str) -> dict[str, Any]:
+    """Return the options (`image_size`, `mean`, `std`) of the images that a pre-trained network expects; {} for the others."""
+    if name.startswith("timm:"):
+        return expected_by_timm(name.removeprefix("timm:"))
+    if name == "efficientnet-lite0":
+        return {key: getattr(efficientnet_lite, key.upper()) for key in ("image_size", "mean", "std")}
+    return {}
 
 
 def folded(network: Network) -> Network:

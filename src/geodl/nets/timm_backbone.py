@@ -56,7 +56,7 @@ class TimmBackbone(Backbone):
 
 def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
     """Build timm's model `name`, with the weights that timm publishes if `pretrained`."""
-    timm = import_timm(name)
+    timm = _import(name)
     if not timm.is_model(name):
         near = ", ".join(f"timm:{match}" for match in get_close_matches(name, timm.list_models(), n=3, cutoff=0.0))
         raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
@@ -66,8 +66,15 @@ def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
         raise ConfigError(f"timm cannot build {name!r}: {error}") from error
 
 
-def import_timm(name: str) -> Any:
-    """Import timm for its model `name`."""
+def expected_by_timm(name: str) -> dict[str, Any]:
+    """Return size and colors (`image_size`, `mean`, `std`) of the images that timm's model `name` was trained with."""
+    found = _import(name).get_pretrained_cfg(name)
+    if found is None:
+        return {"image_size": 224}
+    return {"image_size": int(found.input_size[-1]), "mean": tuple(found.mean), "std": tuple(found.std)}
+
+
+def _import(name: str) -> Any:
     try:
         import timm
     except ImportError as error:

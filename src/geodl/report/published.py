@@ -48,17 +48,17 @@ class Published:
 
 @cache
 def numbers() -> tuple[Published, ...]:
-    """Give every published number, in the paper's order."""
+    """Return every published number, in the paper's order."""
     return tuple(number for block in _file()["block"] for number in _expand(block))
 
 
 def same(method: str, distill: str) -> tuple[str, str]:
-    """Give the one name of a training that has two."""
+    """Return the one name of a training that has two."""
     return SAME.get((method, distill), (method, distill))
 
 
 def matching(config: Mapping[str, Any], base: int) -> list[Published]:
-    """Give the accuracies and forgetting rates published for the protocol of a run, under any name of its training.
+    """Return the accuracies and forgetting rates published for the protocol of a run, under any name of its training.
 
     config: the options of the run; base: the number of its base classes, which the options may leave open.
     """
@@ -92,8 +92,10 @@ def departures(config: Mapping[str, Any], preset: str, free: Collection[str] = (
     unused = ("milestones", "lr_decay") if config.get("schedule") == "onecycle" else ()
     left_out = {*FILES, *paper.having("repetition"), *free, *unused}
     found, wanted = _with_base(config), _with_base(expected)
-    # A run may be older than an option, and know one that is gone: neither makes it another run.
-    known = [key for key in expected if key in config and key not in left_out and config[key] != expected[key]]
+    # A run may be older than an option, and know one that is gone: neither makes it another run. Nor does what the preset
+    # leaves to the device (auto).
+    fixed = [key for key, value in expected.items() if key in config and value != "auto"]
+    known = [key for key in fixed if key not in left_out and config[key] != expected[key]]
     gone = [key for key, value in config.items() if key not in {*expected, *left_out} and value is not None]
     return [
         f"{key} {found[key]}" + ("" if wanted.get(key) is None else f" instead of {wanted[key]}")

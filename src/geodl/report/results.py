@@ -130,7 +130,7 @@ class Run:
         return [item for item in found if item] if all(found) else []
 
     def confusion(self, classifier: str) -> NDArray[np.int64]:
-        """Give the (C, C) counts after the last complete phase: true class, prediction, in the learning order."""
+        """Return the (C, C) counts after the last complete phase: true class, prediction, in the learning order."""
         counts: NDArray[np.int64] = confusions_of(self.metrics[-1])[classifier].counts.numpy()
         return counts
 
@@ -153,7 +153,7 @@ class Run:
         return DATA_NAMES.get(source, source)
 
     def command(self) -> str | None:
-        """Give the command that computes this run again; None where it had its data from memory, or is no run."""
+        """Return the command that computes this run again; None where it had its data from memory, or is no run."""
         config = {key: value for key, value in self.config.items() if key != "fingerprint"}
         if (
             self.is_model
@@ -182,8 +182,9 @@ def _read_run(path: Path) -> Run:
         data = groups_of_options(RunConfig)["Data"]
         last = directory.load_extra(len(metrics) - 1)
         config = {key: value for key, value in last["config"].items() if key not in data} | dict(config)
-        metrics, times = _learned(metrics), directory.times("learned")
-        history = [{**record, "time": times.get(i)} for i, record in enumerate(last["history"])]
+        metrics, times = _learned([each for each in metrics if each]), directory.times("learned")
+        told = last.get("history", ())  # a learner that was saved by itself has none
+        history = [{**record, "time": record.get("time") or times.get(i)} for i, record in enumerate(told)]
     return Run(path, config, directory.environment, directory.phases, metrics, epochs, history)
 
 
@@ -216,7 +217,7 @@ def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
 
 
 def _words(config: Mapping[str, Any], preset: str | None) -> list[str] | None:
-    """Give the options that make this configuration from a preset; None where no option could."""
+    """Return the options that make this configuration from a preset; None where no option could."""
     layers = [preset_layer(preset)] if preset else []
     try:
         start = configure([*layers, Layer("", {key: config[key] for key in ("method", "distill")})]).config.identity()
@@ -280,8 +281,9 @@ class Setting:
 
     @property
     def main(self) -> str | None:
-        """The classifier to show where there is room for one: k-NME, which a real learner has, else the head."""
-        return "nme" if "nme" in self.classifiers else next(iter(self.classifiers), None)
+        """The classifier to show where there is room for one: the closed form, or k-NME, which a real learner has, else the head."""
+        usual = [name for name in ("analytic", "nme") if name in self.classifiers]
+        return next(iter([*usual, *self.classifiers]), None)
 
     def value(self, classifier: str, name: str) -> Estimate | None:
         """Summarise a figure by its name in ``Trajectory.to_dict()``; ``final`` is the accuracy after the last phase."""
@@ -307,7 +309,7 @@ class Setting:
         return [estimate([item.get(measure) for item in each]) for each in self._similarities()]
 
     def angles(self) -> list[tuple[float, float, float]]:
-        """Give the least, the median and the greatest principal angle to phase 0 in degrees, of all runs, by phase."""
+        """Return the least, the median and the greatest principal angle to phase 0 in degrees, of all runs, by phase."""
         found = [[angle for item in each for angle in item["angles"]] for each in self._similarities()]
         return [_range(each) for each in found if each]
 
@@ -317,7 +319,7 @@ class Setting:
         return [epoch for epoch in self.first.epochs if epoch.angles]
 
     def drift(self) -> list[tuple[float, float, float]]:
-        """Give the least, the median and the greatest of those angles, of all runs, for each epoch in ``turned``."""
+        """Return the least, the median and the greatest of those angles, of all runs, for each epoch in ``turned``."""
         found: dict[tuple[int, str, int], list[float]] = {}
         for epoch in (epoch for run in self.runs for epoch in run.epochs):
             found.setdefault((epoch.phase, epoch.stage, epoch.epoch), []).extend(epoch.angles)

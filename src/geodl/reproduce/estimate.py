@@ -29,7 +29,7 @@ SIZES = {
     "digits": Size(10, 144, 36, 8),
 }
 MNEMONICS = 1.5
-"""Optimising exemplars may take at most half as long again as the phase."""
+"""Optimizing exemplars may take at most half as long again as the phase."""
 STEPS = 3
 BATCH = 16
 """Images in a timed batch where they are large."""
@@ -45,14 +45,14 @@ class Speed:
 
 @dataclass(frozen=True)
 class Work:
-    """The images of one phase that are trained on, over all its epochs, and that are only looked at."""
+    """The images of one phase that are trained on, over all its epochs, and that are only evaluated."""
 
     trained: int
-    looked_at: int
+    evaluated: int
 
 
 def work(config: RunConfig) -> list[Work]:
-    """Give the work of each phase."""
+    """Return the work of each phase."""
     size, method = SIZES[config.data], build(config)
     base = size.classes // 2 if config.base is None else config.base
     found = []
@@ -61,13 +61,13 @@ def work(config: RunConfig) -> list[Work]:
         seen = base + (size.classes - base) * t // max(config.phases, 1)
         images = size.train * (seen if method.keeps_all_data else seen - before)
         kept = 0 if method.keeps_all_data else before * quota(max(before, 1), config.exemplars, config.memory_budget)
-        # Looked at: for imprinting, for herding and the stored means, and for their drift; then the test images, the
+        # Evaluated: for imprinting, for herding and the stored means, and for their drift; then the test images, the
         # exemplars and their mirrored copies, and for AME all images seen.
         passes = 1 if t == 0 or method.keeps_all_data else 3
         exemplars = 2 * seen * quota(seen, config.exemplars, config.memory_budget)
         oracle = seen * min(size.train, config.ame_images or size.train) if config.ame else 0
-        looked_at = passes * images + seen * size.test + exemplars + oracle
-        found.append(Work(method.main_schedule(t).epochs * (images + kept), looked_at))
+        evaluated = passes * images + seen * size.test + exemplars + oracle
+        found.append(Work(method.main_schedule(t).epochs * (images + kept), evaluated))
     return found
 
 
@@ -78,7 +78,7 @@ def seconds(config: RunConfig, speed: Speed) -> list[float]:
         alone = t == 0 or build(config).keeps_all_data
         training = each.trained / speed.training["none" if alone else config.distill]
         factor = MNEMONICS if config.method == "mnemonics" and t else 1.0
-        found.append(factor * training + each.looked_at / speed.evaluation)
+        found.append(factor * training + each.evaluated / speed.evaluation)
     return found
 
 
@@ -94,14 +94,14 @@ def plan(jobs: Sequence[Job], done: Sequence[int], speed: Speed) -> list[list[fl
         times[:phases] = [0.0] * phases
         base = base_of(job.config)
         if not phases and base in trained:
-            times[0] = work(job.config)[0].looked_at / speed.evaluation
+            times[0] = work(job.config)[0].evaluated / speed.evaluation
         trained.add(base)
         found.append(times)
     return found
 
 
 def shape_of(config: RunConfig) -> Shape:
-    """Give what a step of a run works on."""
+    """Return what a step of a run works on."""
     return Shape(config.network, config.image_size or SIZES[config.data].side, config.batch_size)
 
 
@@ -109,20 +109,11 @@ def measure(shape: Shape) -> Speed:
     """Time a few steps of each distillation, and of evaluation; large images in smaller batches."""
     shape = shape if shape.size <= 64 else replace(shape, batch=min(shape.batch, BATCH))
     steps = {name: Step(name, shape) for name in LOSSES}
-    times = take_turns({**steps, "look": steps["none"].look}, STEPS)
+    times = take_turns({**steps, "evaluation": steps["none"].evaluate}, STEPS)
     speeds = {name: shape.batch / statistics.median(each) for name, each in times.items()}
-    return Speed({name: speeds[name] for name in steps}, speeds["look"])
+    return Speed({name: speeds[name] for name in steps}, speeds["evaluation"])
 
 
 def steps_seconds(shape: Shape, turns: int, speed: Speed) -> float:
     """Estimate how long it takes to measure time and memory: the turns, one to warm up, and the steps for the peaks."""
     return (turns + 1 + PEAK_STEPS) * shape.batch * sum(1 / rate for rate in speed.training.values())
-
-
-def words(seconds: float) -> str:
-    """Say a time: 40 s, 12 min, 3.5 h, 2.1 days."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"

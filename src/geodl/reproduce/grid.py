@@ -54,7 +54,7 @@ class Training:
 
 
 def training_of(number: Published) -> Training:
-    """Give the training that a published accuracy or forgetting rate is read from."""
+    """Return the training that a published accuracy or forgetting rate is read from."""
     assert number.base is not None
     assert number.phases is not None
     assert number.memory is not None
@@ -63,13 +63,13 @@ def training_of(number: Published) -> Training:
 
 
 def published(artefact: str, dataset: str, phases: Sequence[int]) -> list[Published]:
-    """Give the paper's numbers of a table, in its order."""
+    """Return the paper's numbers of a table, in its order."""
     table = ARTEFACTS[artefact].table
     return [n for n in numbers() if n.table == table and n.dataset == dataset and n.phases in phases]
 
 
 def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Training]:
-    """Give the trainings that a table or figure needs, each once."""
+    """Return the trainings that a table or figure needs, each once."""
     base = 500 if dataset == "imagenet" else 50
     found: Iterable[Training]
     if artefact == "fig-phases":
@@ -83,7 +83,7 @@ def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Traini
 
 
 def choose(artefact: str, dataset: str | None, phases: Sequence[int] | None) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """Give the dataset, and the chosen tables and figures with their T; ``all`` chooses what the dataset has."""
+    """Return the dataset, and the chosen tables and figures with their T; ``all`` chooses what the dataset has."""
     if artefact != "all" and artefact not in ARTEFACTS:
         raise ConfigError(f"{artefact!r}: {', '.join(ARTEFACTS)} and all are allowed")
     dataset = dataset or ("cifar100" if artefact == "all" else ARTEFACTS[artefact].datasets[0])
@@ -102,7 +102,7 @@ def choose(artefact: str, dataset: str | None, phases: Sequence[int] | None) -> 
 def config_of(
     training: Training, dataset: str, length: Length, *, seed: int, data_dir: Path | None, threads: int | None
 ) -> RunConfig:
-    """Give the configuration of a training under a length."""
+    """Return the configuration of a training under a length."""
     options: dict[str, Any] = {
         "method": training.method,
         "distill": training.distill,
@@ -123,14 +123,14 @@ def config_of(
 
 
 def preset_of(dataset: str, length: Length) -> str:
-    """Give the preset of a length."""
+    """Return the preset of a length."""
     if length == "cpu" and dataset != "cifar100":
         raise ConfigError(f"length = 'cpu': there is a short schedule for cifar100 alone; {dataset}: paper, smoke")
     return {"paper": dataset, "cpu": "cifar100-cpu", "smoke": "digits"}[length]
 
 
 def _on_digits(training: Training) -> dict[str, Any]:
-    """Give the same shape on the ten digits: fewer phases, a quarter of the memory, fewer epochs."""
+    """Return the same shape on the ten digits: fewer phases, a quarter of the memory, fewer epochs."""
     small_start = training.base == 10
     phases = 4 if small_start else {5: 2, 10: 3, 25: 6}[training.phases]
     return {
@@ -139,6 +139,7 @@ def _on_digits(training: Training) -> dict[str, Any]:
         "exemplars": training.memory // 4,
         "epochs": 3,
         "base_epochs": 5,
+        "ame": True,
     }
 
 
@@ -175,7 +176,7 @@ def grid(
     data_dir: Path | None = None,
     threads: int | None = None,
 ) -> list[Job]:
-    """Give the runs that the chosen tables and figures need, each once; all of the first seed come first."""
+    """Return the runs that the chosen tables and figures need, each once; all of the first seed come first."""
     if runs < 1:
         raise ConfigError(f"runs = {runs}: at least 1 is allowed")
     needed: dict[Training, list[str]] = {}

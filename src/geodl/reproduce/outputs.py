@@ -37,7 +37,7 @@ def read(jobs: Sequence[Job], runs: Path) -> dict[Training, Setting]:
 def write(
     artefact: str, dataset: str, length: Length, phases: Sequence[int], settings: Settings, out: Path
 ) -> list[Path]:
-    """Write one table or figure of the paper, as far as its runs are complete; give the files."""
+    """Write one table or figure of the paper, as far as its runs are complete; return the files."""
     title = f"{ARTEFACTS[artefact].title} ({DATA_NAMES[dataset]})"
     if ARTEFACTS[artefact].table:
         return compared(artefact, dataset, length, phases, settings).write(out / artefact, title)
@@ -158,7 +158,7 @@ def time_memory(times: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
 
 
 def _against(metric: str, measured: Mapping[str, Sequence[float]], other: str) -> list[Cell]:
-    """Give GeoDL's ratio to another loss, ours and the paper's."""
+    """Return GeoDL's ratio to another loss, ours and the paper's."""
     if other == "geodesic":
         return [None, None]
     found = [n for n in numbers() if n.metric == metric]

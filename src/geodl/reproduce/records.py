@@ -39,8 +39,14 @@ class Record:
         """Method and distillation, by the one name that equal trainings have."""
         return same(self.config["method"], self.config["distill"])
 
+    @property
+    def file_name(self) -> str:
+        """The name of its file: METHOD-DISTILLATION-HASH-seedN.json."""
+        config = self.config
+        return f"{config.get('method')}-{config.get('distill')}-{fingerprint(dict(config))[:8]}-seed{self.seed}.json"
+
     def value(self, classifier: str, measure: str) -> float | None:
-        """Give one figure; None where the run has none."""
+        """Return one figure; None where the run has none."""
         found: float | None = self.results.get(classifier, {}).get(measure)
         return found
 
@@ -69,7 +75,7 @@ def record(path: Path) -> Record:
 
 
 def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[float]:
-    """Give the seconds of each phase from its events.
+    """Return the seconds of each phase from its events.
 
     The time between the last event before an interruption and the start after it is not counted, whether something was
     computed in it or not.
@@ -91,19 +97,16 @@ def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[floa
 
 
 def add(paths: Sequence[Path], to: Path) -> list[Path]:
-    """Write the record of each run into a directory: METHOD-DISTILLATION-HASH-seedN.json."""
+    """Write the record of each run into a directory; return the files."""
     make_directory(to)
     written = []
     for path in paths:
         found = record(path)
-        config = found.config
-        name = f"{config.get('method')}-{config.get('distill')}-{fingerprint(dict(config))[:8]}-seed{found.seed}.json"
-        if not re.fullmatch(
-            r"[\w.+-]+", name
-        ):  # the names in a config.json from elsewhere must not lead out of the directory
+        # The names in a config.json from elsewhere must not lead out of the directory.
+        if not re.fullmatch(r"[\w.+-]+", found.file_name):
             raise StoreError(f"{path}: its method or distillation has a name that no file can have")
-        write_json(to / name, {"format": FORMAT, **vars(found)})
-        written.append(to / name)
+        written.append(to / found.file_name)
+        write_json(written[-1], {"format": FORMAT, **vars(found)})
     return written
 
 

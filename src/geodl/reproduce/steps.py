@@ -49,7 +49,7 @@ IMAGENET = Shape("resnet18", 224)
 
 
 def device() -> torch.device:
-    """Give the device that a run would choose."""
+    """Return the device that a run would choose."""
     return torch.device(device_kind("auto"))
 
 
@@ -90,7 +90,7 @@ class Step:
         value: Tensor = self.loss(*(self.loss.compared(output, self.shape.old) for output in (new, old)))
         return value
 
-    def look(self) -> None:
+    def evaluate(self) -> None:
         """Run the network over the images without learning, as an evaluation does."""
         with torch.inference_mode():
             self.student.eval()(self.images)
@@ -141,7 +141,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
 
 
 def time_steps(shape: Shape, turns: int) -> dict[str, list[float]]:
-    """Give the seconds of single steps with each distillation, in turns."""
+    """Return the seconds of single steps with each distillation, in turns."""
     return take_turns({name: Step(name, shape) for name in LOSSES}, turns)
 
 
@@ -152,7 +152,7 @@ STATUS = Path("/proc/self/status")
 
 
 def _memory(field: str) -> int:
-    """Give the bytes of this process that are in memory: now (VmRSS), or at most so far (VmHWM); Linux.
+    """Return the bytes of this process that are in memory: now (VmRSS), or at most so far (VmHWM); Linux.
 
     Not getrusage's ru_maxrss: a process begins with that of the one that started it.
     """
@@ -161,7 +161,7 @@ def _memory(field: str) -> int:
 
 
 def peak_here(distill: str, shape: Shape) -> int:
-    """Give the bytes that some steps need at most above what was there before the first; for a fresh process."""
+    """Return the bytes that some steps need at most above what was there before the first; for a fresh process."""
     step = Step(distill, shape)
     cuda = step.device.type == "cuda"
     before = torch.cuda.memory_allocated() if cuda else _memory("VmRSS")
@@ -171,7 +171,7 @@ def peak_here(distill: str, shape: Shape) -> int:
 
 
 def peak(distill: str, shape: Shape) -> float:
-    """Give the peak of a process of its own, in bytes; nan where the system does not tell (a CPU without Linux's /proc)."""
+    """Return the peak of a process of its own, in bytes; nan where the system does not tell (a CPU without Linux's /proc)."""
     if not torch.cuda.is_available() and not STATUS.exists():
         return math.nan
     task = json.dumps({"distill": distill, "threads": torch.get_num_threads(), "shape": asdict(shape)})

@@ -40,6 +40,8 @@ PAIRS = [
     ("LUCIR + GeoDL", "BiC"),
 ]
 JUDGED = ("cnn", "nme")
+READ = (*JUDGED, "ame", "ncm")
+"""The classifiers that these rows are read under."""
 MEASURES = {AVERAGE: "average", INCREMENTAL: "average_incremental", "final": "final", "forgetting": "forgetting"}
 NOT_RUN = "not run"
 
@@ -99,7 +101,7 @@ def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> T
 def _judge(
     rows: Rows, pairs: Sequence[tuple[str, str]], classifier: str, measure: str
 ) -> dict[tuple[str, str], tuple[Difference | None, str]]:
-    """Give the difference and the verdict of each pair that was run."""
+    """Return the difference and the verdict of each pair that was run."""
     found = {pair: difference(rows[pair[0]], rows[pair[1]], classifier, MEASURES[measure]) for pair in pairs}
     known = [each.spread for each in found.values() if each is not None and each.spread is not None]
     lower, borrowed = measure == "forgetting", max(known, default=None)
@@ -117,7 +119,7 @@ def _not_run(missing: Sequence[str]) -> list[str]:
 
 
 def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points | None:
-    """Give the paper's own difference on CIFAR-100: Table 1 at T = 5, or Table 2 at T = 10, both with 20 exemplars."""
+    """Return the paper's own difference on CIFAR-100: Table 1 at T = 5, or Table 2 at T = 10, both with 20 exemplars."""
     values = []
     for row in pair:
         metric = "forgetting" if measure == "forgetting" else "average"
@@ -135,7 +137,7 @@ def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points |
 
 
 def sort_out(records: Sequence[Record], preset: str) -> tuple[dict[str, list[Record]], list[tuple[Record, list[str]]]]:
-    """Give the records of each row, and those that depart from the preset with what is different in them."""
+    """Return the records of each row, and those that depart from the preset with what is different in them."""
     rows: dict[str, list[Record]] = {name: [] for name in ROWS}
     others = []
     taken: set[tuple[tuple[str, str], int]] = set()
@@ -159,7 +161,7 @@ def _departs(record: Record, preset: str) -> list[str]:
 
 
 def standing(rows: Rows, classifier: str) -> Table:
-    """Give what every row reached under one classifier."""
+    """Return what every row reached under one classifier."""
     table: list[list[Cell]] = [
         [name, len(records), *(_estimate(records, classifier, measure) for measure in MEASURES.values())]
         for name, records in rows.items()
@@ -173,7 +175,7 @@ def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estim
 
 
 def times(rows: Rows) -> Table:
-    """Give the minutes of each row: phase 0 of the runs that trained it, and the phases after it."""
+    """Return the minutes of each row: phase 0 of the runs that trained it, and the phases after it."""
     table: list[list[Cell]] = []
     for name, records in rows.items():
         base = [record.seconds[0] / 60 for record in records if not record.cached]
@@ -196,8 +198,8 @@ def page(records: Sequence[Record], preset: str) -> str:
         f"{AVERAGE}: mean accuracy after phases 1 to T (the paper's definition); {INCREMENTAL}: with phase 0; final: after the last "
         "phase; forgetting: accuracy on the base classes after phase 0 minus after the last phase.",
     ]
-    for classifier, shown in CLASSIFIERS.items():
-        parts += [f"## {shown}", standing(rows, classifier).markdown()]
+    for classifier in READ:
+        parts += [f"## {CLASSIFIERS[classifier]}", standing(rows, classifier).markdown()]
         if classifier == "ame":
             parts.append(_oracle(preset))
     parts += [
@@ -243,7 +245,7 @@ def _machines(records: Sequence[Record]) -> str:
     kinds = sorted(
         {
             f"{one.machine.get('device')} ({one.machine.get('machine')}), threads: {one.machine.get('threads')}, "
-            f"torch {one.machine.get('torch')}"
+            f"precision: {one.machine.get('precision', one.config.get('precision'))}, torch {one.machine.get('torch')}"
             for one in records
         }
     )

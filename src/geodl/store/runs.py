@@ -38,7 +38,7 @@ def summarize(path: Path) -> RunSummary:
     try:
         done = run.completed()
         if done:
-            result = headline(run.load_metrics(done - 1), run.path)
+            result = headline(run.load_metrics(done - 1), run.path / "phases" / f"{done - 1:02d}" / "metrics.json")
         finished = done == run.phases if run.phases is not None else done > 0 and run.load_progress() is None
         state = "running" if is_locked(path) else "complete" if finished else "interrupted"
     except StoreError as error:
@@ -52,7 +52,11 @@ def headline(metrics: Mapping[str, Any], path: Path) -> str | None:
         accuracy, classes = metrics.get("accuracy") or {}, len(metrics.get("classes", ()))
         known = {name: value for name, value in accuracy.items() if value is not None}
         name = default_classifier(known) if known else None
-        return f"{known[name]:.1f} % on {classes} classes ({CLASSIFIERS[name]})" if name else None
+        return (
+            f"{known[name]:.1f} % on {classes} {'class' if classes == 1 else 'classes'} ({CLASSIFIERS[name]})"
+            if name
+            else None
+        )
 
 
 def directory_size(path: Path) -> int:
