@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from geodl.events import (
+    BaseAwaited,
     BaseCached,
     EpochEnded,
     Event,
@@ -108,6 +109,8 @@ class Watch:
                 names = event.classes
                 shown = ", ".join(names[:8]) + (f", ... ({len(names)} classes)" if len(names) > 8 else "")
                 say(f"  phase {event.phase}: {shown} ({event.images} images)")
+            case BaseAwaited():
+                say("    another run is training the same base phase: waiting for it")
             case BaseCached():
                 say("    trained before with the same options: taken from the cache")
             case StageStarted():
