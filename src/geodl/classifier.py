@@ -208,7 +208,7 @@ class IncrementalClassifier:
         """Write the model to an ONNX file with labels and preprocessing inside, checked against the model."""
         from geodl.app.export import export
 
-        return export(self._state(), Path(path))
+        return export(self._state().learner, Path(path))
 
     def _create(self) -> RunDirectory:
         if (self.path / "config.json").exists():

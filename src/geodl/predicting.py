@@ -90,6 +90,10 @@ class Scorer:
         assert mirrored is not None
         return (self.score(found) + self.score(mirrored)) / 2
 
+    def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) that scores (N, C) stand for, and which images are unlike all classes (N,)."""
+        return (self.scale * scores).softmax(dim=1), scores.amax(1) < self.threshold
+
 
 @dataclass(frozen=True)
 class Recognizer:
@@ -102,17 +106,21 @@ class Recognizer:
     levels: tuple[str, ...] = ()
     bf16: bool = False
 
+    def features(self, images: Images, *, mirror: bool = False) -> Features:
+        """Return what the network makes of images in memory, or of their mirrored copies."""
+        device = next(self.network.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            batches = evaluation(images, self.transform, mirror=mirror)
+            return features_of(self.network, batches, device, self.levels)
+
+    def scores(self, images: Images) -> Tensor:
+        """Return the scores (N, C) of images in memory."""
+        sides = (False, True) if self.scorer.mirrors else (False,)
+        return self.scorer(*(self.features(images, mirror=side) for side in sides))
+
     def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
-        device = next(self.network.parameters()).device
-        sides = (False, True) if self.scorer.mirrors else (False,)
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            views = [
-                features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
-                for side in sides
-            ]
-        scores = self.scorer(*views)
-        return (self.scorer.scale * scores).softmax(dim=1), scores.amax(1) < self.scorer.threshold
+        return self.scorer.judge(self.scores(images))
 
     def stream(
         self, images: Images, workers: int | None = None

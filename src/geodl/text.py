@@ -1,4 +1,4 @@
-"""Text from elsewhere (names of classes, files and folders), made safe to show."""
+"""Text for people: names from elsewhere (classes, files, folders) made safe to show, numbers in words."""
 
 import re
 
@@ -19,3 +19,9 @@ def duration(seconds: float) -> str:
     if seconds < 100 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def count(number: int, what: str) -> str:
+    """Count things in words: 1 class, 2 classes."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"

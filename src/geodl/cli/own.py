@@ -14,7 +14,6 @@ from geodl.cli.display import Stopper, console, errors, plain
 from geodl.cli.own_display import (
     SHOWN,
     LearnWatch,
-    count,
     count_steps,
     csv_predictions,
     line,
@@ -34,6 +33,7 @@ from geodl.cli.own_display import (
 )
 from geodl.errors import ConfigError, DataError
 from geodl.files import readable
+from geodl.text import count
 
 _HOW = Group("How it is done", sort_key=6)
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)

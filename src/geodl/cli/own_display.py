@@ -32,7 +32,7 @@ from geodl.events import (
 )
 from geodl.files import readable
 from geodl.predicting import Predictions
-from geodl.text import duration
+from geodl.text import count, duration
 
 SECONDS = 30.0  # between two signs of life in a log
 SHOWN = 20  # lines of what was skipped, of classes, of confusions; --json has all
@@ -235,12 +235,6 @@ def say_confusion(found: Evaluation) -> None:
         line("most frequent confusions:")
     for i, j, number in mistakes:
         line(f"  {confusion.classes[i]} taken for {confusion.classes[j]}: {number} of {int(confusion.counts[i].sum())}")
-
-
-def count(number: int, what: str) -> str:
-    """Count things in words: 1 class, 2 classes."""
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{number} {what if number == 1 else plural}"
 
 
 def count_steps(facts: dict[str, Any]) -> str:

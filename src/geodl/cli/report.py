@@ -35,7 +35,8 @@ def report(
     tables
         Also write the tables as Markdown, CSV and LaTeX into this directory.
     with_images
-        Show exemplars even if they may be private, or show none; unset: only those of public datasets.
+        Show pictures even if they may be private (exemplars; of a model, those that it took for another class), or show none;
+        unset: only those of public datasets.
     """
     settings = read_settings(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from geodl.cli.own import LearnFlags, Model
-from geodl.cli.own_display import count, line
+from geodl.cli.own_display import line
 from geodl.errors import ConfigError, MissingExtraError
-from geodl.text import printable
+from geodl.text import count, printable
 
 if TYPE_CHECKING:
     from geodl.serve.jobs import Teacher
