@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
-from tests.serving import QUICK, TOKEN, Client, encoded, pictures, running
+from tests.serving import ENDED, QUICK, TOKEN, Client, encoded, pictures, running
 
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
@@ -218,6 +218,17 @@ def test_cancel_leaves_the_model_as_it_was(model, digits):
         assert (again.status_code, again.json()) == (409, {"error": "the job has ended already (cancelled)"})
         assert client.get("/api/v1/model").json()["unfinished"] is False
     assert _files(model) == before
+
+
+def test_cancel_where_nothing_is_trained(tmp_path, digits):
+    how = {"method": "analytic", "network": "resnet8", "image_size": 8, "threads": 1}
+    with running(tmp_path / "new", options=how) as url, Client(url) as client:
+        key = client.learn({str(label): pictures(digits, label) for label in (0, 1)}).json()["id"]
+        client.until(lambda: client.job(key)["doing"] == "learning")
+        assert client.post(f"/api/v1/jobs/{key}/cancel").status_code == 200
+        assert client.until(lambda: (job := client.job(key))["state"] in ENDED and job)["state"] == "cancelled"
+        assert client.names() == []
+    assert not (tmp_path / "new" / "phases").exists()
 
 
 def _files(model):
