@@ -55,7 +55,12 @@ def test_imports_point_downwards(path):
 def test_nothing_unpickles():
     for path in FILES:
         text = path.read_text()
-        assert "torch.load(" not in text
+        calls = re.findall(r"torch\.load\([^)]*\)?", text)
+        if path == PACKAGE / "nets" / "weights.py":  # tensors alone, and refuses a torch that could be tricked
+            assert len(calls) == 1
+            assert "weights_only=True" in calls[0]
+        else:
+            assert not calls, path
         assert "torch.save(" not in text
         if path.name != "cifar.py":  # its unpickler admits arrays alone
             assert "pickle" not in imports(path), path

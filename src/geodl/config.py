@@ -73,8 +73,8 @@ class RunConfig(BaseModel):
     network: str = option(
         "resnet32", "Network", "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, or timm:NAME."
     )
-    pretrained: bool = option(False, "Network", "timm backbones: start from timm's weights.")
-    weights: Path | None = option(None, "Network", "A safetensors file with weights for the backbone.")
+    pretrained: bool = option(False, "Network", "Start from published weights (efficientnet-lite0, timm:NAME).")
+    weights: Path | None = option(None, "Network", "A file with weights for the backbone: safetensors, .pth or .pt.")
     scale: float = option(
         1.0, "Network", "Initial scale sigma of the cosine head (about 10 suits short schedules).", gt=0
     )

@@ -67,10 +67,10 @@ class LearnFlags:
     """What a learn step chooses by itself where it is not told: the options of a run, in a practitioner's words."""
 
     network: Annotated[
-        str | None, _choice("The network: resnet32, resnet18, ..., or timm:NAME.", "--backbone", "--network")
+        str | None, _choice("The network: resnet32, efficientnet-lite0, ..., or timm:NAME.", "--backbone", "--network")
     ] = None
-    pretrained: Annotated[bool | None, _choice("timm:NAME: begin with the weights that timm publishes.")] = None
-    weights: Annotated[Path | None, _choice("Begin with the weights in this safetensors file.")] = None
+    pretrained: Annotated[bool | None, _choice("Start from published weights (efficientnet-lite0, timm:NAME).")] = None
+    weights: Annotated[Path | None, _choice("Begin with the weights in this file: safetensors, .pth or .pt.")] = None
     image_size: Annotated[int | None, _choice("Side of the squares, in pixels, that the network sees.")] = None
     flip: Annotated[bool | None, _choice("Learn mirrored images too; not for text, signs or left and right.")] = None
     epochs: Annotated[int | None, _choice("How often training goes through all the images.")] = None

@@ -6,9 +6,10 @@ from typing import Any
 
 from geodl.config import Effective, Layer, RunConfig
 from geodl.devices import device_kind
-from geodl.errors import ConfigError, MissingExtraError
+from geodl.errors import ConfigError
 from geodl.files import readable
 from geodl.methods import configure
+from geodl.nets import expected_images
 from geodl.own.intake import Decoded
 
 FIXED = ("network", "scale", "image_size", "crop", "padding", "flip", "mean", "std")
@@ -57,9 +58,9 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
 def choose_network(side: int, options: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Choose network and image size for pictures whose shorter side typically has `side` pixels."""
     network = str(options.get("network") or _own_network(side, kind))
-    if not network.startswith("timm:"):
+    known = expected_images(network)
+    if not known:
         return {"network": network, "image_size": int(options.get("image_size") or _own_size(side, kind))}
-    known = _timm_facts(network)
     pretrained = options.get("weights") is None
     return (
         {"network": network, "pretrained": pretrained}
@@ -78,20 +79,6 @@ def _own_network(side: int, kind: str) -> str:
     if size <= TINY:
         return "resnet8"
     return "resnet20" if kind == "cpu" else "resnet32" if size <= 64 else "resnet18"
-
-
-def _timm_facts(network: str) -> dict[str, Any]:
-    """Look up the image size and the colours that a timm model was trained with."""
-    try:
-        import timm
-    except ImportError as error:
-        raise MissingExtraError("timm", f"the network {network}") from error
-    except RuntimeError:
-        return {"image_size": 224}  # building the network will say what is wrong
-    found = timm.get_pretrained_cfg(network.removeprefix("timm:"))
-    if found is None:
-        return {"image_size": 224}
-    return {"image_size": int(found.input_size[-1]), "mean": tuple(found.mean), "std": tuple(found.std)}
 
 
 def choose(
@@ -117,7 +104,9 @@ def choose(
         values = {key: getattr(last, key) for key in KEPT if hasattr(last, key)}
         wanted = {key: value for key, value in wanted.items() if key not in ("weights", "pretrained")}
     kind = device_kind(str(wanted.get("accelerator", "auto")))
-    values |= _schedule(images, first=not trained, foreign=str(values["network"]).startswith("timm:"), kind=kind)
+    values |= _schedule(
+        images, first=not trained, foreign=str(values["network"]).startswith(("timm:", "efficientnet")), kind=kind
+    )
     return configure([Layer("chosen", values), Layer("your option", wanted)])
 
 
