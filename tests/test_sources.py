@@ -265,7 +265,6 @@ def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
         "hopeless/a.png": "not an image",
         "hopeless": "no images",
         "stray.png": "not inside a class folder",
-        ".secret": "hidden",
     }
     assert set(reasons) == set(expected)
     for name, words in expected.items():
@@ -279,6 +278,13 @@ def test_strict_names_the_first_and_counts_the_others(tmp_path):
     (tmp_path / "a" / "bad.png").unlink()
     with pytest.raises(DataError, match=r"c: no images in this class folder$"):
         scan_folder(tmp_path, strict=True)
+
+
+def test_what_is_hidden_is_ignored_whether_strict_or_not(tmp_path):
+    write(tmp_path, {"a/1.png": 1, "b/2.png": 2, ".cache/x.png": b"no", ".DS_Store": b"no", "a/.x.png": b"no"})
+    for strict in (False, True):
+        images, classes, skipped = scan_folder(tmp_path, strict)
+        assert (len(images), classes, skipped) == (2, ("a", "b"), ())
 
 
 def test_headers_are_enough_unless_verified(tmp_path):

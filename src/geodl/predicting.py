@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,9 @@ class Prediction:
     name: str
     top: tuple[tuple[str, float], ...]
     unknown: bool = False
-    """Whether the image is unlike all classes."""
+    """Whether the image is unlike all classes: its score is below the threshold."""
+    score: float = math.nan
+    """The largest score, which the threshold is compared with."""
 
     @property
     def label(self) -> str:
@@ -102,8 +104,8 @@ class Recognizer:
     levels: tuple[str, ...] = ()
     bf16: bool = False
 
-    def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
-        """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
+    def scores(self, images: Images) -> Tensor:
+        """Return the scores (N, C) of images in memory."""
         device = next(self.network.parameters()).device
         sides = (False, True) if self.scorer.mirrors else (False,)
         with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
@@ -111,47 +113,66 @@ class Recognizer:
                 features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
                 for side in sides
             ]
-        scores = self.scorer(*views)
+        return self.scorer(*views)
+
+    def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) that scores stand for, and which images are unlike all classes (N,)."""
         return (self.scorer.scale * scores).softmax(dim=1), scores.amax(1) < self.scorer.threshold
 
-    def stream(
-        self, images: Images, workers: int | None = None
-    ) -> Iterator[tuple[list[int], Tensor, Tensor, list[Any]]]:
-        """Yield (positions, probabilities (b, C), unknown (b,), [(position, reason)]) by batch; decoding goes on meanwhile."""
+    def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
+        return self.judge(self.scores(images))
+
+    def stream(self, images: Images, workers: int | None = None) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
+        """Yield (positions, scores (b, C), [(position, reason)]) by batch; decoding goes on meanwhile."""
         threads = workers if workers is not None else torch.get_num_threads() + 1
         for positions, pixels, bad in squares(images, self.transform.shorter_side, threads):
-            batch = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-            yield positions, *self.recognize(batch), bad
+            yield positions, self.scores(ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))), bad
 
     def predict(
         self,
         images: Any,
         *,
         top: int = 1,
+        threshold: float | None = None,
         strict: bool = False,
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Predictions:
-        """Predict images of any kind (see `as_images`); `strict` makes the first that cannot be read a DataError."""
+        """Predict images of any kind (see `as_images`); `strict` makes the first that cannot be read a DataError.
+
+        threshold: an image whose largest score is below it is unknown; -inf: none is; None: as it was fitted.
+        """
         if top < 1:
             raise ConfigError(f"top = {top}: at least 1 is needed")
+        if threshold is not None:
+            if math.isnan(threshold):
+                raise ConfigError("threshold = nan: a number is needed")
+            return replace(self, scorer=replace(self.scorer, threshold=threshold)).predict(
+                images, top=top, strict=strict, workers=workers, listener=listener
+            )
         pictures, names, problems = as_images(images)
         began = time.perf_counter()
         found: list[Prediction] = []
         rows = [torch.empty(0, len(self.classes))]
         skipped = list(problems)
         insist(strict, skipped)
-        for positions, scores, strange, bad in self.stream(pictures, workers):
+        for positions, scores, bad in self.stream(pictures, workers):
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
-            rows.append(scores)
-            values, places = scores.topk(min(top, scores.shape[1]))
-            for i, value, place, unknown in zip(
-                positions, values.tolist(), places.tolist(), strange.tolist(), strict=True
-            ):
-                best = tuple((self.classes[c], confidence) for c, confidence in zip(place, value, strict=True))
-                found.append(Prediction(names[i], best, unknown))
+            probabilities, unknown = self.judge(scores)
+            rows.append(probabilities)
+            found += self._predictions([names[i] for i in positions], probabilities, unknown, scores.amax(1), top)
         seconds = max(time.perf_counter() - began, 1e-9)
-        probabilities = torch.cat(rows).float().numpy()
-        return Predictions(tuple(found), self.classes, probabilities, tuple(skipped), len(found) / seconds)
+        confidences = torch.cat(rows).float().numpy()
+        return Predictions(tuple(found), self.classes, confidences, tuple(skipped), len(found) / seconds)
+
+    def _predictions(
+        self, names: list[str], probabilities: Tensor, unknown: Tensor, best: Tensor, top: int
+    ) -> Iterator[Prediction]:
+        values, places = probabilities.topk(min(top, probabilities.shape[1]))
+        rows = (part.tolist() for part in (values, places, unknown, best))
+        for name, confidences, classes, strange, score in zip(names, *rows, strict=True):
+            likeliest = zip((self.classes[c] for c in classes), confidences, strict=True)
+            yield Prediction(name, tuple(likeliest), strange, score)

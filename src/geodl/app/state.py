@@ -140,6 +140,12 @@ def load(store: RunDirectory) -> State | None:
     raise AssertionError("unreachable")
 
 
+def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of the step that led to a state; a learner that was saved by itself has none."""
+    history = extra.get("history")
+    return dict(history[-1]) if history else {"action": "save"}
+
+
 def _load(store: RunDirectory, phase: int) -> State:
     found = store.load_phase(phase)
     extra, prefix = found.extra, "validation."

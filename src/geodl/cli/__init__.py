@@ -65,6 +65,7 @@ COMMANDS = [
         "geodl info flowers/",
     ),
     ("undo", "own:undo", OWN, "Take the last step of a model back.", "geodl undo flowers/"),
+    ("redo", "own:redo", OWN, "Bring back what undo took back last.", "geodl redo flowers/"),
     ("rename", "own:rename", OWN, "Give a class another name.", "geodl rename flowers/ daisy marguerite"),
     ("remove", "own:remove", OWN, "Remove a class and its images from a model.", "geodl remove flowers/ daisy"),
     (

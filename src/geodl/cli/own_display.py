@@ -3,7 +3,7 @@
 import csv as csv_format
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -178,7 +178,7 @@ def say_learned(model: Path, done: Any) -> None:
         )
     earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""
     line(
-        f"stored in {model}: {done.stored_images} images, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
+        f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
         console.print(plain("note: ", "yellow") + plain(sentence))
@@ -201,7 +201,9 @@ def csv_predictions(found: Predictions) -> None:
     more = [part for rank in range(2, most + 1) for part in (f"label {rank}", f"confidence {rank}")]
     writer.writerow(["image", "label", "confidence", *more])
     for each in found:
-        writer.writerow([each.name, *(part for label, value in each.top for part in (label, f"{value:.4f}"))])
+        first, *others = [(label, f"{value:.4f}") for label, value in each.top]
+        shown = [(each.label, "") if each.unknown else first, *others]  # how sure it is of "unknown" nobody knows
+        writer.writerow([each.name, *(part for pair in shown for part in pair)])
 
 
 def table_predictions(found: Predictions, top: int) -> None:
@@ -209,9 +211,9 @@ def table_predictions(found: Predictions, top: int) -> None:
     table = plain_table("image", "class", ">confidence", *(["next likeliest"] if top > 1 else []))
     for each in found:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
-        table.add_row(
-            plain(each.name), plain(each.label), f"{each.confidence:.1%}", *([plain(others)] if top > 1 else [])
-        )
+        label = f"{each.label} (nearest: {each.top[0][0]})" if each.unknown else each.label
+        sure = "" if each.unknown else f"{each.confidence:.1%}"
+        table.add_row(plain(each.name), plain(label), sure, *([plain(others)] if top > 1 else []))
     console.print(table)
 
 
@@ -252,20 +254,30 @@ def when(time: str | None) -> str:
     return f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
+def describe_step(record: Mapping[str, Any]) -> str:
+    """Say what a step did, in a few words."""
+    match record["action"]:
+        case "learn":
+            what = some((*record["new"], *record["returning"]))
+            return f"step {record['step']}: learning {what} ({count(record['images'], 'image')})"
+        case "rename":
+            return f"renaming {record['old']} to {record['new']}"
+        case "remove":
+            return f"removing {record['class']}"
+    return "the last state that was saved"
+
+
 def say_history(facts: dict[str, Any]) -> None:
-    """Print one line for each step."""
+    """Print one line for each step, and for each that can be brought back."""
     line("history:")
     for record in facts["steps"]:
+        judged = ""
         if record["action"] == "learn":
-            fresh = some((*record["new"], *record["returning"]))
-            line(
-                f"  {when(record['time'])}  step {record['step']}: {fresh} ({record['images']} images); "
-                f"accuracy {percent(record['accuracy'])} on the validation images of {count(record['validated'], 'class')}"
-            )
-        elif record["action"] == "rename":
-            line(f"  {record['old']} renamed to {record['new']}")
-        else:
-            line(f"  {record['class']} removed")
+            validated = count(record["validated"], "class")
+            judged = f"; accuracy {percent(record['accuracy'])} on the validation images of {validated}"
+        line(f"  {when(record['time'])}  {describe_step(record)}{judged}")
+    for record in facts["redo"]:
+        line(f"  taken back, `geodl redo` brings it back: {describe_step(record)}")
 
 
 def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
@@ -282,7 +294,15 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
             line(f"  {each['from']} ({each['class']}, {each['use']})")
     elif facts["stored"]:
         line("  --images lists them")
+    if facts["features"]["images"]:
+        line(
+            f"stored features: of {count(facts['features']['images'], 'image')}, {readable(facts['features']['bytes'])}, no pixels. "
+            "They are enough to tell whether a given picture was learned and to rebuild a rough likeness of it: keep the model as "
+            "private as the images. `geodl remove --for-good` removes those of a class."
+        )
+    if facts["threshold"] is not None:
+        line(f"unknown: an image whose largest score is below {facts['threshold']:.3g} (`geodl predict --threshold`)")
     line(
-        f"network: {facts['network']}, {facts['parameters']} parameters, sees {facts['image_size']} x {facts['image_size']} "
-        f"pixels; directory: {readable(facts['directory_bytes'])}; steps that can be taken back: {facts['undo']}"
+        f"network: {facts['network']}, {count(facts['parameters'], 'parameter')}, sees {facts['image_size']} x {facts['image_size']} "
+        f"pixels; directory: {readable(facts['directory_bytes'])}; can be taken back: {count(facts['undo'], 'step')}"
     )

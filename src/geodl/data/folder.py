@@ -30,7 +30,7 @@ def scan_folder(
 ) -> tuple[FileImages, tuple[str, ...], Skipped]:
     """Find the images of a folder of class folders.
 
-    Folders inside a class folder belong to the class; hidden files are ignored; the content of a file decides what it
+    Folders inside a class folder belong to the class; what is hidden (a dot first) is ignored; the content of a file decides what it
     is, not its name. Whatever cannot be used is skipped and named with a reason, or is a DataError if `strict`.
 
     Args:
@@ -82,9 +82,8 @@ def _class_files(root: Path, skipped: Skips) -> list[tuple[str, list[Path]]]:
         # A name typed on another system may be composed differently (é as one sign or two): it is the same class.
         name = unicodedata.normalize("NFC", entry.name)
         if name.startswith("."):
-            if entry.is_dir():
-                skipped.append((shown(Path(entry.name)), "hidden folder (its name starts with a dot), ignored"))
-        elif not entry.is_dir():
+            continue
+        if not entry.is_dir():
             skipped.append((shown(Path(entry.name)), "not inside a class folder"))
         elif not is_text(name):
             skipped.append((shown(Path(entry.name)), "the name of the folder is not valid text"))

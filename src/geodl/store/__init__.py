@@ -3,6 +3,7 @@
 - `config.json`: what the directory was made with: configuration, environment, number of phases;
 - `phases/NN/`: `model.safetensors`, `memory.safetensors`, `metrics.json`, `extra.json` of one complete phase, and
   `manifest.json` with the checksum of each;
+- `undone/NN/`: phases that were taken back, until another one is saved;
 - `progress/checkpoint.safetensors`: where the unfinished phase stands; `damaged-progress`: one that was set aside;
 - `events.jsonl`: what happened when (the only file with times);
 - `report.html`: written by the report;

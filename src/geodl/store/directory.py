@@ -55,6 +55,8 @@ from geodl.store.record import (
     refuse_foreign,
     write_record,
 )
+from geodl.store.undone import NAME as UNDONE
+from geodl.store.undone import bring_back, drop_undone, set_undone, undone_phases
 
 _log = logging.getLogger("geodl")
 
@@ -139,6 +141,8 @@ class RunDirectory:
             phases = [phase_path(self.path, t) for t in phase_numbers(self.path)]
             for directory in (self.path, self.path / "phases", self.path / "progress", *phases):
                 remove_temporaries(directory)
+            if not self.undone():
+                drop_undone(self.path)
             self._writable = True
             try:
                 yield
@@ -166,7 +170,7 @@ class RunDirectory:
         extra: Mapping[str, Any],
         statistics: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add phase `t`, the next one, whole or not at all, and drop the progress that led to it."""
+        """Add phase `t`, the next one, whole or not at all; drop the progress that led to it and what was taken back."""
         self._require_lock()
         if t != self.completed():
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
@@ -185,6 +189,7 @@ class RunDirectory:
                 write_synced(temporary / name, data)
             sync_directory(temporary)
             move(temporary, target)
+        drop_undone(self.path)
         self.clear_progress()
 
     def load_phase(self, t: int) -> Phase:
@@ -220,8 +225,7 @@ class RunDirectory:
 
     def _remedy(self, t: int, error: StoreError) -> str:
         done = self.completed()
-        unreadable = isinstance(error.__cause__, OSError | MemoryError) and not isinstance(error, MissingFileError)
-        if t >= done or unreadable:  # what cannot be read here and now may well be sound
+        if t >= done or _unreadable(error):
             return ""
         if self.kind != "model":
             which = f"{phase_path(self.path, t)}{' and the phases after it' if t < done - 1 else ''}"
@@ -230,14 +234,47 @@ class RunDirectory:
             return "; the model does not need it: it is of an earlier step"
         return f"; `geodl undo {self.path}` goes back to the last good state"
 
-    def drop_last_phase(self) -> None:
-        """Take the last phase back: it disappears in one instant, and the progress beyond it with it."""
+    def is_damaged(self, t: int) -> bool:
+        """Return whether phase `t` is not as it was written; what cannot be read here and now may well be sound."""
+        try:
+            self._read(t, everything=True)
+        except StoreError as error:
+            return not _unreadable(error.__cause__)
+        return False
+
+    def drop_last_phase(self, *, keep: bool = False) -> None:
+        """Take the last phase back: it disappears in one instant, and the progress beyond it with it.
+
+        keep: it is moved aside, from where `redo_phase` brings it back until another phase is saved.
+        """
         self._require_lock()
         done = self.completed()
         if not done:
             raise StoreError(f"{self.path} has no phase that could be taken back")
         self.clear_progress()
-        _drop_folder(phase_path(self.path, done - 1))
+        if keep:
+            set_undone(self.path, done - 1)
+        else:
+            drop_undone(self.path)
+            _drop_folder(phase_path(self.path, done - 1))
+
+    def undone(self) -> list[int]:
+        """Return the numbers of the phases that were taken back and can be brought back, in that order."""
+        return undone_phases(self.path, self.completed()) if os.path.lexists(self.path / UNDONE) else []
+
+    def redo_phase(self) -> None:
+        """Bring the phase back that was taken back last, verified; the progress beyond the one before it is dropped."""
+        self._require_lock()
+        if not (found := self.undone()):
+            raise StoreError(f"{self.path}: nothing to bring back; only what was taken back last and not changed since")
+        self.clear_progress()
+        bring_back(self.path, found[0])
+
+    def load_undone(self, t: int) -> dict[str, Any]:
+        """Read what was kept beside the tensors and metrics of a phase that was taken back, verified."""
+        folder = phase_path(self.path, t, UNDONE)
+        data = read_listed(folder, "extra.json", read_manifest(folder, t))
+        return parse_object(data, folder / "extra.json")
 
     def forget_phase(self, t: int) -> None:
         """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
@@ -348,10 +385,15 @@ class RunDirectory:
         """Read all events, oldest first, without torn and damaged lines."""
         return read_events(self.path / "events.jsonl")
 
-    def times(self, kind: str) -> dict[int, str]:
-        """Tell when events of a kind were written: phase -> time."""
-        found = (event for event in self.read_events() if event["kind"] == kind)
+    def times(self, *kinds: str) -> dict[int, str]:
+        """Tell when events of these kinds were written last: phase -> time."""
+        found = (event for event in self.read_events() if event["kind"] in kinds)
         return {event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)}
+
+
+def _unreadable(error: BaseException | None) -> bool:
+    """Return whether a file could not be read here and now: it may well be sound."""
+    return isinstance(getattr(error, "__cause__", None), OSError | MemoryError) and not isinstance(error, MissingFileError)
 
 
 # The checkpoint of the phase in work.
