@@ -1,5 +1,6 @@
 """What ``info`` says about a model: nothing but what is in its directory."""
 
+import math
 from contextlib import suppress
 from typing import Any
 
@@ -74,7 +75,8 @@ def _features(state: State) -> dict[str, int]:
 def _threshold(state: State) -> float | None:
     """Return the score below which an image is unknown; None where none is."""
     found = state.learner.classifiers()
-    return finite(found[default_classifier(found)].threshold)
+    threshold = found[default_classifier(found)].threshold
+    return threshold if math.isfinite(threshold) else None
 
 
 def _per_class(state: State) -> dict[str, float | None]:
