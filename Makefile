@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-slow lint benchmarks clean
+.PHONY: run test test-slow break lint benchmarks clean
 
 run: $(READY)  ## the main job: LUCIR + GeoDL beside LUCIR, plain fine-tuning and the closed form, on the embedded digits
 	$(BIN)/geodl compare finetune lucir lucir+geodesic analytic --preset digits
@@ -15,6 +15,9 @@ test: $(READY)  ## the fast tests
 
 test-slow: $(READY)  ## minutes to hours: real data, many kills
 	$(BIN)/python -m pytest -m slow --timeout=7200
+
+break: $(READY)  ## hostile cases by the thousand, and a table of the failures
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.break
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

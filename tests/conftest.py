@@ -31,6 +31,11 @@ def flowers() -> Path:
 
 
 @pytest.fixture(scope="session")
+def flowers_dir() -> Path:
+    return _shared("flowers20")
+
+
+@pytest.fixture(scope="session")
 def omniglot() -> Dataset:
     return load("arrays", _shared("omniglot28.npz"))
 

@@ -1,7 +1,6 @@
 """The practitioner's classifier: learning in steps, coming back, going on after a stop, and what it keeps."""
 
 import hashlib
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,9 @@ from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
-from geodl.app import preparing, state
+from geodl.app import choices, preparing, state
 from geodl.app.advice import advise
-from geodl.app.choices import checked, choose_network
+from geodl.app.choices import checked, choose_start
 from geodl.app.state import KnownClass
 from geodl.classifier import IncrementalClassifier
 from geodl.config import RunConfig
@@ -317,7 +316,7 @@ def test_what_cannot_be_learned_is_named(model, source, labels, message):
 def test_the_parts_of_a_dataset_are_not_taken_for_classes(tmp_path, digits):
     for part, start in (("train", 0), ("test", 3)):
         write_digits(tmp_path / "data" / part, digits, range(2), 3, start)
-    with pytest.raises(DataError, match=r"parts of a dataset, not classes; give the part to learn: .*data/train"):
+    with pytest.raises(DataError, match=r"parts of a dataset, not classes; give one of them, such as .*data/train$"):
         intakes.take(tmp_path / "data")
     assert len(intakes.take(tmp_path / "data" / "train").classes) == 2
 
@@ -563,13 +562,15 @@ def test_remove(model, weeks):
     assert model.classes == ("digit 0", "digit 2", "digit 3", "digit 1")
 
 
-def test_models_of_other_versions_open(model, weeks):
+def test_models_of_other_versions_open(model, weeks, tmp_path):
     model.learn(weeks[0], **QUICK)
-    path = model.path / "phases" / "00" / "extra.json"
-    extra = json.loads(path.read_text())
-    extra["config"]["an option of another version"] = 7
-    path.write_text(json.dumps(extra))
-    assert len(IncrementalClassifier(model.path).predict(weeks[0])) == 30
+    now = RunDirectory(model.path).load_phase(0)
+    config = now.extra["config"] | {"an option of another version": 7}
+    other = RunDirectory.create_or_open(tmp_path / "other", {"kind": "model"})
+    with other.lock():
+        other.save_phase(0, now.model, now.memory, now.metrics, now.extra | {"config": config})
+    ours, theirs = (IncrementalClassifier(path).predict(weeks[0]) for path in (model.path, other.path))
+    assert np.array_equal(ours.probabilities, theirs.probabilities)
 
 
 def test_the_last_class_stays(model, weeks):
@@ -660,12 +661,24 @@ def test_unknown_classes_are_skipped_in_an_evaluation(model, weeks, tmp_path, di
         (32, "cuda", "resnet32", 32),
     ],
 )
-def test_networks_are_chosen_by_size_and_device(side, kind, network, size):
-    assert choose_network(side, {}, kind) == {"network": network, "image_size": size}
-    assert choose_network(side, {"image_size": 48, "network": "convnet"}, kind) == {
+def test_networks_are_chosen_by_size_and_device(monkeypatch, side, kind, network, size):
+    monkeypatch.setattr(choices, "has_pretrained", lambda: False)
+    assert choose_start(side, {}, kind) == {"network": network, "image_size": size}
+    assert choose_start(side, {"image_size": 48, "network": "convnet", "method": "lucir"}, kind) == {
         "network": "convnet",
         "image_size": 48,
     }
+    monkeypatch.setattr(choices, "has_pretrained", lambda: True)
+    assert choose_start(side, {"method": "lucir"}, kind) == {"network": network, "image_size": size}
+
+
+@pytest.mark.parametrize(("side", "size"), [(8, 64), (100, 96), (224, 224), (3000, 224)])
+def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypatch, side, size):
+    monkeypatch.setattr(choices, "has_pretrained", lambda: True)
+    start = choose_start(side, {}, "cpu")
+    assert (start["network"], start["pretrained"], start["method"]) == ("efficientnet-lite0", True, "analytic")
+    assert start["image_size"] == size
+    assert choose_start(side, {"adapt": True}, "cpu").get("method") is None
 
 
 def test_color_pictures_are_mirrored_and_grey_ones_are_not(tmp_path):
@@ -697,7 +710,7 @@ def test_what_a_model_is_made_with_stays(model, weeks):
         ({"devices": 2}, "devices: not an option of learn"),
         ({"epochs": 0}, "epochs = 0"),
         ({"epochs": "many"}, "epochs = 'many'"),
-        ({"method": "bic"}, "lucir and finetune"),
+        ({"method": "bic"}, "method = 'bic': allowed for your own images are analytic, lucir, finetune"),
         ({"network": "resnet9"}, "unknown network 'resnet9'"),
     ],
 )
@@ -708,7 +721,9 @@ def test_impossible_options_are_named(model, weeks, options, message):
 
 
 def test_options_are_understood_as_written():
-    assert checked({"epochs": "7", "lr": "0.5", "flip": None}) == {"epochs": 7, "lr": 0.5}
+    assert checked({"image_size": "32", "flip": None}) == {"image_size": 32}
+    # Whoever sets an option of training wants the network trained.
+    assert checked({"epochs": "7", "lr": "0.5"}) == {"epochs": 7, "lr": 0.5, "method": "lucir"}
 
 
 @pytest.mark.parametrize(("count", "text"), [(999, "999 bytes"), (1500, "1.5 kB"), (2_500_000, "2.5 MB")])
@@ -755,9 +770,9 @@ def test_tiny_classes_and_training_from_scratch():
     photos = advise(matrix, known(3, 40, 40), RunConfig(image_size=64), [0, 1, 2])
     assert "Very few images: a (3)" in photos[0]
     assert "About 40 images a class are few" in photos[1]
-    assert "timm" in photos[1]
+    assert "pip install 'geodl[pretrained]'" in photos[1]
     assert len(advise(matrix, known(3, 40, 40), RunConfig(image_size=8), [0, 1, 2])) == 1
-    foreign = RunConfig(image_size=64, network="timm:resnet18")
+    foreign = RunConfig(image_size=64, network="timm:resnet18", pretrained=True)
     assert len(advise(matrix, known(3, 40, 40), foreign, [0, 1, 2])) == 1
     assert advise(matrix, known(3, 400, 400), RunConfig(image_size=64), [1, 2]) == []
 

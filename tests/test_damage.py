@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -424,10 +425,16 @@ def test_lines_that_are_no_events_are_passed_over(run):
         run.events("learned", phase=0, seconds=1.5)
         path = run.path / "events.jsonl"
         line = path.read_bytes()
-        odd = [b"\xff\xfe", b"[]", b"1", b"{}", b'{"kind": "x"}', b'{"kind": 1, "time": "2026-01-01T00:00:00+00:00"}']
-        odd += [b'{"kind": "x", "time": 5}', b'{"kind": "x", "time": "soon"}', b'{"kind": "x", "time": "2026-01-01"}']
-        odd += [b"[" * 100_000, b'{"kind": "x", "time": "2026-01-01T00:00:00+00:00", "v": NaN}']
-        odd += [line.strip().replace(b"1.5", b"2.5")]  # a changed digit
+        odd = [b'{"kind": "x"}', b'{"kind": 1, "time": "2026-01-01T00:00:00+00:00"}', b'{"kind": "x", "time": 5}']
+        odd += [
+            b'{"kind": "x", "time": "soon"}',
+            b'{"kind": "x", "time": "2026-01-01"}',
+            b"{}",
+            b'{"": ' + b"[" * 99_999,
+        ]
+        odd += [b'{"kind": "x", "time": "2026-01-01T00:00:00+00:00", "v": NaN}']
+        odd = [each[:-1] + f', "crc32": "{zlib.crc32(each):08x}"}}'.encode() for each in odd]  # signed, but no events
+        odd += [b"\xff\xfe", b"[]", b"1", b"", line.strip().replace(b"1.5", b"2.5"), line[:20]]
         path.write_bytes(b"\n".join([*odd, line]))
         run.events("learned", phase="first")
     assert [event["kind"] for event in run.read_events()] == ["learned", "learned"]
@@ -483,10 +490,10 @@ def test_one_bad_run_does_not_hide_the_others(tmp_path):
 
 def test_odd_results_are_no_reason_to_fail(run, tmp_path):
     path = run.path / "phases" / "01" / "metrics.json"
-    for value, shown in (({"headline": 5}, None), ({}, None), ({"headline": "[red]x"}, "[red]x")):
+    for value, shown in (({"headline": 5}, None), ({}, None), ({"headline": "[red]x\x1b[0m\n"}, "[red]x\x1b[0m\n")):
         rewrite(path, value)
         assert summarize(run.path).result == shown
-    assert "[red]x" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
+    assert r"[red]x\x1b[0m\n" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
     failed = geodl("runs", "show", str(run.path), cwd=tmp_path, status=2)
     assert "metrics.json is damaged, or not a file of geodl's" in failed.stderr
     rewrite(path, [])

@@ -19,9 +19,10 @@ from geodl.data.images import ArrayImages, FileImages, concat
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError, TrainingError
 from geodl.events import Event, StageStarted
 from geodl.experiment import results_of, run_config, scenario_of
-from geodl.learner import Learner
+from geodl.learner import MODEL, Learner
 from geodl.metrics import Confusion, Trajectory, confusions_of, to_metrics
 from geodl.predictors import class_means, nearest_mean
+from geodl.store import RunDirectory
 from geodl.training import Interrupted
 
 ABOUT_DATA = set(groups_of_options(RunConfig)["Data"])
@@ -483,9 +484,11 @@ def test_what_is_no_learner_is_not_loaded(tmp_path):
     (tmp_path / "other" / "mine.txt").write_text("mine")
     with pytest.raises(StoreError):
         Learner.load(tmp_path / "other")
+    RunDirectory.create_or_open(tmp_path / "empty", MODEL)
+    with pytest.raises(StoreError, match="nothing was learned yet"):
+        Learner.load(tmp_path / "empty")
     learner = made(epochs=1)
-    data = tiny.dataset()
-    learner.learn(data.train)
+    learner.learn(tiny.dataset().train)
     with pytest.raises(StoreError):
         learner.save(tmp_path / "other")
     assert (tmp_path / "other" / "mine.txt").read_text() == "mine"

@@ -83,6 +83,8 @@ def test_feature_distillations_are_weighted_by_the_root_of_old_over_new(method, 
     student, teacher = output(STUDENT, seed=1), output(TEACHER, seed=2)
     cosine = loss_parts(tiny.config(method=method, distill="cosine"), old=old, new=new)
     assert cosine["distill"] == pytest.approx(5 * factor * cosine_distance(student.pooled, teacher.pooled), rel=1e-5)
+    grid = loss_parts(tiny.config(method=method, distill="cosine", cosine_features="grid"), old=old, new=new)
+    assert grid["distill"] == pytest.approx(5 * factor * cosine_distance(student.grid, teacher.grid), rel=1e-5)
     geodesic = loss_parts(tiny.config(method=method, distill="geodesic", subspace_dim=2), old=old, new=new)
     expected = geodesic_loss(student.grid.numpy(), teacher.grid.numpy(), dim=2)
     assert geodesic["distill"] == pytest.approx(6 * factor * expected, rel=1e-5)

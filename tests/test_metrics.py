@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from geodl.errors import DataError
 from geodl.metrics import Confusion, Trajectory, confusions_of, finite, to_metrics
@@ -182,6 +183,15 @@ def test_accuracies_of_one_confusion_by_hand():
     first = counted(WORKED[0])
     assert math.isnan(first.per_class["dog"])
     assert math.isnan(counted(torch.zeros(2, 2, dtype=torch.int64), "ab").accuracy)
+
+
+@given(st.integers(1, 500), st.data())
+def test_the_interval_of_an_accuracy_is_wilsons(images, data):
+    right = data.draw(st.integers(0, images))
+    low, high = counted([[right, images - right], [0, 0]], "ab").interval
+    expected = binomtest(right, images).proportion_ci(confidence_level=0.95, method="wilson")
+    assert (low, high) == pytest.approx((100 * expected.low, 100 * expected.high), abs=2e-3)
+    assert counted([[0, 0], [0, 0]], "ab").interval == (0.0, 100.0)
 
 
 def test_mistakes_come_most_frequent_first():

@@ -69,7 +69,9 @@ def test_learn_says_what_it_found_chose_and_reached(geodl, tmp_path):
     assert re.search(r"--batch-size +32 +images a training step", out)
     assert "at most 60 images, 11.5 kB for 2 classes" in out
     assert "step 1 learned from 20 images; new: [red]0, [red]1" in out
-    assert re.search(r"^accuracy \d+\.\d % on the validation images of 2 classes$", out, re.M)
+    assert re.search(
+        r"^accuracy \d+\.\d % \(95 % interval \d+\.\d to \d+\.\d\) on 4 validation images of 2 classes$", out, re.M
+    )
     assert "24 images, 4.6 kB" in out
     again = geodl("learn", path, "week1", *QUICK).out
     assert again.startswith("already learned: ")
@@ -289,8 +291,8 @@ def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     assert "known before: digit 1" in out
     accuracy = float(re.findall(r"^(\d+\.\d+)$", out, re.M)[-1])  # printed by the last block
     assert accuracy > 80
-    assert re.search(r"scans\.onnx: 6 classes, [\d.]+ kB; differs from the model by .* at most", out)
-    assert Path("scans.onnx").exists()
+    assert re.search(r"trained\.onnx: 6 classes, [\d.]+ kB; differs from the model by .* at most", out)
+    assert Path("trained.onnx").exists()
 
 
 @pytest.mark.slow

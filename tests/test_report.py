@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.directories import rewrite
 
 from geodl.cli import app
 from geodl.cli.options import Common, effective
@@ -35,6 +36,7 @@ from geodl.report.figures import CSS, Curve, _blues, heat, lines
 from geodl.report.published import numbers
 from geodl.report.results import Estimate, Setting, estimate, read_run, read_settings
 from geodl.report.tables import Best, Points, Table, compare, comparison_table, comparisons, summary, write_tables
+from geodl.store import RunDirectory
 from geodl.text import printable
 
 NAMES = ("Katze", "小猫", "__dunder", "$x^2$ </script>&", 'ёж "quoted"', "a very long class name that goes on")
@@ -157,11 +159,12 @@ def test_a_run_is_read_as_it_was_stored(runs):
 
 def test_an_epoch_that_was_repeated_after_a_kill_counts_once(runs, tmp_path):
     shutil.copytree(runs / "geo-1", tmp_path / "again")
-    path = tmp_path / "again" / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    repeated = next(event for event in events if event["kind"] == "epoch" and event["phase"] == 3) | {"loss": 77.0}
-    with path.open("a") as file:
-        file.write(json.dumps(repeated) + "\n" + json.dumps(repeated | {"epoch": 2, "loss": "nan"}) + "\n")
+    store = RunDirectory(tmp_path / "again")
+    event = next(event for event in store.read_events() if event["kind"] == "epoch" and event["phase"] == 3)
+    fields = {key: value for key, value in event.items() if key not in ("kind", "time")}
+    with store.lock():
+        store.events("epoch", **fields | {"loss": 77.0})
+        store.events("epoch", **fields | {"epoch": 2, "loss": float("nan")})
     epochs = read_run(tmp_path / "again").epochs
     assert len(epochs) == 4
     assert epochs[-1].loss == 77.0
@@ -196,7 +199,7 @@ def test_a_similarity_that_could_not_be_computed_is_left_out(runs, tmp_path):
     path = tmp_path / "run" / "phases" / "02" / "metrics.json"
     metrics = json.loads(path.read_text())
     del metrics["similarity"]["svcca"]  # features that do not vary have no correlation
-    path.write_text(json.dumps(metrics))
+    rewrite(path, metrics)
     setting = read_settings([tmp_path / "run"])[0]
     assert [value is None for value in setting.similarity("svcca")] == [False, False, True, False]
     assert "<svg" in page.render([setting])

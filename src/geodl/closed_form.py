@@ -32,6 +32,7 @@ GAMMAS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 """What `choose` tries. On CIFAR-100 the first three are nearly the same; a few hundred photographs want about 0.1."""
 
 _DEAD = 1e-3  # a coordinate that deviates by less than this share of its block's median would be magnified noise
+_FAR = 6.0  # deviations: a coordinate that was hardly ever active in few images would outweigh all others when it is
 _PANEL = 512  # columns of G computed in one product
 _HALF = torch.finfo(torch.float16).max
 
@@ -72,9 +73,9 @@ class Standardization:
         return cls(mean, scale)
 
     def __call__(self, z: Blocks) -> dict[str, Tensor]:
-        """Return the blocks of z with mean 0 and deviation 1, in float32 (float64 for float64)."""
+        """Return the blocks of z with mean 0 and deviation 1, cut off at 6 deviations, in float32 (float64 for float64)."""
         return {
-            name: (block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]
+            name: ((block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]).clamp_(-_FAR, _FAR)
             for name, block in z.items()
             if name in self.mean
         }

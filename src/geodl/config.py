@@ -153,7 +153,7 @@ class RunConfig(BaseModel):
         "pad", "Images", "Training crop: pad and crop, or crop and resize.", in_model="fixed"
     )
     padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, in_model="fixed")
-    flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="fixed")
+    flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="kept")
     jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
     mean: tuple[float, float, float] = option(
         (0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed"

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, guarded reads, JSON and tensors with equal bytes for equal values, locks."""
+"""Files that are whole or not there: atomic writes, guarded reads, equal bytes for equal JSON and tensors, locks."""
 
 import errno
 import fcntl

@@ -171,7 +171,7 @@ def odd_tensors(draw: random.Random, path: Path) -> bool:
 
 
 def replace(draw: random.Random, path: Path, outside: Path) -> None:
-    """Put something else in the place of a file or folder; `outside` is a folder with a copy of it, which must not change."""
+    """Put something else in the place of a file or folder, which goes `outside`: nothing there may change."""
     was_folder = path.is_dir()
     path.rename(outside / path.name)
     kinds = [
@@ -233,7 +233,7 @@ def odd_name(draw: random.Random, phases: Path) -> None:
         "9" * 200,
     ]
     names += ["02", "07", "100", "99999999999999999999", MANIFEST, ".02", "0\n2", "\x1b[31m", "phases"]
-    path = phases / draw.choice(names)
+    path = phases / draw.choice([name for name in names if not (phases / name).exists()])
     kind = draw.choice(["file", "link to nothing", "link to a phase", "pipe", "folder"])
     if kind == "folder":
         path.mkdir() if path.name != "02" else path.write_text("")  # an empty phase is a damaged one: of another family

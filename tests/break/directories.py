@@ -1,22 +1,15 @@
-"""Families about the directories of runs and models: every read gives the same answer or one line, every write old or new."""
+"""Families about run and model directories: a read gives the same answer or one line, a write the old or the new state."""
 
-import errno
-import io
 import random
 import tempfile
 from collections.abc import Callable
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from tests.directories import Killed, break_at, make
+from tests.directories import make
 
-from geodl import files
-from geodl.cli import main
-from geodl.errors import StoreError
 from geodl.store import RunDirectory, remove_run, summarize
 from geodl.store.phases import FILES
 
@@ -99,6 +92,9 @@ def answers(path: Path) -> dict[str, Any]:
         found = run.load_phase(t)
         return [plain(found.model), plain(found.memory), found.metrics, found.extra]
 
+    def memory(t: int) -> Any:
+        return plain(run.load_memory(t))
+
     def progress() -> Any:
         found = run.load_progress()
         return found and [plain(found[0]), found[1]]
@@ -118,9 +114,11 @@ def answers(path: Path) -> dict[str, Any]:
         "summary": summary,
     }
     for t in range(4):
-        reads |= {f"phase {t}": lambda t=t: phase(t), f"remembers {t}": lambda t=t: run.remembers(t)}  # type: ignore[misc]
-        reads |= {f"metrics {t}": lambda t=t: run.load_metrics(t), f"extra {t}": lambda t=t: run.load_extra(t)}  # type: ignore[misc]
-        reads |= {f"memory {t}": lambda t=t: plain(run.load_memory(t))}  # type: ignore[misc]
+        reads[f"phase {t}"] = partial(phase, t)
+        reads[f"remembers {t}"] = partial(run.remembers, t)
+        reads[f"metrics {t}"] = partial(run.load_metrics, t)
+        reads[f"extra {t}"] = partial(run.load_extra, t)
+        reads[f"memory {t}"] = partial(memory, t)
     return {name: attempt(read) for name, read in reads.items()}
 
 
@@ -138,9 +136,10 @@ def sound(kind: str) -> dict[str, Any]:
         return answers(Path(folder))
 
 
-def check_answers(kind: str, path: Path) -> None:
-    """Insist that every answer is the right one or refused. What is only nice to have may be missing, but not wrong."""
-    for name, found in answers(path).items():
+def check_answers(kind: str, path: Path) -> dict[str, Any]:
+    """Return the answers, of which each is the right one or refused. What is nice to have may be missing, but not wrong."""
+    given = answers(path)
+    for name, found in given.items():
         right = sound(kind)[name]
         if isinstance(found, Refused) or found == right:
             continue
@@ -151,6 +150,7 @@ def check_answers(kind: str, path: Path) -> None:
         else:
             missing = None if name == "progress" else False if name.startswith("remembers") else ...
             assert found == missing, f"{name}: {found} instead of {right}"
+    return given
 
 
 def go_on(path: Path) -> None:
@@ -191,9 +191,9 @@ def _damaged(draw: random.Random, folder: Path, how: Callable[[random.Random, Pa
     put(kind, folder / "it")
     how(draw, folder / "it" / name)
     changed = (folder / "it" / name).read_bytes() != sample(kind)[name]
-    check_answers(kind, folder / "it")
+    found = check_answers(kind, folder / "it")
     if changed and Path(name).name in FILES:
-        assert isinstance(answers(folder / "it")["verify"], Refused), f"{name} passes for sound"
+        assert isinstance(found["verify"], Refused), f"{name} passes for sound"
     written = attempt(lambda: go_on(folder / "it"))
     if name.startswith(("progress", "events")):
         assert written is None, f"{name} blocks: {written}"
@@ -273,151 +273,3 @@ def odd_names(draw: random.Random, folder: Path) -> None:
     damage.odd_name(draw, folder / "it" / "phases")
     check_answers(kind, folder / "it")
     attempt(lambda: go_on(folder / "it"))
-
-
-# Writes that do not come to their end.
-
-WRITES: dict[str, Callable[[Path], Any]] = {}
-
-
-def write(operation: Callable[[RunDirectory], Any]) -> Callable[[RunDirectory], Any]:
-    """Register a write that takes the lock, as a new process would."""
-
-    def locking(path: Path) -> None:
-        run = RunDirectory(path)
-        with run.lock():
-            operation(run)
-
-    WRITES[operation.__name__] = locking
-    return operation
-
-
-@write
-def save_progress(run: RunDirectory) -> None:
-    run.save_progress({"weight": torch.ones(4)}, {"step": 8})
-
-
-@write
-def clear_progress(run: RunDirectory) -> None:
-    run.clear_progress()
-
-
-@write
-def save_phase(run: RunDirectory) -> None:
-    save(run, run.completed())
-
-
-@write
-def undo(run: RunDirectory) -> None:
-    run.drop_last_phase()
-
-
-@write
-def forget(run: RunDirectory) -> None:
-    run.forget_phase(run.completed() - 2)
-
-
-@family("kills")
-def kills(draw: random.Random, folder: Path) -> None:
-    """Killed at any step of any write, with what was not yet on the disk torn: old or new, and the same write goes on."""
-    _stopped(draw, folder, Killed(), tear=draw.random() < 0.5)
-
-
-@family("failing disk")
-def failing_disk(draw: random.Random, folder: Path) -> None:
-    """A disk that is full, read-only or broken at any step, also while cleaning up: one line, and old or new."""
-    failure = OSError(draw.choice([errno.ENOSPC, errno.EROFS, errno.EIO, errno.EACCES, errno.EDQUOT]), "a failure")
-
-    def remove(path: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    cleaning = mock.patch.object(files, "remove", remove) if draw.random() < 0.5 else nullcontext()
-    _stopped(draw, folder, failure, cleaning)
-
-
-def _stopped(
-    draw: random.Random, folder: Path, failure: BaseException, also: Any = None, *, tear: bool = False
-) -> None:
-    kind, name = draw.choice(KINDS), draw.choice(list(WRITES))
-    path = folder / "it"
-    put(kind, folder / "whole")
-    put(kind, path)
-    steps: list[str] = []
-    with mock.patch.object(files, "_crash_point", lambda step, _: steps.append(step)):
-        WRITES[name](folder / "whole")
-    old, new = comparable(sound(kind)), comparable(answers(folder / "whole"))
-    crash = break_at(draw.randrange(len(steps)), failure, tear)
-    with mock.patch.object(files, "_crash_point", crash), also or nullcontext():
-        result = _caught(lambda: WRITES[name](path))
-    assert isinstance(result, Refused | Killed), f"{name} was not stopped"
-    found = comparable(answers(path))
-    # Taking a phase back gives up the progress beyond it first: it must not be there if another phase is saved instead.
-    allowed = [old, new, old | {"progress": None}] if name == "undo" else [old, new]
-    assert found in allowed, f"{name}: neither old nor new"
-    if found != new:
-        WRITES[name](path)
-    with RunDirectory(path).lock():
-        pass
-    assert comparable(answers(path)) == new
-    assert not list(path.rglob(f"{files.TEMPORARY}*")), "leftovers"
-
-
-def _caught(call: Callable[[], Any]) -> Any:
-    try:
-        return attempt(call)
-    except Killed as killed:
-        return killed
-
-
-# Whole commands.
-
-
-@family("commands")
-def commands(draw: random.Random, folder: Path) -> None:
-    """`geodl runs` on a damaged directory beside a sound one: exit 0 or 2, one line of error, the sound one is listed."""
-    put("run", folder / "sound")
-    kind = draw.choice(KINDS)
-    put(kind, folder / "it")
-    (folder / "outside").mkdir()
-    _any_damage(draw, kind, folder)
-    status, out = _geodl("runs", "list", str(folder))
-    assert status == 0
-    assert "sound  interrupted  2/3" in out, out
-    assert " ".join(out.split()).count("it ") >= 1, "the damaged run is hidden"
-    words = draw.choice(["runs show", "runs show --json", "results add", "runs rm"]).split()
-    more = ["--to", str(folder / "outside" / "kept")] if words[0] == "results" else []
-    status, _ = _geodl(*words[:2], str(folder / "it"), *words[2:], *more)
-    assert status in (0, 2)
-
-
-def _any_damage(draw: random.Random, kind: str, folder: Path) -> None:
-    path = folder / "it"
-    how = draw.randrange(6)
-    if how == 0:
-        damage.odd_json(draw, path / draw_file(draw, kind, lambda name: name.endswith(".json")))
-    elif how == 1:
-        damage.odd_tensors(draw, path / draw_file(draw, kind, lambda name: name in TENSORS))
-    elif how == 2:
-        damage.replace(
-            draw, path / draw.choice([*sorted(sample(kind)), "phases", "progress", "phases/01"]), folder / "outside"
-        )
-    elif how == 3:
-        damage.odd_name(draw, path / "phases")
-    else:
-        (damage.flip if how == 4 else damage.tear)(draw, path / draw_file(draw, kind))
-
-
-def _geodl(*words: str) -> tuple[Any, str]:
-    """Run a command in this process; return its exit status and what it printed."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            main(words)
-        except SystemExit as end:
-            status = end.code
-        except StoreError as error:
-            raise AssertionError(f"not caught: {error}") from error
-    lines = err.getvalue().splitlines()
-    assert len(lines) == (1 if status else 0), f"{words}: {lines}"
-    assert all(line.isprintable() for line in lines)
-    return status, out.getvalue()

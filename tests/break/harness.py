@@ -18,6 +18,8 @@ from geodl.errors import GeodlError
 
 Case = Callable[[random.Random, Path], None]
 FAMILIES: dict[str, Case] = {}
+MEMORY = Path("/dev/shm")
+"""A file system in the memory, where there is one: thousands of cases need not wait for the disk."""
 SECONDS = 20.0
 """A case that takes longer hangs: the slowest takes a second."""
 
@@ -82,10 +84,9 @@ def run(name: str, numbers: Iterable[int], seconds: float = SECONDS) -> list[Fai
     """Run the cases of a family with these numbers; return those that failed."""
     failures = []
     logging.getLogger("geodl").setLevel(logging.ERROR)
-    # Nothing here survives a power failure, and thousands of cases need not wait for the disk.
     with mock.patch("os.fsync"):
         for number in numbers:
-            folder = Path(tempfile.mkdtemp(prefix="geodl-break-"))
+            folder = Path(tempfile.mkdtemp(prefix="geodl-break-", dir=MEMORY if MEMORY.is_dir() else None))
             try:
                 with limited(seconds):
                     FAMILIES[name](random.Random(f"{name} {number}"), folder)

@@ -207,16 +207,18 @@ class RunDirectory:
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
         for t in range(self.completed()):
-            self._read(t, everything=True)
+            self._read(t)  # the manifest
+            for name in read_manifest(phase_path(self.path, t), t):
+                self._read(t, name)
 
-    def _read(self, t: int, *names: str, optional: Sequence[str] = (), everything: bool = False) -> list[bytes]:
+    def _read(self, t: int, *names: str, optional: Sequence[str] = ()) -> list[bytes]:
         """Read files of phase `t`, verified, the optional ones where they are there; the error says what to do."""
         folder = phase_path(self.path, t)
         for attempt in (1, 2):
             try:
                 manifest = read_manifest(folder, t)
                 wanted = [*names, *(name for name in optional if name in manifest)]
-                return [read_listed(folder, name, manifest) for name in (manifest if everything else wanted)]
+                return [read_listed(folder, name, manifest) for name in wanted]
             except StoreError as error:
                 # Another process may have taken the phase back and saved another one in its place, between two reads.
                 if attempt == 2:
@@ -325,7 +327,7 @@ class RunDirectory:
         return parse_object(data, phase_path(self.path, t) / "metrics.json")
 
     def stamp(self) -> tuple[int, int, int] | None:
-        """Return what tells the last complete phase from any other, also from one that was taken back; None: there is none."""
+        """Return what tells the last complete phase from any other, also from one taken back; None: there is none."""
         for _ in range(10):
             done = self.completed()
             if not done:

@@ -41,12 +41,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
     """Return an event; None for a line that is none, or not as it was written."""
-    if found := re.fullmatch(rb'(.*), "crc32": "([0-9a-f]{8})"}', line):
-        line = found[1] + b"}"
-        if int(found[2], 16) != zlib.crc32(line):
-            return None
+    found = re.fullmatch(rb'(.*), "crc32": "([0-9a-f]{8})"}', line)
+    if found is None or int(found[2], 16) != zlib.crc32(found[1] + b"}"):
+        return None
     try:
-        event = parse_object(line, path)
+        event = parse_object(found[1] + b"}", path)
         sound = isinstance(event["kind"], str) and datetime.fromisoformat(event["time"]).tzinfo
     except (StoreError, KeyError, TypeError, ValueError):
         return None

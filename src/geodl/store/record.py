@@ -26,9 +26,10 @@ def read_record(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path} was written by geodl 0.1 and cannot be opened by this version")
     record = verified(record, file)
     if record.get("format") != FORMAT:
-        raise StoreError(f"{path} has format {record.get('format')}; this version of geodl reads format {FORMAT}")
+        raise StoreError(f"{path} has format {record.get('format')!r}; this version of geodl reads format {FORMAT}")
     kinds = {"config": dict, "environment": dict, "phases": int | None}
-    if not all(isinstance(record.get(key, ""), kind) for key, kind in kinds.items()):
+    sound = all(isinstance(record.get(key, ""), kind) for key, kind in kinds.items())
+    if not sound or record["config"].get("kind", "run") not in ("run", "model"):
         raise StoreError(f"{file} is damaged, or not a file of geodl's")
     return record
 

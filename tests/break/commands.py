@@ -1,0 +1,66 @@
+"""Whole commands on damaged directories."""
+
+import io
+import random
+import re
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from geodl.cli import main
+from geodl.errors import StoreError
+
+from . import damage
+from .directories import KINDS, TENSORS, draw_file, put, sample
+from .harness import family
+
+
+@family("commands")
+def commands(draw: random.Random, folder: Path) -> None:
+    """`geodl runs` on a damaged directory beside a sound one: exit 0 or 2, one line of error, the sound one is listed."""
+    put("run", folder / "sound")
+    kind = draw.choice(KINDS)
+    put(kind, folder / "it")
+    (folder / "outside").mkdir()
+    _any_damage(draw, kind, folder)
+    status, out = _geodl("runs", "list", str(folder))
+    assert status == 0
+    assert re.search("^sound +interrupted +2/3 ", out, flags=re.M), out
+    assert any(line.startswith("it ") for line in out.splitlines()), "the damaged run is hidden"
+    words = draw.choice(["runs show", "runs show --json", "results add", "runs rm"]).split()
+    more = ["--to", str(folder / "outside" / "kept")] if words[0] == "results" else []
+    status, _ = _geodl(*words[:2], str(folder / "it"), *words[2:], *more)
+    assert status in (0, 2)
+
+
+def _any_damage(draw: random.Random, kind: str, folder: Path) -> None:
+    path = folder / "it"
+    how = draw.randrange(6)
+    if how == 0:
+        damage.odd_json(draw, path / draw_file(draw, kind, lambda name: name.endswith(".json")))
+    elif how == 1:
+        damage.odd_tensors(draw, path / draw_file(draw, kind, lambda name: name in TENSORS))
+    elif how == 2:
+        damage.replace(
+            draw, path / draw.choice([*sorted(sample(kind)), "phases", "progress", "phases/01"]), folder / "outside"
+        )
+    elif how == 3:
+        damage.odd_name(draw, path / "phases")
+    else:
+        (damage.flip if how == 4 else damage.tear)(draw, path / draw_file(draw, kind))
+
+
+def _geodl(*words: str) -> tuple[Any, str]:
+    """Run a command in this process; return its exit status and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main(words)
+        except SystemExit as end:
+            status = end.code
+        except StoreError as error:
+            raise AssertionError(f"not caught: {error}") from error
+    lines = err.getvalue().splitlines()
+    assert len(lines) == (1 if status else 0), f"{words}: {lines}"
+    assert all(line.isprintable() for line in [*lines, *out.getvalue().split("\n")]), "control characters"
+    return status, out.getvalue()

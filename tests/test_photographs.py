@@ -1,0 +1,172 @@
+"""Pre-trained features and the closed form: what `learn` does with photographs where the extra is installed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from geodl import IncrementalClassifier, Learner
+from geodl.app.choices import has_pretrained
+from geodl.errors import ConfigError, DataError
+from geodl.events import Advised, OptionsChosen
+
+pytestmark = pytest.mark.skipif(not has_pretrained(), reason="the extra `pretrained` is not installed")
+
+SHAPES = ("disc", "square", "cross", "ring")
+
+
+def picture(shape: str, rng: np.random.Generator, size: int = 64) -> np.ndarray:
+    """Draw a shape of random size, place and color on noise: uint8 (size, size, 3)."""
+    y, x = np.mgrid[:size, :size]
+    cy, cx, r = rng.uniform(24, 40), rng.uniform(24, 40), rng.uniform(10, 16)
+    dy, dx = np.abs(y - cy), np.abs(x - cx)
+    inside = {
+        "disc": dy**2 + dx**2 < r**2,
+        "square": np.maximum(dy, dx) < r,
+        "cross": (np.minimum(dy, dx) < r / 3) & (np.maximum(dy, dx) < r),
+        "ring": np.abs(np.sqrt(dy**2 + dx**2) - r) < r / 4,
+        "left": (dy < r / 5) & (dx < r) | ((x - cx + r) < r) & ((x - cx + r) > 0) & (dy < (x - cx + r)),
+    }
+    if shape == "right":
+        return picture("left", rng, size)[:, ::-1]
+    image = rng.integers(0, 80, (size, size, 3))
+    image[inside[shape]] = rng.integers(120, 255, 3)
+    return image.astype(np.uint8)
+
+
+def pictures(shapes: tuple[str, ...], count: int, seed: int = 0) -> tuple[np.ndarray, list[str]]:
+    rng = np.random.default_rng(seed)
+    return np.stack([picture(s, rng) for s in shapes for _ in range(count)]), [s for s in shapes for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """Two steps of two classes each."""
+    model = IncrementalClassifier(tmp_path_factory.mktemp("models") / "shapes")
+    steps = [model.learn(*pictures(SHAPES[i : i + 2], 14, seed=i)) for i in (0, 2)]
+    return model, steps
+
+
+def test_the_default_is_the_closed_form_on_frozen_features_and_it_is_good(taught):
+    model, steps = taught
+    assert model.info()["network"] == "efficientnet-lite0"
+    assert steps[-1].left_out
+    assert steps[-1].judged == 56
+    low, high = steps[-1].interval
+    assert low < steps[-1].accuracy <= high
+    found = model.evaluate(*pictures(SHAPES, 10, seed=9))
+    assert found.accuracy > 85
+    assert len(model.predict(pictures(("disc",), 3)[0]).probabilities[0]) == 4
+
+
+def test_a_step_says_what_it_chose(tmp_path):
+    heard = []
+    IncrementalClassifier(tmp_path / "m").learn(*pictures(SHAPES[:2], 6), listener=heard.append)
+    (chosen,) = [event for event in heard if isinstance(event, OptionsChosen)]
+    assert ("--method", "analytic") in [choice[:2] for choice in chosen.choices]
+    assert not [event for event in heard if isinstance(event, Advised)]
+
+
+def test_no_picture_is_stored_with_exemplars_0(tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    done = model.learn(*pictures(SHAPES[:2], 8), exemplars=0)
+    again = model.learn(*pictures(SHAPES[2:3], 8, seed=1))
+    assert (done.stored_images, again.stored_images) == (0, 0)
+    assert again.accuracy is not None
+    memory = Learner.load(tmp_path / "m").memory
+    assert memory.images is None
+    assert not any(tensor.dtype == torch.uint8 for tensor in memory.to_tensors().values())
+
+
+def test_the_order_of_the_steps_leaves_no_trace(tmp_path):
+    """Kept features: one step with all classes, or two, give the same predictions."""
+    a, b = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
+    first, second = pictures(SHAPES[:2], 8), pictures(SHAPES[2:], 8, seed=1)
+    a.learn(*first, precision="32")
+    a.learn(*second, precision="32")
+    b.learn(np.concatenate([first[0], second[0]]), first[1] + second[1], precision="32")
+    test = pictures(SHAPES, 5, seed=5)[0]
+    rows = [b.classes.index(name) for name in a.classes]
+    np.testing.assert_allclose(a.predict(test).probabilities, b.predict(test).probabilities[:, rows], atol=2e-3)
+
+
+def test_removing_a_class_is_never_having_had_it(tmp_path):
+    with_it, without = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
+    three, two = pictures(SHAPES[:3], 8), pictures(SHAPES[:2], 8)
+    with_it.learn(*three, precision="32")
+    with_it.remove("cross")
+    without.learn(*two, precision="32")
+    test = pictures(SHAPES, 5, seed=5)[0]
+    np.testing.assert_allclose(with_it.predict(test).probabilities, without.predict(test).probabilities, atol=2e-3)
+
+
+def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored(taught, tmp_path):
+    model = IncrementalClassifier(tmp_path / "arrows")
+    model.learn(*pictures(("left", "right"), 16))
+    assert not Learner.load(tmp_path / "arrows").classifiers()["analytic"].mirrors
+    assert model.evaluate(*pictures(("left", "right"), 12, seed=7)).accuracy > 85
+    assert Learner.load(taught[0].path).classifiers()["analytic"].mirrors
+
+
+def test_flipping_can_be_set_at_any_step(tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(*pictures(SHAPES[:2], 6))
+    model.learn(*pictures(SHAPES[2:3], 6, seed=1), flip=False)
+    assert not Learner.load(tmp_path / "m").classifiers()["analytic"].mirrors
+
+
+def test_pictures_unlike_all_classes_are_called_unknown(tmp_path):
+    """A model of discs and crosses, asked about rings and squares: their largest scores are lower."""
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(*pictures(("disc", "cross"), 14))
+    learner = Learner.load(tmp_path / "m")
+    found = model.predict(pictures(("disc", "cross"), 12, seed=5)[0])
+    assert sum(each.unknown for each in found) <= 6
+    assert {each.label for each in found if each.unknown} <= {"unknown"}
+    scorer = learner.recognizer().scorer
+    rejecting = replace(learner.recognizer(), scorer=replace(scorer, threshold=2.0))
+    assert {each.label for each in rejecting.predict(pictures(("ring",), 3)[0])} == {"unknown"}
+
+
+def test_few_images_and_one_class_at_a_time(tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    for i, shape in enumerate(SHAPES):
+        done = model.learn(*pictures((shape,), 3, seed=i))
+        assert done.classes == SHAPES[: i + 1]
+    assert model.evaluate(*pictures(SHAPES, 4, seed=9)).images == 16
+
+
+def test_classes_of_60_and_of_5_images(tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    many, few = pictures(("disc",), 60), pictures(("cross",), 5, seed=1)
+    model.learn(np.concatenate([many[0], few[0]]), many[1] + few[1])
+    assert model.evaluate(*pictures(("disc", "cross"), 10, seed=2)).per_class["cross"] >= 80
+
+
+def test_a_model_in_closed_form_cannot_be_trained_later(taught):
+    with pytest.raises(ConfigError, match="made with analytic"):
+        taught[0].learn(*pictures(("left",), 4), method="lucir")
+    with pytest.raises(ConfigError, match="adapt"):
+        taught[0].learn(*pictures(("left",), 4), adapt=True, method="analytic")
+
+
+def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):
+    from PIL import Image
+
+    for name in ("week1/disc/a.png", "week2/ring/b.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True)
+        Image.fromarray(picture(path.parent.name, np.random.default_rng(0))).save(path)
+    with pytest.raises(DataError, match="week1"):
+        IncrementalClassifier(tmp_path / "m").learn(tmp_path / "photos")
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.slow
+def test_flowers(flowers_dir, tmp_path):
+    """Three steps of real photographs: needed 95 %."""
+    model = IncrementalClassifier(tmp_path / "flowers")
+    for week in ("week1", "week2", "week3"):
+        model.learn(flowers_dir / week)
+    assert model.evaluate(flowers_dir / "test").accuracy > 95
