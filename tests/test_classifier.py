@@ -299,7 +299,7 @@ def test_pictures_in_memory_are_seen_as_files_are(model, weeks, tmp_path):
 @pytest.mark.parametrize(
     ("source", "labels", "message"),
     [
-        (np.zeros((2, 8, 8), np.uint8), [1], "2 images have 1 labels"),
+        (np.zeros((2, 8, 8), np.uint8), [1], "2 images with 1 label given"),
         ([1, 2], None, r"a dataset of \(image, label\) pairs"),
         (7, None, "int given: allowed are a folder"),
         (np.zeros((0, 8, 8), np.uint8), [], "no images given"),

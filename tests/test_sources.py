@@ -729,7 +729,7 @@ def test_hub_errors(hub, monkeypatch):
     [
         ((4, 8, 8), (5,), "4 images with 5 labels given"),
         ((4, 8, 8), (4, 3), r"labels of shape \(4, 3\) given"),
-        ((4, 8, 8), (), "4 images with 1 labels given"),
+        ((4, 8, 8), (), "4 images with 1 label given"),
     ],
 )
 def test_labels_that_do_not_fit_the_images_are_refused(x, y, message):

@@ -115,8 +115,12 @@ def test_a_learner_that_was_saved_by_itself_can_be_taken_back(tmp_path, geodl):
 def test_undo_and_redo_say_what_they_did(model, geodl):
     model.learn(*part(2), **QUICK)
     said = geodl("undo", model.path).out
-    assert said == "taken back: step 2: learning class 2 (10 images); `geodl redo` brings it back, until the next change\n"
-    assert "taken back, `geodl redo` brings it back: step 2: learning class 2 (10 images)" in geodl("info", model.path).out
+    assert (
+        said == "taken back: step 2: learning class 2 (10 images); `geodl redo` brings it back, until the next change\n"
+    )
+    assert (
+        "taken back, `geodl redo` brings it back: step 2: learning class 2 (10 images)" in geodl("info", model.path).out
+    )
     assert geodl("redo", model.path).out == "brought back: step 2: learning class 2 (10 images)\n"
 
 
@@ -194,7 +198,7 @@ def test_a_model_without_a_threshold_never_says_unknown(model):
 def test_info_says_what_stored_features_reveal(closed, model, geodl):
     assert closed.info()["features"]["images"] == 24
     assert "keep the model as private as the images" in geodl("info", closed.path).out
-    assert model.info()["features"] == {"images": 0, "bytes": 0}
+    assert model.info()["features"] == {"images": 0, "bytes": 0, "sums": False}
     assert "stored features" not in geodl("info", model.path).out
 
 

@@ -143,6 +143,14 @@ def unlink(path: Path) -> None:
             sync_directory(path.parent)
 
 
+def drop_folder(target: Path) -> None:
+    """Remove a folder, or whatever is there under its name: it disappears in one instant."""
+    doomed = temporary_for(target)
+    with writing(target):
+        move(target, doomed)
+        remove(doomed)
+
+
 def atomic_write(path: Path, data: bytes) -> None:
     """Write a file so that at any instant, and after any kill, it holds either its old content or all of the new."""
     temporary = temporary_for(path)

@@ -12,6 +12,12 @@ def printable(text: str) -> str:
     return _HIDDEN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
+def count(number: int, what: str) -> str:
+    """Count things in words: 1 class, 2 classes."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
+
+
 def duration(seconds: float) -> str:
     """Say a time: 40 s, 12 min, 3.5 h, 2.1 days."""
     if seconds < 100:

@@ -65,11 +65,15 @@ def _undone(store: RunDirectory) -> list[dict[str, Any]]:
     return found
 
 
-def _features(state: State) -> dict[str, int]:
-    """Count the images whose features are kept one by one, and the bytes that these take."""
+def _features(state: State) -> dict[str, Any]:
+    """Count the images whose features are kept one by one, and the bytes of these; `sums`: sums over all images are kept."""
     own = state.learner.memory.own
     kept = [tensor for name, tensor in own.items() if name.startswith("z.")]
-    return {"images": len(kept[0]) if kept else 0, "bytes": sum(tensor.nbytes for tensor in kept)}
+    return {
+        "images": len(kept[0]) if kept else 0,
+        "bytes": sum(tensor.nbytes for tensor in kept),
+        "sums": "gram" in own,
+    }
 
 
 def _threshold(state: State) -> float | None:

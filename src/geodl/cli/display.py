@@ -25,7 +25,7 @@ from geodl.events import (
 )
 from geodl.metrics import Trajectory, confusions_of, finite
 from geodl.predictors import CLASSIFIERS
-from geodl.text import printable
+from geodl.text import count, printable
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -105,8 +105,8 @@ class Watch:
                 self._started(event)
             case PhaseStarted():
                 names = event.classes
-                shown = ", ".join(names[:8]) + (f", ... ({len(names)} classes)" if len(names) > 8 else "")
-                say(f"  phase {event.phase}: {shown} ({event.images} images)")
+                shown = ", ".join(names[:8]) + (f", ... ({count(len(names), 'class')})" if len(names) > 8 else "")
+                say(f"  phase {event.phase}: {shown} ({count(event.images, 'image')})")
             case BaseCached():
                 say("    trained before with the same options: taken from the cache")
             case StageStarted():
@@ -125,7 +125,10 @@ class Watch:
     def _started(self, event: RunStarted) -> None:
         self._work, sizes = event.work, event.sizes
         self._base = sizes[0]
-        say(plain(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
+        say(
+            plain(self.title, "bold")
+            + Text(f": {count(sum(sizes), 'class')}, learned as {' + '.join(map(str, sizes))}")
+        )
         if event.done == len(sizes):
             say(f"  complete already: {event.directory}")
         elif event.done:

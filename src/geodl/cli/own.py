@@ -15,7 +15,6 @@ from geodl.cli.display import Stopper, console, errors, plain
 from geodl.cli.own_display import (
     SHOWN,
     LearnWatch,
-    count,
     count_steps,
     csv_predictions,
     describe_step,
@@ -36,6 +35,7 @@ from geodl.cli.own_display import (
 )
 from geodl.errors import ConfigError, DataError
 from geodl.files import readable
+from geodl.text import count
 
 _HOW = Group("How it is done", sort_key=6)
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)
@@ -259,7 +259,7 @@ def info(
             percent(each["accuracy"]),
         )
     console.print(table)
-    say_more(len(facts["classes"]), "classes")
+    say_more(len(facts["classes"]), "class")
     say_history(facts)
     say_kept(facts, listed=images)
 
@@ -309,14 +309,20 @@ def remove(
     /,
     *,
     for_good: Annotated[
-        bool, Parameter(help="Remove all other states too, so that neither image nor features of the class are left; no undo.", negative=())
+        bool,
+        Parameter(
+            help="Remove all other states too, so that neither image nor features of the class are left; no undo.",
+            negative=(),
+        ),
     ] = False,
 ) -> None:
     """Remove a class: the model no longer knows it, and its images are dropped."""
     with _giving_up(model) as classifier:
         classifier.remove(name, for_good=for_good)
+        sums = for_good and classifier.info()["features"]["sums"]
     rest = (
-        "nothing of its images is left, neither pixels nor features, and there is no undo"
+        "no image of it is left, and there is no undo"
+        + ("; sums over the features of all images, in which it had its share, stay" if sums else "")
         if for_good
         else "`geodl undo` brings it back (--for-good: no way back)"
     )

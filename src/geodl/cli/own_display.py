@@ -31,7 +31,7 @@ from geodl.events import (
 )
 from geodl.files import readable
 from geodl.predicting import Predictions
-from geodl.text import duration
+from geodl.text import count, duration
 
 SECONDS = 30.0  # between two signs of life in a log
 SHOWN = 20  # lines of what was skipped, of classes, of confusions; --json has all
@@ -135,10 +135,10 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
-def say_more(count: int, what: str) -> None:
-    """Say that a list goes on."""
-    if count > SHOWN:
-        line(f"and {count - SHOWN} more {what} (--json lists all)")
+def say_more(number: int, what: str) -> None:
+    """Say that a list of things goes on."""
+    if number > SHOWN:
+        line(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
 
 
 def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
@@ -225,7 +225,7 @@ def say_classes(found: Evaluation) -> None:
     for name in order[:SHOWN]:
         table.add_row(plain(name), str(counts[name]), percent(found.per_class[name]))
     console.print(table)
-    say_more(len(order), "classes, all better than these")
+    say_more(len(order), "better class")
 
 
 def say_confusion(found: Evaluation) -> None:
@@ -236,12 +236,6 @@ def say_confusion(found: Evaluation) -> None:
         line("most frequent confusions:")
     for i, j, number in mistakes:
         line(f"  {confusion.classes[i]} taken for {confusion.classes[j]}: {number} of {int(confusion.counts[i].sum())}")
-
-
-def count(number: int, what: str) -> str:
-    """Count things in words: 1 class, 2 classes."""
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{number} {what if number == 1 else plural}"
 
 
 def count_steps(facts: dict[str, Any]) -> str:

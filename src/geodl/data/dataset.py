@@ -18,6 +18,7 @@ from torch import Tensor
 from geodl.config import derive
 from geodl.data.images import ArrayImages, Images, check_header
 from geodl.errors import ConfigError, DataError
+from geodl.text import count
 
 Skipped = tuple[tuple[str, str], ...]
 """What was skipped, and why: (file, folder or class; reason)."""
@@ -39,7 +40,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not self.classes or not len(self.train):
-            raise DataError(f"{self.name}: {len(self.classes)} classes and {len(self.train)} training images found")
+            raise DataError(
+                f"{self.name}: {count(len(self.classes), 'class')} and {count(len(self.train), 'training image')} found"
+            )
         twice = [name for name, count in Counter(self.classes).items() if count > 1]
         if twice:
             raise DataError(f"{self.name}: two classes are called {twice[0]!r}; each needs a name of its own")
@@ -53,7 +56,7 @@ class Dataset:
         """Describe the dataset in a few lines: classes, images, sizes, and what was skipped (at most `most` lines)."""
         counts = torch.bincount(self.train.labels, minlength=len(self.classes))
         lines = [
-            f"{self.name}: {len(self.classes)} classes, {len(self.train)} training and {len(self.test)} test images",
+            f"{self.name}: {count(len(self.classes), 'class')}, {len(self.train)} training and {count(len(self.test), 'test image')}",
             f"  images a class: {int(counts.min())} to {int(counts.max())}; size: {_size(self.train)}",
         ]
         if self.split:

@@ -20,6 +20,7 @@ from geodl.data.folder import identity, natural_key, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown, upright_rgb
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
+from geodl.text import count
 
 SMALLEST = 4
 """Pictures with a side below this many pixels show nothing that could be learned."""
@@ -81,7 +82,9 @@ def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, 
         pictures, _, _ = as_images(source)
         named = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
         if named.shape not in ((len(pictures),), (len(pictures), 1)):
-            raise DataError(f"{len(pictures)} images have {named.size} labels: one each is needed")
+            raise DataError(
+                f"{count(len(pictures), 'image')} with {count(named.size, 'label')} given: one each is needed"
+            )
         return _labelled("arrays", pictures, named.reshape(-1).tolist(), classes)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         pairs = [source[i] for i in range(len(source))]

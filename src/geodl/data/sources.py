@@ -17,6 +17,7 @@ from geodl.data.folder import scan_folder
 from geodl.data.hub import read_hub
 from geodl.data.images import ArrayImages
 from geodl.errors import DataError
+from geodl.text import count
 
 __all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source", "source_options", "sources"]
 
@@ -54,7 +55,9 @@ def read_arrays(
     pixels = [as_pixels(x) for x in (x_train, x_test) if x is not None]
     for x, y in zip(pixels, (y_train, y_test), strict=False):
         if np.shape(y)[:1] != (len(x),):
-            raise DataError(f"{name}: {len(x)} images with {np.size(y)} labels given; as many are needed")
+            raise DataError(
+                f"{name}: {count(len(x), 'image')} with {count(np.size(y), 'label')} given; as many are needed"
+            )
     labels, names = _labels(y_train, y_test, None if classes is None else np.atleast_1d(classes))
     train = ArrayImages(pixels[0], labels[: len(pixels[0])])
     if x_test is None:

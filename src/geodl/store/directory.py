@@ -15,6 +15,7 @@ from geodl.files import (
     MissingFileError,
     atomic_write,
     canonical_json,
+    drop_folder,
     interpreting,
     is_directory,
     json_file,
@@ -24,7 +25,6 @@ from geodl.files import (
     parse_object,
     parse_tensors,
     read_tensors,
-    remove,
     remove_temporaries,
     sync_directory,
     temporary_for,
@@ -46,6 +46,7 @@ from geodl.store.phases import (
     read_listed,
     read_manifest,
 )
+from geodl.store.progress import drop_checkpoint, is_odd, set_aside
 from geodl.store.record import (
     FORMAT,
     differences,
@@ -207,9 +208,12 @@ class RunDirectory:
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
         for t in range(self.completed()):
-            self._read(t)  # the manifest
-            for name in read_manifest(phase_path(self.path, t), t):
-                self._read(t, name)
+            self._verify(t)
+
+    def _verify(self, t: int) -> None:
+        self._read(t)  # the manifest
+        for name in read_manifest(phase_path(self.path, t), t):
+            self._read(t, name)
 
     def _read(self, t: int, *names: str, optional: Sequence[str] = ()) -> list[bytes]:
         """Read files of phase `t`, verified, the optional ones where they are there; the error says what to do."""
@@ -239,7 +243,7 @@ class RunDirectory:
     def is_damaged(self, t: int) -> bool:
         """Return whether phase `t` is not as it was written; what cannot be read here and now may well be sound."""
         try:
-            self._read(t, everything=True)
+            self._verify(t)
         except StoreError as error:
             return not _unreadable(error.__cause__)
         return False
@@ -258,7 +262,7 @@ class RunDirectory:
             set_undone(self.path, done - 1)
         else:
             drop_undone(self.path)
-            _drop_folder(phase_path(self.path, done - 1))
+            drop_folder(phase_path(self.path, done - 1))
 
     def undone(self) -> list[int]:
         """Return the numbers of the phases that were taken back and can be brought back, in that order."""
@@ -344,8 +348,8 @@ class RunDirectory:
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace the checkpoint of the phase in work; `state` is JSON-ready."""
         self._require_lock()
-        if _is_odd(self._checkpoint):
-            _set_aside(self._checkpoint)
+        if is_odd(self._checkpoint):
+            set_aside(self._checkpoint)
         make_directory(self._checkpoint.parent)
         # Tensors and state in one file: one rename replaces both.
         write_tensors(
@@ -368,7 +372,7 @@ class RunDirectory:
             return None
         except StoreError as error:
             if self._writable:
-                _set_aside(self._checkpoint)
+                set_aside(self._checkpoint)
                 self.events("progress set aside", reason=str(error))
                 _log.warning("%s; it was set aside, and the work goes on from the last complete phase", error)
             return None
@@ -376,7 +380,7 @@ class RunDirectory:
     def clear_progress(self) -> None:
         """Remove the checkpoint of the phase in work, so that the phase starts again."""
         self._require_lock()
-        _drop(self._checkpoint)
+        drop_checkpoint(self._checkpoint)
 
     def events(self, kind: str, **fields: Any) -> None:
         """Append one line to events.jsonl: the time, the kind, the fields."""
@@ -395,56 +399,19 @@ class RunDirectory:
 
 def _unreadable(error: BaseException | None) -> bool:
     """Return whether a file could not be read here and now: it may well be sound."""
-    return isinstance(getattr(error, "__cause__", None), OSError | MemoryError) and not isinstance(error, MissingFileError)
-
-
-# The checkpoint of the phase in work.
-
-
-def _is_odd(checkpoint: Path) -> bool:
-    """Return whether something stands in the way of a checkpoint: a file or a link for its folder, a folder for itself."""
-    folder = checkpoint.parent
-    return is_directory(checkpoint) or (os.path.lexists(folder) and not is_directory(folder))
-
-
-def _set_aside(checkpoint: Path) -> None:
-    """Move `progress`, whatever it is, to `damaged-progress`, where it stays until the next phase is complete."""
-    aside = _aside(checkpoint)
-    with writing(aside):
-        remove(aside)
-        move(checkpoint.parent, aside)
-
-
-def _aside(checkpoint: Path) -> Path:
-    return checkpoint.parent.with_name("damaged-progress")
-
-
-def _drop(checkpoint: Path) -> None:
-    """Remove a checkpoint, and one that was set aside."""
-    with writing(checkpoint):
-        remove(_aside(checkpoint))
-    if _is_odd(checkpoint):
-        _set_aside(checkpoint)
-    else:
-        unlink(checkpoint)
+    return isinstance(getattr(error, "__cause__", None), OSError | MemoryError) and not isinstance(
+        error, MissingFileError
+    )
 
 
 def _start_over(path: Path, record: dict[str, Any]) -> None:
     """Remove what geodl wrote, newest first, so that a kill on the way leaves a shorter but sound run."""
-    _drop(path / "progress" / "checkpoint.safetensors")
+    drop_checkpoint(path / "progress" / "checkpoint.safetensors")
     for name in ("events.jsonl", "report.html"):
         unlink(path / name)
     if is_directory(path / "tensorboard"):
         for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
             unlink(curves)
     for t in reversed(phase_numbers(path)):
-        _drop_folder(phase_path(path, t))
+        drop_folder(phase_path(path, t))
     write_record(path, record)
-
-
-def _drop_folder(target: Path) -> None:
-    """Remove a folder: it disappears in one instant."""
-    doomed = temporary_for(target)
-    with writing(target):
-        move(target, doomed)
-        remove(doomed)

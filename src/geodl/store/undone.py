@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from geodl.errors import StoreError
-from geodl.files import is_directory, make_directory, move, remove, sync_directory, temporary_for, writing
+from geodl.files import drop_folder, is_directory, make_directory, move, sync_directory, writing
 from geodl.store.phases import phase_numbers, phase_path, read_listed, read_manifest
 
 NAME = "undone"
@@ -41,12 +41,8 @@ def bring_back(path: Path, t: int) -> None:
 
 def drop_undone(path: Path) -> None:
     """Remove all that was moved aside: it disappears in one instant."""
-    aside = path / NAME
-    if os.path.lexists(aside):
-        doomed = temporary_for(aside)
-        with writing(aside):
-            move(aside, doomed)
-            remove(doomed)
+    if os.path.lexists(path / NAME):
+        drop_folder(path / NAME)
 
 
 def _rename(source: Path, target: Path) -> None:
