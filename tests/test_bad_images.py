@@ -194,7 +194,7 @@ def test_no_name_breaks_a_line(model, folder):
     (folder / "a\x1b[31mred").mkdir()
     assert dict(model.learn(folder, **QUICK).skipped) == {
         "cat/two\\nlines.png": "not an image",
-        "a\\x1b[31mred": "the name of the folder is not valid text",
+        "a\\x1b[31mred": "no name of a class: it is not valid text (a control character, or bytes that are none)",
     }
 
 

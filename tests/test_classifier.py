@@ -518,12 +518,12 @@ def test_rename(model, weeks):
     for old, new, message in (
         ("digit 1", "x", "no class 'digit 1'; the model knows digit 0, eins"),
         ("eins", "digit 0", "there is a class of that name already"),
-        ("eins", " ", "not empty"),
+        ("eins", " ", "it is empty"),
         ("eins", ".dot", "no folder of images could have it"),
         ("eins", "a/b", "no folder of images could have it"),
-        ("eins", "line\nbreak", "no folder of images could have it"),
+        ("eins", "line\nbreak", "it is not valid text"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(GeodlError, match=message):
             model.rename(old, new)
     model.rename("eins", "ne\u0301")  # composed as the names of folders are
     assert model.classes[1] == "n\u00e9"

@@ -317,7 +317,9 @@ def test_a_class_name_that_is_no_text(tmp_path):
     write(tmp_path, {"a/1.png": 1, "caf\udce9/2.png": 2})
     _, classes, odd = scan_folder(tmp_path)
     assert classes == ("a",)
-    assert odd == (("caf\\xe9", "the name of the folder is not valid text"),)
+    assert odd == (
+        ("caf\\xe9", "no name of a class: it is not valid text (a control character, or bytes that are none)"),
+    )
 
 
 def test_unreadable_folders(tmp_path, monkeypatch):

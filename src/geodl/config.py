@@ -22,6 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from geodl.errors import ConfigError
 
 InModel = Literal["fixed", "kept", "set"]
+MANY = 1_000_000
+"""More epochs, classes or images than anybody means; the limit of options that count."""
+SEEDS = 2**63 - 1
 
 
 def option(
@@ -73,7 +76,7 @@ class RunConfig(BaseModel):
     test_fraction: float = option(
         0.2, "Data", "Data without a test part (folder, arrays, hub): share kept for testing.", gt=0, lt=1
     )
-    split_seed: int = option(0, "Data", "Data without a test part: seed of the split.")
+    split_seed: int = option(0, "Data", "Data without a test part: seed of the split.", ge=-SEEDS, le=SEEDS)
     image_column: str | None = option(None, "Data", "Hub: the column of images; unset: auto-detected.")
     label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: auto-detected.")
     base: int | None = option(
@@ -81,9 +84,12 @@ class RunConfig(BaseModel):
         "Data",
         "Classes of phase 0; unset: half of them; 0: no more than in the other phases.",
         ge=0,
+        le=MANY,
         in_grid=True,
     )
-    phases: int = option(5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0, in_grid=True)
+    phases: int = option(
+        5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0, le=MANY, in_grid=True
+    )
     groups: tuple[int, ...] | tuple[tuple[str, ...], ...] | None = option(
         None, "Data", "Sizes of the groups, or lists of class names, instead of base and phases."
     )
@@ -114,9 +120,11 @@ class RunConfig(BaseModel):
         base=True,
     )
 
-    epochs: int = option(160, "Training", "Epochs of each phase.", ge=1, in_model="set")
-    base_epochs: int | None = option(None, "Training", "Epochs of phase 0; unset: as epochs.", ge=1)
-    batch_size: int = option(128, "Training", "Images a step, over all devices.", ge=2, in_model="set", base=True)
+    epochs: int = option(160, "Training", "Epochs of each phase.", ge=1, le=MANY, in_model="set")
+    base_epochs: int | None = option(None, "Training", "Epochs of phase 0; unset: as epochs.", ge=1, le=MANY)
+    batch_size: int = option(
+        128, "Training", "Images a step, over all devices.", ge=2, le=MANY, in_model="set", base=True
+    )
     lr: float = option(0.1, "Training", "Learning rate (onecycle: its peak).", gt=0, in_model="set")
     base_lr: float | None = option(None, "Training", "Learning rate of phase 0; unset: as lr.", gt=0)
     schedule: Literal["step", "onecycle"] = option(
@@ -141,18 +149,24 @@ class RunConfig(BaseModel):
         "Training",
         "Seed of initialization, shuffling and augmentation.",
         ge=0,
+        le=SEEDS,
         in_model="kept",
         base=True,
         repetition=True,
     )
 
     image_size: int | None = option(
-        None, "Images", "Side of the images fed to the network; unset: that of the data.", ge=1, in_model="fixed"
+        None,
+        "Images",
+        "Side of the images fed to the network; unset: that of the data.",
+        ge=1,
+        le=4096,
+        in_model="fixed",
     )
     crop: Literal["pad", "resized"] = option(
         "pad", "Images", "Training crop: pad and crop, or crop and resize.", in_model="fixed"
     )
-    padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, in_model="fixed")
+    padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, le=1024, in_model="fixed")
     flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="kept")
     jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
     mean: tuple[float, float, float] = option(
@@ -163,7 +177,13 @@ class RunConfig(BaseModel):
     )
 
     exemplars: int = option(
-        20, "Memory", "Exemplars: per class, or in total, as memory_budget says.", ge=0, in_model="kept", in_grid=True
+        20,
+        "Memory",
+        "Exemplars: per class, or in total, as memory_budget says.",
+        ge=0,
+        le=MANY,
+        in_model="kept",
+        in_grid=True,
     )
     memory_budget: Literal["per_class", "total"] = option(
         "per_class", "Memory", "What exemplars counts.", in_model="kept"
@@ -177,7 +197,7 @@ class RunConfig(BaseModel):
         False, "Evaluation", "Evaluate AME too, an oracle that needs all the old classes' images.", in_grid=True
     )
     ame_images: int | None = option(
-        None, "Evaluation", "AME (oracle): at most this many images a class; unset: all.", ge=1
+        None, "Evaluation", "AME (oracle): at most this many images a class; unset: all.", ge=1, le=MANY
     )
     analysis: bool = option(
         True, "Evaluation", "Compare features with phase 0 after each phase (SVCCA, CKA, angles).", in_grid=True
@@ -186,8 +206,8 @@ class RunConfig(BaseModel):
     threads: int | None = option(
         None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False, in_model="set"
     )
-    devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, identity=False)
-    nodes: int = option(1, "Machine", "Nodes.", ge=1, identity=False)
+    devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, le=1024, identity=False)
+    nodes: int = option(1, "Machine", "Nodes.", ge=1, le=65536, identity=False)
     accelerator: Literal["auto", "cpu", "cuda"] = option(
         "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False, in_model="set"
     )
@@ -200,12 +220,15 @@ class RunConfig(BaseModel):
     compile: bool = option(
         False, "Machine", "torch.compile the network: pays for long phases.", in_model="set", base=True
     )
-    workers: int = option(2, "Machine", "Threads that decode image files.", ge=0, identity=False, in_model="set")
+    workers: int = option(
+        2, "Machine", "Threads that decode image files.", ge=0, le=1024, identity=False, in_model="set"
+    )
     checkpoint_steps: int | None = option(
         None,
         "Machine",
         "Save progress every so many steps; unset: at the end of an epoch, 10 seconds apart or more.",
         ge=1,
+        le=10**9,
         identity=False,
         in_model="set",
     )

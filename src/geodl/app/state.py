@@ -1,6 +1,5 @@
 """What a model directory holds after a step: a learner, validation images, and the story of a person's images."""
 
-import unicodedata
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from geodl.config import RunConfig
 from geodl.data.batches import Transform
-from geodl.data.folder import is_text
 from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.errors import ConfigError, StoreError
 from geodl.learner import Learner
@@ -167,16 +165,14 @@ def _load(store: RunDirectory, phase: int) -> State:
 
 def renamed(state: State, old: str, new: str) -> State:
     """Give a class another name."""
-    new = unicodedata.normalize("NFC", new)  # as the names of folders are read
-    if not new.strip() or new != new.strip():
-        raise ConfigError(f"new name {new!r}: a name that is not empty and has no space at its ends is needed")
-    if new.startswith(".") or "/" in new or not is_text(new):
-        raise ConfigError(
-            f"new name {new!r}: no folder of images could have it (a dot first, a slash, a control character)"
-        )
     position = state.learner.position(old)
     learner = copy(state.learner)
     learner.rename(old, new)
+    new = learner.classes[position]
+    if new != new.strip() or new.startswith(".") or "/" in new:
+        raise ConfigError(
+            f"new name {new!r}: no folder of images could have it (a dot first, a slash, a space at its ends)"
+        )
     classes = list(state.classes)
     classes[position] = replace(classes[position], name=new)
     return replace(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from geodl.config import derive
 from geodl.data.images import ArrayImages, Images, check_header
+from geodl.data.names import class_names
 from geodl.errors import ConfigError, DataError
 from geodl.text import count
 
@@ -43,9 +44,10 @@ class Dataset:
             raise DataError(
                 f"{self.name}: {count(len(self.classes), 'class')} and {count(len(self.train), 'training image')} found"
             )
-        twice = [name for name, count in Counter(self.classes).items() if count > 1]
-        if twice:
-            raise DataError(f"{self.name}: two classes are called {twice[0]!r}; each needs a name of its own")
+        try:
+            class_names(self.classes)
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}") from None
         for part in (self.train, self.test):
             if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < len(self.classes):
                 raise DataError(
@@ -106,7 +108,7 @@ def sources() -> dict[str, str]:
 
 def source_options(name: str) -> list[str]:
     """Return the names of a source's options: the keyword arguments of its reader."""
-    if name not in _readers:
+    if not isinstance(name, str) or name not in _readers:
         raise ConfigError(f"data: unknown source {name!r}, allowed: {', '.join(sorted(_readers))}")
     return list(inspect.signature(_readers[name]).parameters)[1:]
 
@@ -117,6 +119,8 @@ def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
     for key in options:
         if key not in known:
             raise ConfigError(f"data: {name} has no option {key!r}, allowed: {', '.join(known) or 'none'}")
+    if not isinstance(root, str | os.PathLike | None):
+        raise ConfigError(f"data_dir: {type(root).__name__} given, a file or folder is needed")
     return _readers[name](None if root is None else Path(root).expanduser(), **options)
 
 

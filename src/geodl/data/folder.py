@@ -17,6 +17,7 @@ import torch
 
 from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words, stratified
 from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
+from geodl.data.names import fault
 from geodl.errors import DataError
 
 TEST_NAMES = ("test", "val", "validation")
@@ -85,8 +86,8 @@ def _class_files(root: Path, skipped: Skips) -> list[tuple[str, list[Path]]]:
             continue
         if not entry.is_dir():
             skipped.append((shown(Path(entry.name)), "not inside a class folder"))
-        elif not is_text(name):
-            skipped.append((shown(Path(entry.name)), "the name of the folder is not valid text"))
+        elif reason := fault(name):
+            skipped.append((shown(Path(entry.name)), f"no name of a class: {reason}"))
         elif entry.is_symlink() and identity(entry) in visited:
             skipped.append((shown(Path(entry.name)), TWICE))
         else:
@@ -109,11 +110,6 @@ def _name_case_clashes(names: list[str], skipped: Skips) -> None:
         other = first.setdefault(name.casefold(), name)
         if other != name:
             skipped.append((name, f"differs from class {other!r} only in upper and lower case; both are kept"))
-
-
-def is_text(name: str) -> bool:
-    """Whether a name can be printed on one line: no control characters, no bytes that are not valid text."""
-    return not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in name)
 
 
 def identity(path: Path) -> tuple[int, int]:

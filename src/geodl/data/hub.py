@@ -10,6 +10,7 @@ import torch
 
 from geodl.data.dataset import Dataset, source, split_words, stratified
 from geodl.data.images import FileImages, Item, pack
+from geodl.data.names import class_name, class_names
 from geodl.errors import ConfigError, DataError, MissingExtraError
 
 _TEST_SPLITS = ("test", "validation", "valid", "val")
@@ -80,7 +81,7 @@ def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, 
 
 def _class_names(train: Any, label: str) -> tuple[str, ...]:
     names = getattr(train.features[label], "names", None)
-    return tuple(names if names is not None else map(str, sorted(set(train[label]))))
+    return class_names(names if names is not None else sorted(set(train[label])))
 
 
 def _images(split: Any, image: str, label: str, names: tuple[str, ...]) -> FileImages:
@@ -89,8 +90,8 @@ def _images(split: Any, image: str, label: str, names: tuple[str, ...]) -> FileI
     values = list(split[label])
     if getattr(split.features[label], "names", None) is None:
         position = {name: i for i, name in enumerate(names)}
-        values = [position.get(str(value), -1) for value in values]
-    if any(not 0 <= value < len(names) for value in values):
+        values = [position.get(class_name(value), -1) for value in values]
+    if any(not isinstance(value, int) or not 0 <= value < len(names) for value in values):
         raise DataError(f"label_column: {label!r} has labels that are not among the {len(names)} training classes")
     undecoded = split.cast_column(image, datasets.Image(decode=False))
     items = tuple(_item(picture) for picture in undecoded[image])
