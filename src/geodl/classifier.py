@@ -16,6 +16,7 @@ from geodl.data.intake import Problems, insist, take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
 from geodl.events import ImagesPredicted, Listener, ignore
+from geodl.files import as_path
 from geodl.learner import MODEL
 from geodl.metrics import Confusion, finite
 from geodl.predicting import Predictions, Recognizer
@@ -44,7 +45,7 @@ class IncrementalClassifier:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_path(path, "model")
         self._loaded: tuple[Any, State] | None = None
 
     @property
@@ -85,6 +86,9 @@ class IncrementalClassifier:
         from geodl.app.learning import learn_step, summarize  # here, so that predicting never loads what trains
         from geodl.training import Interrupted
 
+        for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
+            if not callable(given):
+                raise ConfigError(f"{name}: {type(given).__name__} given, a function is needed")
         wanted = checked(options)
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
@@ -206,9 +210,10 @@ class IncrementalClassifier:
         """Write the model to an ONNX file with labels and preprocessing inside; `force` replaces a file that is there."""
         from geodl.app.export import export
 
-        if os.path.lexists(path) and not force:
-            raise ConfigError(f"{path} is there already; --force replaces it")
-        return export(self._state(), Path(path))
+        file = as_path(path, "file")
+        if os.path.lexists(file) and not force:
+            raise ConfigError(f"{file} is there already; --force replaces it")
+        return export(self._state(), file)
 
     def _create(self) -> RunDirectory:
         if (self.path / "config.json").exists():

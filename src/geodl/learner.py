@@ -19,6 +19,7 @@ from geodl.data.names import class_name, class_names
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import BaseCached, Event, Listener, ignore
+from geodl.files import as_path
 from geodl.memory import Memory, quota
 from geodl.methods import Phase, Stage, build, configure, kinds
 from geodl.metrics import Confusion
@@ -435,14 +436,14 @@ class Learner:
     def save(self, path: str | Path) -> None:
         """Write the learner to a directory, which ``geodl predict`` opens too; one that is there gets a further state."""
         model, memory, statistics = self.tensors()
-        store = RunDirectory.create_or_open(Path(path), MODEL)
+        store = RunDirectory.create_or_open(as_path(path, "model"), MODEL)
         with store.lock():
             store.save_phase(store.completed(), model, memory, {}, self.facts(), statistics)
 
     @classmethod
     def load(cls, path: str | Path, **how: Any) -> Self:
         """Read the last state in a directory of `save`, of ``geodl learn`` or of ``geodl run``; how: listener, stop."""
-        store = RunDirectory(Path(path))
+        store = RunDirectory(as_path(path, "model"))
         if not (done := store.completed()):
             raise StoreError(f"{path}: nothing was learned yet")
         return cls.restored(store.load_phase(done - 1), **how)

@@ -19,6 +19,7 @@ from geodl.events import ImagesPredicted, Listener, ignore
 from geodl.nets import Network
 from geodl.predictors import Features, features_of
 
+MOST_WORKERS = 1024
 UNKNOWN = "unknown"
 """The label of an image that is unlike all classes."""
 
@@ -143,11 +144,13 @@ class Recognizer:
 
         threshold: an image whose largest score is below it is unknown; -inf: none is; None: as it was fitted.
         """
-        if top < 1:
-            raise ConfigError(f"top = {top}: at least 1 is needed")
+        if not isinstance(top, int) or top < 1:
+            raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
+        if workers is not None and (not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS):
+            raise ConfigError(f"workers = {workers!r}: a whole number from 0 to {MOST_WORKERS} is needed")
         if threshold is not None:
-            if math.isnan(threshold):
-                raise ConfigError("threshold = nan: a number is needed")
+            if not isinstance(threshold, int | float) or math.isnan(threshold):
+                raise ConfigError(f"threshold = {threshold!r}: a number is needed")
             return replace(self, scorer=replace(self.scorer, threshold=threshold)).predict(
                 images, top=top, strict=strict, workers=workers, listener=listener
             )

@@ -164,12 +164,12 @@ def _labelled(title: str, images: Images, labels: list[Any], classes: Sequence[s
 def as_images(source: Any) -> tuple[Images, list[str], Problems]:
     """Take images without labels: files, folders (with all that is in them), arrays, PIL images; with names for people."""
     if isinstance(source, np.ndarray | Tensor):
+        pixels = as_pixels(source)
         if source.ndim == 3 and 3 in (source.shape[0], source.shape[2]):
             raise DataError(
                 f"an array of shape {tuple(source.shape)} may be one color picture or {source.shape[0]} grey ones; "
                 "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
             )
-        pixels = as_pixels(source)
         return _unlabelled(ArrayImages, pixels), [f"image {i}" for i in range(len(pixels))], ()
     if not isinstance(source, str | Path | Image.Image | Iterable):
         raise DataError(f"images: {source!r} given; allowed: files, folders, arrays, PIL images, or several of them")

@@ -130,9 +130,10 @@ def _numbers_of_torch(tensor: Tensor) -> Tensor:
         raise DataError(f"images of type {tensor.dtype} given; {_KINDS}")
     try:
         plain = tensor.detach().cpu()
-        # Neither narrow floats nor wide unsigned integers can be compared.
-        kind = torch.float32 if plain.is_floating_point() and plain.itemsize < 4 else plain.dtype
-        return plain.to(torch.int64 if kind in (torch.uint16, torch.uint32, torch.uint64) else kind)
+        # Narrow floats and other integers than these two cannot be compared with 0 and 255, all of them.
+        if plain.is_floating_point():
+            return plain.float() if plain.itemsize < 4 else plain
+        return plain if plain.dtype == torch.uint8 else plain.long()
     except RuntimeError as error:
         raise DataError(f"images of type {tensor.dtype} given; {_KINDS}") from error
 
