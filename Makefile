@@ -32,7 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(BIN)/python -m pip install --quiet -e '.[test,parquet,onnx,pretrained]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[test,parquet,onnx,pretrained,serve]' -c constraints.txt
 	touch $(READY)
 
 clean:  ## remove the environment and caches

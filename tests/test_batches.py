@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from geodl.config import derive
 from geodl.data import ArrayImages, Batches, FileImages, Transform, evaluation, fit
-from geodl.data.batches import RATIO, SCALE, _random_box
+from geodl.data.batches import RATIO, SCALE, random_box
+from geodl.data.trivial import trivial
 from geodl.errors import ConfigError, DataError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
@@ -103,14 +105,37 @@ def jittered(x, brightness, contrast, saturation):
     return np.clip(saturation * x + (1 - saturation) * np.tensordot(grey, x, 1), 0, 255)
 
 
-def test_colour_jitter():
+def test_color_jitter():
     batches = Batches(small(), plain(padding=0, flip=False, jitter=0.25), 20, seed=0)
     batch = next(batches.epoch(0))
-    factors = 0.75 + 0.5 * batches._plan(batches._order(0), 0, 0).numbers[:, 3:6].numpy()
+    drawn = torch.rand(20, 26, dtype=torch.float64, generator=torch.Generator().manual_seed(derive(0, "augment", 0, 0)))
+    factors = 0.75 + 0.5 * drawn[:, 3:6].numpy()
     assert 0.75 <= factors.min() < 0.8
     assert 1.2 < factors.max() <= 1.25
     for x, i, three in zip(batch.images.numpy(), batch.indices, factors, strict=True):
         assert np.allclose(x, jittered(small().pixels[i].double().numpy(), *three), atol=1e-2)
+
+
+@pytest.mark.parametrize("crop", ["pad", "resized"])
+def test_trivial_augment_changes_pixels_and_nothing_else(crop):
+    plainly, augmented = (
+        collect(Batches(small(), plain(crop=crop, augment=augment), 6, seed=0)) for augment in ("none", "trivial")
+    )
+    again = collect(Batches(small(), plain(crop=crop, augment="trivial"), 6, seed=0))
+    assert same(augmented, again)
+    for one, other in zip(plainly, augmented, strict=True):
+        assert torch.equal(one.indices, other.indices)
+        alike = (one.images == other.images).flatten(1).all(1)
+        assert not alike.all()  # identity is drawn now and then, not always
+
+
+def test_trivial_augment_is_that_of_pillow_after_crop_and_flip():
+    before = next(Batches(small(), plain(), 20, seed=0).epoch(0))
+    after = next(Batches(small(), plain(augment="trivial"), 20, seed=0).epoch(0))
+    drawn = torch.rand(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(derive(0, "trivial", 0, 0)))
+    for x, y, three in zip(before.images, after.images, drawn.tolist(), strict=True):
+        picture = Image.fromarray(x.round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy())
+        assert np.allclose(np.asarray(trivial(picture, three)), y.permute(1, 2, 0).numpy(), atol=1e-2)
 
 
 # ----------------------------------------------------------------------------------- what it does not depend on
@@ -255,7 +280,7 @@ def test_test_time_resize_then_centre():
 
 @given(st.integers(1, 400), st.integers(1, 400), st.lists(st.floats(0, 1, exclude_max=True), min_size=26, max_size=26))
 def test_random_parts_lie_inside_and_have_allowed_shapes(width, height, numbers):
-    left, top, right, bottom = _random_box(width, height, numbers)
+    left, top, right, bottom = random_box(width, height, numbers)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
     if min(width, height) >= 100 and max(width, height) <= 4 / 3 * min(width, height):  # rounding matters little
@@ -266,7 +291,7 @@ def test_random_parts_lie_inside_and_have_allowed_shapes(width, height, numbers)
 
 def test_random_parts_are_spread_over_the_picture():
     numbers = torch.rand((2000, 26), generator=torch.Generator().manual_seed(0)).tolist()
-    boxes = np.array([_random_box(200, 100, row) for row in numbers])
+    boxes = np.array([random_box(200, 100, row) for row in numbers])
     centre = (boxes[:, :2] + boxes[:, 2:]).mean(axis=0) / 2
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / 20000
     assert np.allclose(centre, [100, 50], atol=4)

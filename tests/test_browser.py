@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from geodl.text import printable
+from test_owner_report import models, odd, shown  # noqa: F401  # the fixtures
 from test_report import EVIL, evil_page, render, runs, source  # noqa: F401  # the fixture
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -82,6 +83,28 @@ seen.exemplars = texts(".strips figcaption");
 seen.drawn = texts(".plot[data-prefix*=confusion] text");
 seen.tips = JSON.parse(document.querySelector(".plot[data-prefix*=confusion] script").textContent).heat.rows;
 seen.handlers = ["onerror", "onmouseover", "onfocus", "autofocus"].map((name) => document.querySelectorAll(`[${name}]`).length);
+parent.postMessage(JSON.stringify(seen), "*");
+"""
+# The page of a model.
+OWNER_PROBE = """
+const seen = {errors: window.errors, blocked: window.blocked, evil: window.evil, width: innerWidth};
+seen.asked = performance.getEntriesByType("resource").map((entry) => entry.name).filter((name) => !name.startsWith("data:"));
+seen.overflow = document.documentElement.scrollWidth - innerWidth;
+const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765;
+seen.page = light(getComputedStyle(document.body).backgroundColor);
+seen.text = light(getComputedStyle(document.querySelector("h1")).color);
+seen.score = document.querySelector(".score").getBoundingClientRect().bottom;
+seen.research = document.querySelector(".research").open;
+seen.pictures = [...document.querySelectorAll(".pictures img")].map((image) => image.getBoundingClientRect().width);
+seen.outside = [...document.querySelectorAll("main > section *, header *")].filter((element) => {
+  const box = element.getBoundingClientRect();
+  return box.right > innerWidth + 1 || box.left < -1;
+}).map((element) => element.outerHTML.slice(0, 90));
+dispatchEvent(new Event("beforeprint"));
+seen.printed = document.querySelector(".research").open;
+document.querySelector(".research").open = true;
+seen.overflowOpen = document.documentElement.scrollWidth - innerWidth;
+seen.plots = [...document.querySelectorAll(".research .plot svg")].filter((plot) => plot.getBoundingClientRect().width > 200).length;
 parent.postMessage(JSON.stringify(seen), "*");
 """
 # What was blocked is told a little later than what failed.
@@ -162,3 +185,27 @@ def test_evil_names_do_nothing(runs, tmp_path, several):  # noqa: F811
     shown = {printable(name) for name in EVIL}
     assert set(seen["bars"]) == set(seen["exemplars"]) == set(seen["tips"]) == shown
     assert {name if len(name) <= 22 else f"{name[:20]}…" for name in shown} <= set(seen["drawn"])
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_of_a_model(models, tmp_path, width, dark):  # noqa: F811
+    text = shown(models.trained.path, with_images=True)
+    seen, said = opened(text, tmp_path, width=width, dark=dark, probe=OWNER_PROBE)
+    assert said == []
+    assert (seen["errors"], seen["blocked"], seen["asked"], seen["outside"]) == ([], [], [], [])
+    assert seen["width"] == width
+    assert seen["overflow"] <= 0
+    assert seen["overflowOpen"] <= 0
+    assert seen["score"] < 800  # on the first screen
+    assert (seen["page"] < 0.2 and seen["text"] > 0.5) if dark else (seen["page"] > 0.9 and seen["text"] < 0.5)
+    assert (seen["research"], seen["printed"]) == (False, False)
+    assert len(seen["pictures"]) == text.count("<figcaption><b>") > 0
+    assert all(side > 100 for side in seen["pictures"])
+    assert seen["plots"] > 1
+
+
+def test_odd_names_keep_inside_a_phone(odd, tmp_path):  # noqa: F811
+    seen, said = opened(odd[1], tmp_path, width=390, probe=OWNER_PROBE)
+    assert said == []
+    assert (seen["errors"], seen["blocked"], seen.get("evil"), seen["outside"]) == ([], [], None, [])
+    assert seen["overflow"] <= 0

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests import tiny
-from tests.directories import content, contents, make, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
+from tests.directories import content, contents, make, metrics_of, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
 from tests.test_cli import geodl
 
 from geodl.errors import StoreError
-from geodl.experiment import run as run_experiment
+from geodl.experiment import run_config
 from geodl.reproduce import records
 from geodl.store import RunDirectory, list_runs, summarize
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_now_is_not_given_up(store, monkeypatch):
         patch.setattr(os, "open", fail)
         with pytest.raises(StoreError, match=r"Permission denied$"):
             store.load_metrics(2)
-    assert store.load_metrics(2) == {"headline": "2 %"}
+    assert store.load_metrics(2) == metrics_of(2)
 
 
 def test_a_damaged_last_step_can_be_taken_back(store):
@@ -196,7 +196,7 @@ def test_a_phase_that_is_replaced_while_it_is_read_is_read_anew(store, monkeypat
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    run_experiment(tiny.config(method="finetune", analysis=False), out=path, data=tiny.dataset())
+    run_config(tiny.config(method="finetune", analysis=False), out=path, data=tiny.dataset())
     return path
 
 
@@ -206,7 +206,7 @@ def test_a_run_is_not_complete_over_a_damaged_phase(finished, tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x7f")
 
     def again():
-        run_experiment(tiny.config(method="finetune", analysis=False), out=tmp_path / "run", data=tiny.dataset())
+        run_config(tiny.config(method="finetune", analysis=False), out=tmp_path / "run", data=tiny.dataset())
 
     with pytest.raises(StoreError, match=r"phases/00/model\.safetensors is damaged"):
         again()
@@ -270,7 +270,7 @@ def test_other_names_beside_the_phases_are_not_phases(run, name, kind):
     assert run.stamp()[0] == 2
     with run.lock():
         save_phase(run, 2)
-    assert run.load_metrics(2) == {"headline": "2 %"}
+    assert run.load_metrics(2) == metrics_of(2)
     assert os.path.lexists(path)
 
 
@@ -490,11 +490,12 @@ def test_one_bad_run_does_not_hide_the_others(tmp_path):
 
 def test_odd_results_are_no_reason_to_fail(run, tmp_path):
     path = run.path / "phases" / "01" / "metrics.json"
-    for value, shown in (({"headline": 5}, None), ({}, None), ({"headline": "[red]x\x1b[0m\n"}, "[red]x\x1b[0m\n")):
+    for value, shown in (({"accuracy": {}}, None), ({}, None), (metrics_of(1), "1.0 % on 2 classes (k-NME)")):
         rewrite(path, value)
         assert summarize(run.path).result == shown
-    assert r"[red]x\x1b[0m\n" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
+    rewrite(path, {"accuracy": {"nme": "[red]"}, "classes": 5})
+    assert "damaged" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
     failed = geodl("runs", "show", str(run.path), cwd=tmp_path, status=2)
-    assert "metrics.json is damaged, or not a file of geodl's" in failed.stderr
+    assert "is damaged, or not a file of geodl's" in failed.stderr
     rewrite(path, [])
     assert summarize(run.path).state == "damaged"

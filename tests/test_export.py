@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,14 @@ import torch
 
 from geodl.app import state
 from geodl.classifier import IncrementalClassifier
+from geodl.config import Layer
+from geodl.data.batches import fit
+from geodl.data.dataset import Dataset
+from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
+from geodl.experiment import run_config
+from geodl.learner import Learner
+from geodl.methods import configure
 from geodl.store import RunDirectory
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
@@ -24,7 +32,7 @@ def made(tmp_path_factory, digits):
         rows = torch.isin(digits.train.labels[:400], torch.tensor(classes)).nonzero().flatten()
         images = digits.train.select(rows)
         names = [f"ziffer ü {label}" for label in images.labels.tolist()]
-        model.learn(images.pixels, names, epochs=3, threads=1, precision="32")
+        model.learn(images.pixels, names, method="lucir", epochs=3, threads=1, precision="32")
     return model, model.export(root / "model.onnx")
 
 
@@ -71,18 +79,35 @@ def test_no_image_is_inside(made):
     assert done["difference"] < 1e-4
 
 
-def test_a_file_that_differs_is_not_written(made, monkeypatch, tmp_path):
-    model, _ = made
+class Wrong(onnxruntime.InferenceSession):
+    """Another runtime, which takes one class for another, or known images for unknown ones."""
 
-    class Wrong(onnxruntime.InferenceSession):
-        """Another runtime, which takes one class for another."""
+    dtype = np.float32
 
-        def run(self, names, inputs):
-            return [np.roll(part, 1, axis=1) for part in super().run(names, inputs)]
+    def run(self, names, inputs):
+        return [
+            np.roll(~part if part.ndim == 1 else part, 1, axis=-1) if part.dtype == self.dtype else part
+            for part in super().run(names, inputs)
+        ]
 
+
+class WrongOnes(Wrong):
+    dtype = np.bool_
+
+
+@pytest.mark.parametrize(
+    ("name", "runtime", "reason"),
+    [
+        ("lucir", Wrong, "differs from the model"),
+        ("closed form", Wrong, "differs from the model"),
+        ("closed form", WrongOnes, "calls other images unknown"),
+    ],
+)
+def test_a_file_that_differs_is_not_written(saved, monkeypatch, tmp_path, name, runtime, reason):
+    model = saved(name)
     with monkeypatch.context() as patch:
-        patch.setattr(onnxruntime, "InferenceSession", Wrong)
-        with pytest.raises(TrainingError, match="differs from the model"):
+        patch.setattr(onnxruntime, "InferenceSession", runtime)
+        with pytest.raises(TrainingError, match=reason):
             model.export(tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -96,3 +121,100 @@ def test_without_the_extra_one_line_says_what_to_install(made, tmp_path, monkeyp
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'geodl\[onnx\]'"):
         made[0].export(tmp_path / "model.onnx")
+
+
+FROZEN = {"method": "analytic", "network": "convnet", "train_base": False, "expansion": 64}
+LEARNERS = {
+    "closed form": FROZEN | {"keep_features": True},
+    "closed form, mirrored": FROZEN | {"gamma": 0.1},
+    "closed form, one level": FROZEN | {"mirror": False, "levels": ("stage3",)},
+    "closed form, exemplars": FROZEN | {"exemplars": 2, "train_base": True, "epochs": 1},
+    "no exemplars": {"method": "finetune", "network": "convnet", "exemplars": 0, "epochs": 1},
+    "lucir": {"method": "lucir", "network": "resnet8", "exemplars": 3, "epochs": 1},
+    "resized": {
+        "method": "icarl",
+        "network": "convnet",
+        "exemplars": 3,
+        "epochs": 1,
+        "crop": "resized",
+        "image_size": 12,
+    },
+}
+OUTPUTS = {
+    "closed form, exemplars": ["analytic", "nme", "unknown"],
+    "no exemplars": ["ncm", "cnn"],
+    "lucir": ["nme", "cnn"],
+    "resized": ["nme", "cnn"],
+    "run": ["analytic", "unknown"],
+}
+
+
+MIRRORED = ("closed form, mirrored", "closed form, exemplars", "run")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, digits):
+    """Make learners of digits 0 to 4, in two groups, each saved in a directory."""
+    root = tmp_path_factory.mktemp("saved")
+    images = digits.train.select(range(300))
+
+    def make(name):
+        path = root / name
+        if path.exists():
+            return IncrementalClassifier(path)
+        if name == "run":
+            few = [part.select(part.labels < 5) for part in (images, digits.test.select(range(50)))]
+            small = Dataset("digits", *few, digits.classes[:5], "small")
+            options = FROZEN | {"data": "digits", "base": 3, "phases": 2, "threads": 1}
+            run_config(configure([Layer("test", options)]).config, out=path, data=small)
+            return IncrementalClassifier(path)
+        learner = Learner(**{"analysis": False, "threads": 1, "batch_size": 32} | LEARNERS[name])
+        for classes in ((0, 1, 2), (3, 4)):
+            some = images.select(torch.isin(images.labels, torch.tensor(classes)))
+            learner.learn(some.pixels, [f"digit {label}" for label in some.labels.tolist()])
+        learner.save(path)
+        return IncrementalClassifier(path)
+
+    return make
+
+
+@pytest.mark.parametrize("name", [*LEARNERS, "run"])
+def test_any_learner_can_be_exported(saved, digits, tmp_path, name):
+    model = saved(name)
+    done = model.export(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(done["file"], providers=["CPUExecutionProvider"])
+    outputs = [each.name for each in session.get_outputs()]
+    assert outputs == OUTPUTS.get(name, ["analytic", "unknown"])
+    learner = state.load(RunDirectory(model.path)).learner
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert json.loads(metadata["labels"]) == list(model.classes)
+    assert json.loads(metadata["outputs"]).keys() == set(outputs)
+    assert metadata["default"] == outputs[0]
+    size = learner.transform.size
+    pixels = fit(digits.test.select(range(60)), size).pixels  # some of them of classes that were not learned
+    for count in (1, 60):
+        found = dict(zip(outputs, session.run(outputs, {"pixels": pixels[:count].numpy()}), strict=True))
+        unknown = found.pop("unknown", np.zeros(count, dtype=bool))
+        for classifier, confidences in found.items():
+            recognizer = learner.recognizer(classifier)
+            recognizer = replace(recognizer, transform=replace(recognizer.transform, crop="pad"), bf16=False)
+            wanted, strange = recognizer.recognize(ArrayImages(pixels[:count], torch.zeros(count, dtype=torch.int64)))
+            assert np.abs(confidences - wanted.numpy()).max() < 1e-4
+            if classifier == "analytic":
+                assert unknown.tolist() == strange.tolist()
+                assert float(metadata["threshold"]) == recognizer.scorer.threshold
+                assert 1 / float(metadata["temperature"]) == pytest.approx(recognizer.scorer.scale)
+                assert json.loads(metadata["mirrored"]) == recognizer.scorer.mirrors == (name in MIRRORED)
+    if "unknown" in outputs:
+        assert 0 < unknown.sum() < 60
+
+
+def test_neither_images_nor_features_are_inside(saved, digits, tmp_path):
+    model = saved("closed form")
+    model.export(tmp_path / "model.onnx")
+    content = (tmp_path / "model.onnx").read_bytes()
+    kept = state.load(RunDirectory(model.path)).learner.memory.own
+    rows = [row for name, block in kept.items() if name.startswith("z.") for row in block]
+    assert len(rows) > 100
+    assert not any(form.numpy().tobytes() in content for row in rows for form in (row, row.float()))
+    assert not any(image.numpy().tobytes() in content for image in digits.train.pixels[:300])

@@ -5,16 +5,22 @@ import sys
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
-from geodl.errors import ConfigError, DataError, MissingExtraError
-from geodl.nets import CosineHead, LinearHead, Network, Output, build_network, frozen_copy, networks
+from geodl.errors import ConfigError, MissingExtraError
+from geodl.nets import CosineHead, LinearHead, Network, Output, build_network, folded, frozen_copy, networks
 from geodl.nets.network import parameter_count
 
 # Counted by hand: 3x3 convolutions, batch norms of two numbers a channel, 1x1 shortcuts where the width changes.
-PARAMETERS = {"convnet": 14_384, "resnet8": 77_392, "resnet20": 271_824, "resnet32": 466_256, "resnet18": 11_176_512}
-WIDTHS = {"convnet": 32, "resnet8": 64, "resnet20": 64, "resnet32": 64, "resnet18": 512}
+PARAMETERS = {
+    "convnet": 14_384,
+    "efficientnet-lite0": 3_371_008,  # of the 4.65 million with its classifier
+    "resnet8": 77_392,
+    "resnet20": 271_824,
+    "resnet32": 466_256,
+    "resnet18": 11_176_512,
+}
+WIDTHS = {"convnet": 32, "efficientnet-lite0": 1280, "resnet8": 64, "resnet20": 64, "resnet32": 64, "resnet18": 512}
 
 
 def pictures(size: int = 16, count: int = 4, seed: int = 0) -> torch.Tensor:
@@ -58,7 +64,14 @@ def test_parameter_counts(name):
 
 @pytest.mark.parametrize(
     ("name", "size", "side"),
-    [("convnet", 8, 2), ("resnet8", 32, 8), ("resnet20", 32, 8), ("resnet32", 32, 8), ("resnet18", 64, 2)],
+    [
+        ("convnet", 8, 2),
+        ("efficientnet-lite0", 64, 2),
+        ("resnet8", 32, 8),
+        ("resnet20", 32, 8),
+        ("resnet32", 32, 8),
+        ("resnet18", 64, 2),
+    ],
 )
 def test_shapes(name, size, side):
     network = build_network(name, 7, head="cosine")
@@ -68,7 +81,7 @@ def test_shapes(name, size, side):
     assert (logits.shape, pooled.shape, grid.shape) == ((2, 7), (2, width), (2, 4 * width))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", [name for name in PARAMETERS if not name.startswith("efficientnet")])
 def test_features_can_be_negative(name):
     features = build_network(name, 2, head="cosine").backbone(pictures(32, 2))
     assert 0.2 < (features < 0).float().mean() < 0.8
@@ -153,12 +166,129 @@ def test_features_are_the_pooled_ones_and_logits_come_from_them():
     assert torch.equal(network.head(output.pooled), output.logits)
 
 
+def cells(maps: np.ndarray, side: int) -> np.ndarray:
+    """Average maps (B, d, h, w) over side x side cells, from floor(i h / side) to ceil((i + 1) h / side): (B, d side^2)."""
+    size = maps.shape[2]
+    edges = [slice(i * size // side, -(-(i + 1) * size // side)) for i in range(side)]
+    values = [maps[:, :, rows, columns].mean((2, 3)) for rows in edges for columns in edges]
+    return np.stack(values, axis=2).reshape(len(maps), -1)
+
+
+LEVELS = {
+    "convnet": ("stage1", "stage2", "stage3"),
+    "resnet8": ("stage1", "stage2", "stage3"),
+    "resnet18": ("stage1", "stage2", "stage3", "stage4"),
+    "efficientnet-lite0": ("stride4", "stride8", "stride16", "stride32", "top"),
+}
+
+
+@pytest.mark.parametrize("size", [32, 37])
+@pytest.mark.parametrize("name", ["resnet8", "resnet18"])
+@torch.no_grad()
+def test_levels_are_the_maps_of_the_stages_on_a_grid(name, size):
+    network = small(name).eval()
+    maps = []
+    for stage in range(1, len(LEVELS[name]) + 1):
+        layer = network.backbone.get_submodule(f"layer{stage}")
+        layer.register_forward_hook(lambda _module, _inputs, output: maps.append(output.double().numpy()))
+    assert network.level_names == LEVELS[name]
+    for grid in (None, 1, 2, 3, {"stage1": 4, "stage3": 1}):
+        maps.clear()
+        blocks = network.level_features(pictures(size), grid=grid)
+        assert len(maps) == len(blocks) == len(LEVELS[name])  # one pass gives all of them
+        for level, values in zip(LEVELS[name], maps, strict=True):
+            side = 2 if grid is None else grid if isinstance(grid, int) else grid.get(level, 2)
+            wanted = cells(values, min(side, values.shape[2]))
+            np.testing.assert_allclose(blocks[level].numpy(), wanted, atol=1e-5 * np.abs(values).max())
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@torch.no_grad()
+def test_the_deepest_level_is_what_the_head_gets(name):
+    network = small(name).eval()
+    blocks = network.level_features(pictures(32), grid=1)
+    assert tuple(blocks) == network.level_names == LEVELS[name]
+    torch.testing.assert_close(blocks[LEVELS[name][-1]], network.features(pictures(32)))
+
+
+def test_some_levels_come_in_the_order_asked_for():
+    network = small().eval()
+    every = network.level_features(pictures())
+    assert list(network.level_features(pictures(), ["stage3", "stage1"])) == ["stage3", "stage1"]
+    assert torch.equal(network.level_features(pictures(), ["stage2"])["stage2"], every["stage2"])
+    assert network.level_features(pictures(), []) == {}
+
+
+def test_unknown_levels_and_grids_are_refused():
+    network = small()
+    with pytest.raises(ConfigError, match="unknown level 'stage4'; allowed are stage1, stage2, stage3"):
+        network.level_features(pictures(), ["stage4"])
+    with pytest.raises(ConfigError, match="unknown level 'top'"):
+        network.level_features(pictures(), grid={"top": 1})
+    with pytest.raises(ConfigError, match="grid of 0 cells a side for stage1; at least 1 is needed"):
+        network.level_features(pictures(), grid={"stage1": 0})
+
+
+@pytest.mark.parametrize("name", ["resnet8", "efficientnet-lite0"])
+def test_levels_of_a_teacher_make_no_graph(name):
+    network = small(name)
+    taught = frozen_copy(network).level_features(pictures(32).requires_grad_())
+    learned = network.eval().level_features(pictures(32))
+    for level, block in learned.items():
+        assert block.requires_grad
+        assert not taught[level].requires_grad
+        assert (taught[level] - block).abs().max() <= 1e-5 * block.abs().max()
+
+
+@torch.no_grad()
+def test_levels_under_autocast_are_averaged_in_float32():
+    network = small().eval()
+    exact = network.level_features(pictures())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        blocks = network.level_features(pictures())
+    for level, block in blocks.items():
+        assert block.dtype == torch.float32
+        assert not torch.equal(block, block.bfloat16().float())
+        assert (block - exact[level]).norm() < 0.02 * exact[level].norm()
+
+
+class Levels(nn.Module):
+    """What an export needs: features of all levels as a tuple."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return tuple(self.network.level_features(x).values())
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet8", 18), ("efficientnet-lite0", 72)])
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its own exporter
+def test_levels_can_be_exported(name, size):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    model = Levels(folded(small(name)))
+    program = torch.onnx.export(
+        model,
+        (pictures(size, 2),),
+        dynamo=True,
+        input_names=["x"],
+        dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1)}},
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    images = pictures(size, 5, seed=7)
+    with torch.no_grad():
+        for theirs, ours in zip(session.run(None, {"x": images.contiguous().numpy()}), model(images), strict=True):
+            assert np.abs(theirs - ours.numpy()).max() <= 1e-4 * ours.abs().max()
+
+
 def test_unknown_names_are_refused_with_what_there_is():
-    with pytest.raises(ConfigError, match="'resnet33'; allowed are convnet, resnet18, resnet20, resnet32, resnet8"):
+    with pytest.raises(ConfigError, match="'resnet33'; allowed are convnet, efficientnet-lite0, resnet18, resnet20"):
         build_network("resnet33", 2, head="cosine")
     with pytest.raises(ConfigError, match="'cos'; allowed are cosine and linear"):
         build_network("resnet8", 2, head="cos")
-    with pytest.raises(ConfigError, match="timm:NAME only"):
+    with pytest.raises(ConfigError, match="'resnet8'; allowed are efficientnet-lite0 and timm:NAME"):
         build_network("resnet8", 2, head="cosine", pretrained=True)
 
 
@@ -168,33 +298,8 @@ def test_timm_without_its_extra(monkeypatch):
         build_network("timm:resnet18", 2, head="cosine")
 
 
-def test_weights_are_loaded_from_a_file_that_may_hold_a_classifier(tmp_path):
-    source = small().backbone.state_dict()
-    file = tmp_path / "weights.safetensors"
-    save_file({key: value.contiguous() for key, value in source.items()} | {"fc.weight": torch.ones(9, 64)}, file)
-    network = build_network("resnet8", 3, head="cosine", seed=5, weights=file)
-    assert all(torch.equal(value, source[key]) for key, value in network.backbone.state_dict().items())
-    assert network.backbone.conv1.weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_weights_that_do_not_fit_are_refused(tmp_path):
-    file = tmp_path / "weights.safetensors"
-    state = {key: value.contiguous() for key, value in small().backbone.state_dict().items()}
-    save_file({key: value for key, value in state.items() if key != "layer2.0.conv1.weight"}, file)
-    with pytest.raises(DataError, match=r"weights.safetensors .* 1 of 54 .* first layer2.0.conv1.weight"):
-        build_network("resnet8", 3, head="cosine", weights=file)
-    save_file(state | {"conv1.weight": torch.ones(8, 3, 3, 3)}, file)
-    with pytest.raises(DataError, match=r"first conv1.weight"):
-        build_network("resnet8", 3, head="cosine", weights=file)
-    file.write_bytes(b"no tensors")
-    with pytest.raises(DataError, match=r"weights.safetensors cannot be read"):
-        build_network("resnet8", 3, head="cosine", weights=file)
-    with pytest.raises(DataError, match=r"nowhere.safetensors cannot be read"):
-        build_network("resnet8", 3, head="cosine", weights=tmp_path / "nowhere.safetensors")
-
-
 @pytest.mark.parametrize("head", ["cosine", "linear"])
-@pytest.mark.parametrize("name", ["convnet", "resnet8", "resnet32", "resnet18"])
+@pytest.mark.parametrize("name", ["convnet", "resnet8", "resnet32", "resnet18", "efficientnet-lite0"])
 def test_a_teacher_gives_what_the_network_gives_in_eval_mode(name, head):
     network = small(name, head)
     network.head.freeze(torch.tensor([True, True, False, False, True]))
@@ -217,6 +322,17 @@ def test_folding_is_exact_but_for_rounding():
     with torch.no_grad():
         for ours, theirs in zip(teacher(images), network(images), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_folded_copy_leaves_its_network_alone():
+    network = small()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    copy = folded(network)
+    assert network.training
+    assert not copy.training
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in copy.modules())
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert type(copy) is Network
 
 
 def test_a_teacher_is_independent_of_its_network():

@@ -29,10 +29,10 @@ from geodl.config import Layer
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages
 from geodl.errors import StoreError
-from geodl.experiment import run
+from geodl.experiment import run_config
 from geodl.methods import configure
 from geodl.report import page, plots, sections
-from geodl.report.figures import CSS, Curve, _blues, heat, lines
+from geodl.report.figures import CSS, Curve, heat, lines
 from geodl.report.published import numbers
 from geodl.report.results import Estimate, Setting, estimate, read_run, read_settings
 from geodl.report.tables import Best, Points, Table, compare, comparison_table, comparisons, summary, write_tables
@@ -67,7 +67,16 @@ EVIL = (
     "\ufffe\uffff",
     "عربي",
 )
-TINY = {"threads": 1, "network": "convnet", "epochs": 1, "batch_size": 32, "scale": 10.0, "padding": 1, "exemplars": 3}
+TINY = {
+    "threads": 1,
+    "network": "convnet",
+    "epochs": 1,
+    "batch_size": 32,
+    "scale": 10.0,
+    "padding": 1,
+    "exemplars": 3,
+    "ame": True,
+}
 
 
 def made(names, train, test):
@@ -91,7 +100,7 @@ def make_runs(root):
 
     def go(name, images=six, **options):
         layer = Layer("test", TINY | {"data": "digits", "base": 3, "phases": 3, "method": "lucir"} | options)
-        run(configure([layer]).config, out=root / name, data=images)
+        run_config(configure([layer]).config, out=root / name, data=images)
 
     go("geo-1", distill="geodesic", seed=1)
     go("geo-2", distill="geodesic", seed=2)
@@ -434,9 +443,13 @@ def test_each_point_has_its_tip():
 
 
 def test_heat_is_opacity_and_nothing_where_nothing_is_known():
-    image = _blues(np.array([[100.0, np.nan], [0.0, 25.0]]), root=False)
-    assert image[..., 3].tolist() == [[217, 0], [0, 54]]
-    assert _blues(np.array([[25.0]]), root=True)[0, 0, 3] == 108
+    def opacity(matrix, root):
+        names = [str(i) for i in range(len(matrix))]
+        plot = heat("h", np.array(matrix), rows=names, columns=names, x="x", y="y", tips={}, root=root)
+        return plot.figure.axes[0].images[0].get_array()[..., 3].tolist()
+
+    assert opacity([[100.0, np.nan], [0.0, 25.0]], root=False) == [[217, 0], [0, 54]]
+    assert opacity([[25.0]], root=True) == [[108]]
 
 
 def test_names_with_dollars_and_missing_letters_are_drawn():
@@ -648,9 +661,8 @@ def test_one_box_says_how_all_settings_depart(runs, monkeypatch):
 
 def changed(setting, label, results=None, **options):
     """Give a setting with other options, and with other results under k-NME."""
-    run = setting.first
-    last = {**run.metrics[-1], "results": {**run.results, "nme": {**run.results["nme"], **(results or {})}}}
-    run = replace(run, config={**run.config, **options}, metrics=[*run.metrics[:-1], last])
+    run = replace(setting.first, config={**setting.first.config, **options})
+    run.results["nme"].update(results or {})
     return replace(setting, label=label, runs=(run,))
 
 

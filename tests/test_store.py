@@ -20,6 +20,7 @@ from tests.directories import (  # noqa: F401
     content,
     contents,
     make,
+    metrics_of,
     no_waiting,
     rewrite,
     save_phase,
@@ -159,7 +160,7 @@ def test_phases_come_back_in_order_and_drop_the_progress(tmp_path):
     phase = RunDirectory(run.path).load_phase(0)
     assert phase.model["weight"].tolist() == [[0.0] * 4]
     assert phase.memory["pixels"].dtype == torch.uint8
-    assert phase.metrics == {"headline": "0 %"}
+    assert phase.metrics == metrics_of(0)
     assert phase.extra == {"t": 0}
     assert sorted(p.name for p in (run.path / "phases" / "00").iterdir()) == [
         "extra.json",
@@ -505,10 +506,10 @@ def test_runs_are_listed_with_state_and_result(tmp_path):
         runs = list_runs(tmp_path)
     found = [(r.name, r.state, r.done, r.total, r.result) for r in runs]
     assert found == [
-        ("begun", "interrupted", 1, 3, "0 %"),
-        ("complete", "complete", 3, 3, "2 %"),
+        ("begun", "interrupted", 1, 3, "0.0 % on 1 class (k-NME)"),
+        ("complete", "complete", 3, 3, "2.0 % on 3 classes (k-NME)"),
         ("damaged", "damaged", 0, 3, None),
-        ("model", "complete", 1, None, "0 %"),
+        ("model", "complete", 1, None, "0.0 % on 1 class (k-NME)"),
         ("new", "interrupted", 0, 3, None),
         ("running", "running", 0, 3, None),
     ]

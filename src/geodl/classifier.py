@@ -12,6 +12,7 @@ import torch
 from geodl.app import state as states
 from geodl.app.choices import checked
 from geodl.app.state import State, last_record
+from geodl.data.images import Images
 from geodl.data.intake import Problems, insist, take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
@@ -69,7 +70,8 @@ class IncrementalClassifier:
         """Learn the classes of a folder of class folders, of arrays with labels, or of a torch Dataset.
 
         Args:
-            images: the folder; or uint8 or 0..1 float images (N, H, W[, C]) with `labels`; or a Dataset of pairs.
+            images: the folder; or uint8 or 0..1 float images (N, H, W[, C]) with `labels`; or a Dataset of pairs; or an
+                `Intake`.
             labels: (N,) class names or numbers.
             classes: names for numbered labels.
             again: learn also where the last step learned exactly these images.
@@ -119,6 +121,20 @@ class IncrementalClassifier:
         `geodl.predicting.Recognizer.predict`. An image that cannot be read is skipped and named in `skipped`.
         """
         return self._recognizer(self._state(), classifier, accelerator).predict(images, **how)
+
+    def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
+        """Return what predicts from the last complete state, for many calls; later steps do not change it."""
+        return self._recognizer(self._state(), classifier, accelerator)
+
+    @property
+    def stamp(self) -> Any:
+        """What tells the last complete state from any other; None where nothing is learned yet."""
+        return self._open().stamp() if (self.path / "config.json").exists() else None
+
+    @property
+    def validation(self) -> Images | None:
+        """The stored validation images, labels being positions in `classes`; None where none are stored."""
+        return self._state().validation
 
     def evaluate(
         self,
@@ -213,7 +229,7 @@ class IncrementalClassifier:
         file = as_path(path, "file")
         if os.path.lexists(file) and not force:
             raise ConfigError(f"{file} is there already; --force replaces it")
-        return export(self._state(), file)
+        return export(self._state().learner, file)
 
     def _create(self) -> RunDirectory:
         if (self.path / "config.json").exists():
@@ -229,6 +245,11 @@ class IncrementalClassifier:
     def unfinished(self) -> bool:
         """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
         return self._open().load_progress() is not None
+
+    def give_up(self) -> None:
+        """Give up a learn step that was stopped: how far it came is forgotten, the model is as before it."""
+        with self._writing() as store:
+            store.clear_progress()
 
     @contextmanager
     def _writing(self) -> Iterator[RunDirectory]:

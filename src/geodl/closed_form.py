@@ -359,11 +359,13 @@ class Fitted:
     def scores(self, z: Blocks, chunk: int = 2048) -> Tensor:
         """Return the scores (N, classes) of features z: (N, d_b) by block, some images at a time."""
         count = len(next(iter(z.values())))
-        parts = [self.head.new_empty(0, self.head.shape[1])]
-        for start in range(0, count, chunk):
-            some = {name: z[name][start : start + chunk] for name in self.expansion.sizes}
-            parts.append(self.expansion(self.standardization(some)) @ self.head)
-        return torch.cat(parts)
+        some = [{name: z[name][start : start + chunk] for name in z} for start in range(0, count, chunk)]
+        return torch.cat([self.head.new_empty(0, self.head.shape[1]), *map(self.scores_at_once, some)])
+
+    def scores_at_once(self, z: Blocks) -> Tensor:
+        """Return the scores (N, classes) without a loop over N, as a graph for any number of images needs it."""
+        some = {name: z[name] for name in self.expansion.sizes}
+        return self.expansion(self.standardization(some)) @ self.head
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""
@@ -395,19 +397,19 @@ class Choice:
     accuracy: float
 
 
-def near_duplicates(z: Tensor, likeness: float = 0.96) -> Tensor:
+def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
     """Return groups, int64 (N,), equal for images of one series. z: (N, d), pooled features of the deepest level.
 
-    Two images belong together where the cosine of their features is above `likeness`, and so do friends of friends.
+    Two images belong together where the cosine of their features is above `least`, and so do friends of friends.
     """
     rows = F.normalize(z.float(), dim=1)
-    pairs = (rows @ rows.T > likeness).fill_diagonal_(True)
+    pairs = (rows @ rows.T > least).fill_diagonal_(True)
     groups = torch.arange(len(rows))
     for _ in range(len(rows)):  # the least number in the neighborhood spreads, at most along the longest series
-        least = torch.where(pairs, groups, len(rows)).amin(1)
-        if torch.equal(least, groups):
+        first = torch.where(pairs, groups, len(rows)).amin(1)
+        if torch.equal(first, groups):
             break
-        groups = least
+        groups = first
     return groups
 
 

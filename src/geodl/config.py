@@ -169,6 +169,12 @@ class RunConfig(BaseModel):
     padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, le=1024, in_model="fixed")
     flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="kept")
     jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
+    augment: Literal["none", "trivial"] = option(
+        "none",
+        "Images",
+        "trivial: one random operation of TrivialAugment on each training image, after crop and flip.",
+        in_model="set",
+    )
     mean: tuple[float, float, float] = option(
         (0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed"
     )

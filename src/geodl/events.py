@@ -80,6 +80,24 @@ class StepTaken(Event):
     rate: float
 
 
+def part_of(event: StepTaken, stage: StageStarted) -> float:
+    """Return which part of a stage is over after a step."""
+    return (event.epoch * stage.steps + event.step) / (stage.epochs * stage.steps)
+
+
+@dataclass(frozen=True)
+class FeaturesTaken(Event):
+    """The network has seen ``done`` of all images in a pass that does not train."""
+
+    kind = "features"
+    done: int
+    total: int
+
+
+FREQUENT = (StepTaken, FeaturesTaken)
+"""Events that are too many for events.jsonl."""
+
+
 @dataclass(frozen=True)
 class EpochEnded(Event):
     """Epoch ``epoch`` of ``epochs``, counted from 1, is over: its mean loss, the parts of that, images/s."""

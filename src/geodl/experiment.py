@@ -24,6 +24,7 @@ from geodl.data.sources import Dataset, load, source_options
 from geodl.devices import available_cores
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.events import (
+    FREQUENT,
     EpochEnded,
     Event,
     Listener,
@@ -31,7 +32,6 @@ from geodl.events import (
     PhaseStarted,
     RunEnded,
     RunStarted,
-    StepTaken,
     ignore,
 )
 from geodl.files import fingerprint, interpreting
@@ -190,7 +190,7 @@ class _Run:
         self._listener(event)
         if self._board is not None:
             _draw(self._board, event)
-        if not isinstance(event, StepTaken):
+        if not isinstance(event, FREQUENT):
             self.store.events(event.kind, **event.record())
 
     def through(self) -> None:

@@ -25,7 +25,16 @@ from geodl.methods import Phase, Stage, build, configure, kinds
 from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
-from geodl.predictors import Features, class_means, default_classifier, drift, exemplar_means, nearest_mean, predict
+from geodl.predictors import (
+    Features,
+    Judged,
+    class_means,
+    default_classifier,
+    drift,
+    exemplar_means,
+    nearest_mean,
+    predict,
+)
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.text import count
@@ -332,8 +341,25 @@ class Learner:
 
     def left_out(self) -> Confusion | None:
         """Return what the classifier makes of learned images when each is left out of the fit; None where that is unknown."""
-        pairs = self.method.validated(self.memory.own)
-        return None if pairs is None else Confusion.of(pairs[:, 0], pairs[:, 1], self.classes)
+        found = self.validated()
+        return None if found is None else Confusion.of(found.labels, found.predictions, self.classes)
+
+    def validated(self) -> Judged | None:
+        """Return what the fit without an image says of it, for learned images; None where the method cannot say."""
+        return self.method.validated(self.memory.own)
+
+    def judged(self, images: Images) -> Judged:
+        """Return what the model makes of images that it keeps, whose labels are rows; a prediction of -1 is none.
+
+        Where images were learned that are judged by the fit without them, so are these, as far as they are found among them.
+        """
+        found, recognizer = self.validated(), self.recognizer()
+        if found is None:
+            confidences, predictions = recognizer.recognize(images)[0].max(dim=1)
+            return Judged(images.labels, predictions, confidences)
+        places = self.method.recalled(self.memory.own, recognizer.features(images).levels)
+        predictions = torch.where(places < 0, -1, found.predictions[places])
+        return Judged(images.labels, predictions, None if found.confidences is None else found.confidences[places])
 
     def _all_means(self, images: Images) -> Tensor:
         """Return the (C, d) means of AME: over all training images, or the first ``ame_images`` of each class."""

@@ -93,6 +93,10 @@ class Scorer:
         assert mirrored is not None
         return (self.score(found) + self.score(mirrored)) / 2
 
+    def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) that scores (N, C) stand for, and which images are unlike all classes (N,)."""
+        return (self.scale * scores).softmax(dim=1), scores.amax(1) < self.threshold
+
 
 @dataclass(frozen=True)
 class Recognizer:
@@ -105,24 +109,21 @@ class Recognizer:
     levels: tuple[str, ...] = ()
     bf16: bool = False
 
+    def features(self, images: Images, *, mirror: bool = False) -> Features:
+        """Return what the network makes of images in memory, or of their mirrored copies."""
+        device = next(self.network.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            batches = evaluation(images, self.transform, mirror=mirror)
+            return features_of(self.network, batches, device, self.levels)
+
     def scores(self, images: Images) -> Tensor:
         """Return the scores (N, C) of images in memory."""
-        device = next(self.network.parameters()).device
         sides = (False, True) if self.scorer.mirrors else (False,)
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-            views = [
-                features_of(self.network, evaluation(images, self.transform, mirror=side), device, self.levels)
-                for side in sides
-            ]
-        return self.scorer(*views)
-
-    def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities (N, C) that scores stand for, and which images are unlike all classes (N,)."""
-        return (self.scorer.scale * scores).softmax(dim=1), scores.amax(1) < self.scorer.threshold
+        return self.scorer(*(self.features(images, mirror=side) for side in sides))
 
     def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
-        return self.judge(self.scores(images))
+        return self.scorer.judge(self.scores(images))
 
     def stream(self, images: Images, workers: int | None = None) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
         """Yield (positions, scores (b, C), [(position, reason)]) by batch; decoding goes on meanwhile."""
@@ -164,7 +165,7 @@ class Recognizer:
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
-            probabilities, unknown = self.judge(scores)
+            probabilities, unknown = self.scorer.judge(scores)
             rows.append(probabilities)
             found += self._predictions([names[i] for i in positions], probabilities, unknown, scores.amax(1), top)
         seconds = max(time.perf_counter() - began, 1e-9)

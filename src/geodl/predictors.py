@@ -44,6 +44,16 @@ class Features:
     levels: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a classifier makes of images whose class is known: labels and predictions int64 (N,), confidences 0..1 (N,)."""
+
+    labels: Tensor
+    predictions: Tensor
+    confidences: Tensor | None
+    """None where they were not kept."""
+
+
 def features_of(
     network: Network,
     batches: Iterable[Batch],

@@ -1,4 +1,4 @@
-"""Text from elsewhere (names of classes, files and folders), made safe to show."""
+"""Text for people: names from elsewhere (classes, files, folders) made safe to show, numbers in words."""
 
 import re
 

@@ -8,7 +8,7 @@ import torch
 
 from geodl.app.state import State, accuracy_of, last_record
 from geodl.errors import StoreError
-from geodl.metrics import confusions_of, finite
+from geodl.metrics import Confusion, confusions_of, finite
 from geodl.nets.network import parameter_count
 from geodl.predictors import default_classifier
 from geodl.store import RunDirectory, directory_size
@@ -39,6 +39,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "classes": classes,
         "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
         "accuracy": accuracy_of(state.metrics),
+        "confusions": _confusions(state),
         "network": state.config.network,
         "parameters": parameter_count(state.network),
         "image_size": state.transform.size,
@@ -83,11 +84,26 @@ def _threshold(state: State) -> float | None:
     return threshold if math.isfinite(threshold) else None
 
 
-def _per_class(state: State) -> dict[str, float | None]:
+def _confusion(state: State) -> Confusion | None:
     found = confusions_of(state.metrics) if state.metrics else {}
-    if not found:
-        return {}
-    return {name: finite(value) for name, value in found[default_classifier(found)].per_class.items()}
+    return found[default_classifier(found)] if found else None
+
+
+def _per_class(state: State) -> dict[str, float | None]:
+    confusion = _confusion(state)
+    return {} if confusion is None else {name: finite(value) for name, value in confusion.per_class.items()}
+
+
+def _confusions(state: State) -> list[dict[str, Any]]:
+    """List the most frequent mistakes on the validation images."""
+    confusion = _confusion(state)
+    if confusion is None:
+        return []
+    totals, names = confusion.counts.sum(dim=1).tolist(), confusion.classes
+    return [
+        {"class": names[i], "taken_for": names[j], "images": number, "of": int(totals[i])}
+        for i, j, number in confusion.mistakes(10)
+    ]
 
 
 def _stored(state: State) -> list[dict[str, str]]:

@@ -1,56 +1,81 @@
-"""A model as one ONNX file: preprocessing of colors, network, class means and labels inside, and checked."""
+"""A model as one ONNX file: normalization of colors, network, classifiers and labels inside, and checked."""
 
 import json
 import logging
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geodl.app.state import State
 from geodl.config import derive
+from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.files import atomic_write
+from geodl.learner import Learner
+from geodl.nets import folded
+from geodl.predictors import Features, default_classifier
 
 TOLERANCE = 1e-4
+UNKNOWN = "unknown"
+"""The output that tells which images are unlike all classes."""
 _CHECKED = 5  # images: more than the two that the graph was traced with, so that the batch size is seen to be free
+
+_MEANINGS = {
+    "analytic": "softmax of the closed form's scores divided by the temperature",
+    "nme": "softmax of the network's scale times the cosines with the means of the exemplars",
+    "ncm": "softmax of the network's scale times the cosines with the class means",
+    "cnn": "softmax of the network's own output",
+}
 
 
 class Exported(nn.Module):
-    """From pixels to confidences, as prediction computes them."""
+    """From pixels to confidences: the model's own classifiers as one graph."""
 
     factor: Tensor
     offset: Tensor
-    means: Tensor
-    unknown: Tensor
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, learner: Learner) -> None:
         super().__init__()
-        transform = state.transform
-        self.network = state.network.cpu().eval()  # predicting may have moved it to a GPU
+        assert learner.network is not None
+        assert learner.transform is not None
+        there = learner.classifiers()
+        # Class means of all images only where there are none of exemplars, and no closed form.
+        names = ["analytic", "nme", *(["ncm"] if not {"analytic", "nme"} & there.keys() else []), "cnn"]
+        self.scorers = {name: there[name] for name in names if name in there}
+        fitted = learner.method.fitted(learner.memory.own)
+        if fitted is not None:
+            self.scorers["analytic"] = replace(there["analytic"], score=lambda seen: fitted.scores_at_once(seen.levels))
+        self.levels = () if fitted is None else tuple(fitted.expansion.sizes)
+        self.network = folded(learner.network).cpu()  # predicting may have moved it to a GPU
         # As in the batches: x / (255 std) - mean / std.
-        mean, std = (torch.tensor(values)[:, None, None] for values in (transform.mean, transform.std))
+        mean, std = (torch.tensor(part)[:, None, None] for part in (learner.transform.mean, learner.transform.std))
         self.register_buffer("factor", 1 / (255 * std))
         self.register_buffer("offset", mean / std)
-        memory = state.learner.memory
-        means = memory.exemplar_means if memory.exemplar_means is not None else memory.means
-        assert means is not None
-        self.register_buffer("means", nn.functional.normalize(means, dim=1))
-        self.register_buffer("unknown", (means == 0).all(dim=1))
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Map pixels: uint8 (B, 3, size, size) to confidences (B, C) of nearest-mean and of the head."""
-        output = self.network((pixels.float() * self.factor - self.offset).contiguous())
-        cosines = nn.functional.normalize(output.pooled, dim=1) @ self.means.T
-        scores = (self.network.head.scale * cosines).masked_fill(self.unknown, -1e9)  # type: ignore[operator]
-        return scores.softmax(dim=1), output.logits.softmax(dim=1)
+    @property
+    def outputs(self) -> list[str]:
+        """The names of what `forward` returns."""
+        return [*self.scorers, *([UNKNOWN] if "analytic" in self.scorers else [])]
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Map pixels: uint8 (B, 3, size, size) to each classifier's confidences (B, C) and, in closed form, unknown: bool (B,)."""
+        x = pixels.float() * self.factor - self.offset
+        mirrors = any(scorer.mirrors for scorer in self.scorers.values())
+        views = [self._features(view.contiguous()) for view in ([x, x.flip(3)] if mirrors else [x])]
+        found = {name: scorer.judge(scorer(*views)) for name, scorer in self.scorers.items()}
+        strange = [found["analytic"][1]] if "analytic" in found else []
+        return (*(confidences for confidences, _ in found.values()), *strange)
+
+    def _features(self, x: Tensor) -> Features:
+        output, levels = self.network.with_levels(x, self.levels)
+        return Features(output.pooled, output.logits, torch.empty(0), levels)
 
 
-def export(state: State, path: Path) -> dict[str, Any]:
-    """Write the model to an ONNX file that holds no image, and compare the file's output with the model's."""
+def export(learner: Learner, path: Path) -> dict[str, Any]:
+    """Write a learner to an ONNX file that holds no image, and compare what the file predicts with what the learner does."""
     if path.suffix.lower() != ".onnx":
         raise ConfigError(f"export to {path}: the file must end in .onnx")
     try:
@@ -59,16 +84,16 @@ def export(state: State, path: Path) -> dict[str, Any]:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("onnx", "export") from error
-    model = Exported(state).eval()
-    size = state.transform.size
-    graph = onnx.load_from_string(_traced(model, size))
-    for key, value in _metadata(state).items():
+    assert learner.transform is not None
+    model = Exported(learner).eval()
+    graph = onnx.load_from_string(_traced(model, learner.transform.size))
+    for key, value in _metadata(learner, model).items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = key, value
     data = graph.SerializeToString()
-    difference = _compare(model, data, size)
+    difference = _compare(learner, model.outputs, data)
     atomic_write(path, data)
-    return {"file": str(path), "bytes": len(data), "classes": len(state.classes), "difference": difference}
+    return {"file": str(path), "bytes": len(data), "classes": len(learner.classes), "difference": difference}
 
 
 def _traced(model: Exported, size: int) -> bytes:
@@ -77,14 +102,15 @@ def _traced(model: Exported, size: int) -> bytes:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's own, about its own exporter: nothing a user could do
+            model(pixels)  # the expansion draws its weights at the first use: not while it is traced
             program = torch.onnx.export(
                 model,
                 (pixels,),
                 dynamo=True,
                 input_names=["pixels"],
-                output_names=["nme", "cnn"],
+                output_names=model.outputs,
                 dynamic_shapes={"pixels": {0: torch.export.Dim("batch", min=1)}},
                 verbose=False,
             )
@@ -95,30 +121,46 @@ def _traced(model: Exported, size: int) -> bytes:
     return content
 
 
-def _metadata(state: State) -> dict[str, str]:
-    transform = state.transform
-    return {
-        "labels": json.dumps(state.names, ensure_ascii=False),
+def _metadata(learner: Learner, model: Exported) -> dict[str, str]:
+    transform = learner.transform
+    assert transform is not None
+    outputs = {name: f"confidences (batch, classes): {_MEANINGS[name]}" for name in model.scorers}
+    found = {
+        "labels": json.dumps(learner.classes, ensure_ascii=False),
         "preprocessing": json.dumps(transform.to_dict()),
         "input": f"pixels: uint8 (batch, 3, {transform.size}, {transform.size}), RGB, 0..255: the picture's shorter side "
         f"resized to {transform.shorter_side} (bilinear, antialiased), then its center; colors are normalized inside",
-        "outputs": "nme, cnn: confidences (batch, classes); nme is the nearest class mean, the default of geodl predict",
-        "confidence": "softmax of the network's learned scale times the cosines with the class means (nme) or head rows (cnn)",
+        "default": default_classifier(model.scorers),
         "producer": "geodl",
     }
+    if "analytic" in model.scorers:
+        scorer = model.scorers["analytic"]
+        outputs[UNKNOWN] = "bool (batch): unlike all classes, the largest score is below the threshold"
+        found |= {"temperature": repr(1 / scorer.scale), "threshold": repr(scorer.threshold)}
+        found["mirrored"] = json.dumps(scorer.mirrors)
+    return found | {"outputs": json.dumps(outputs)}
 
 
-def _compare(model: Exported, data: bytes, size: int) -> float:
-    """Run the file on made-up pictures and return the largest difference from the model's own output."""
+def _compare(learner: Learner, outputs: list[str], data: bytes) -> float:
+    """Run the file on made-up pictures and return the largest difference from the learner's own confidences."""
     import onnxruntime
 
+    assert learner.transform is not None
+    transform = replace(learner.transform, crop="pad", resize=None)  # the pictures have the size of the input
     generator = torch.Generator().manual_seed(derive(0, "export"))
-    pixels = torch.randint(0, 256, (_CHECKED, 3, size, size), dtype=torch.uint8, generator=generator)
+    pixels = torch.randint(0, 256, (_CHECKED, 3, *2 * [transform.size]), dtype=torch.uint8, generator=generator)
+    images = ArrayImages(pixels, torch.zeros(_CHECKED, dtype=torch.int64))
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    theirs = session.run(["nme", "cnn"], {"pixels": pixels.numpy()})
-    with torch.inference_mode():
-        ours = model(pixels)
-    worst = max(float(np.abs(a.numpy() - b).max()) for a, b in zip(ours, theirs, strict=True))
+    theirs = dict(zip(outputs, map(torch.from_numpy, session.run(outputs, {"pixels": pixels.numpy()})), strict=True))
+    worst = 0.0
+    for name in (name for name in outputs if name != UNKNOWN):
+        recognizer = replace(learner.recognizer(name), transform=transform, bf16=False)
+        scores = recognizer.scores(images)
+        confidences, strange = recognizer.scorer.judge(scores)
+        worst = max(worst, float((theirs[name] - confidences).abs().max()))
+        clear = (scores.amax(1) - recognizer.scorer.threshold).abs() > TOLERANCE  # else rounding may decide
+        if name == "analytic" and not torch.equal(theirs[UNKNOWN][clear], strange[clear]):
+            raise TrainingError("the exported file calls other images unknown than the model does: not written")
     if not worst <= TOLERANCE:
         raise TrainingError(
             f"the exported file differs from the model by {worst:.2g}, more than {TOLERANCE}: not written"

@@ -20,6 +20,7 @@ from geodl.data.intake import Intake, Problems, decode, insist, typical_side
 from geodl.devices import available_cores, device_kind
 from geodl.errors import ConfigError
 from geodl.events import (
+    FREQUENT,
     Advised,
     Event,
     ImagesRead,
@@ -27,7 +28,6 @@ from geodl.events import (
     Listener,
     OptionsChosen,
     StepContinued,
-    StepTaken,
     TimeEstimated,
     ignore,
 )
@@ -121,6 +121,8 @@ def learn_step(
     listener(OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
     _before(chosen.config, len(train) + kept, len(ready.classes), last, options, listener, confirm)
     state = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop).learn(train, held)
+    if stop():
+        raise Interrupted("stopped before anything was changed")
     save(store, state)
     earlier = last is not None and last.stored_images > 0
     result = summarize(
@@ -198,7 +200,7 @@ class _Step:
 
     def _tell(self, event: Event) -> None:
         self.listener(event)
-        if not isinstance(event, StepTaken):
+        if not isinstance(event, FREQUENT):
             self.store.events(event.kind, **event.record())
 
     def learn(self, train: Images, aside: Tensor) -> State:

@@ -151,7 +151,7 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
         for i, group in zip(mine.tolist(), groups.tolist(), strict=True):
             series.setdefault(group, []).append(i)
         whole = [rows for rows in series.values() if all(ready.fresh[i] for i in rows)]
-        for rows in sorted(whole, key=lambda rows: min(derive(0, "check image", ready.digests[i]) for i in rows)):
+        for rows in sorted(whole, key=lambda rows: min(derive(0, "validation image", ready.digests[i]) for i in rows)):
             if int(held[mine].sum()) + len(rows) <= limit:
                 held[rows] = True
     return held

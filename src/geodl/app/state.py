@@ -11,7 +11,8 @@ from torch import Tensor
 from geodl.config import RunConfig
 from geodl.data.batches import Transform
 from geodl.data.images import Images, from_tensors, to_tensors
-from geodl.errors import ConfigError, StoreError
+from geodl.data.names import typed_name
+from geodl.errors import StoreError
 from geodl.learner import Learner
 from geodl.memory import without_class
 from geodl.metrics import confusions_of, to_metrics
@@ -165,14 +166,10 @@ def _load(store: RunDirectory, phase: int) -> State:
 
 def renamed(state: State, old: str, new: str) -> State:
     """Give a class another name."""
+    new = typed_name(new)
     position = state.learner.position(old)
     learner = copy(state.learner)
     learner.rename(old, new)
-    new = learner.classes[position]
-    if new != new.strip() or new.startswith(".") or "/" in new:
-        raise ConfigError(
-            f"new name {new!r}: no folder of images could have it (a dot first, a slash, a space at its ends)"
-        )
     classes = list(state.classes)
     classes[position] = replace(classes[position], name=new)
     return replace(

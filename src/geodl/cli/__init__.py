@@ -76,6 +76,13 @@ COMMANDS = [
         "geodl export flowers/ flowers.onnx",
     ),
     (
+        "serve",
+        "serve:serve",
+        OWN,
+        "Serve a model on a page, where one can recognize, teach, correct and take back; and to programs over HTTP.",
+        "geodl serve flowers/",
+    ),
+    (
         "run",
         "run:run",
         RESEARCH,

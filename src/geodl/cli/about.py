@@ -89,6 +89,7 @@ _EXTRAS = {
     "timm": ("timm",),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),
+    "serve": ("fastapi", "uvicorn", "python-multipart"),
 }
 
 

@@ -22,6 +22,7 @@ from geodl.events import (
     RunStarted,
     StageStarted,
     StepTaken,
+    part_of,
 )
 from geodl.metrics import Trajectory, confusions_of, finite
 from geodl.predictors import CLASSIFIERS
@@ -151,11 +152,6 @@ class Watch:
         say(
             f"    accuracy (%) on all {len(event.metrics['classes'])} classes: {everything}; on the base classes: {base}"
         )
-
-
-def part_of(event: StepTaken, stage: StageStarted) -> float:
-    """Return which part of a stage is over after a step."""
-    return (event.epoch * stage.steps + event.step) / (stage.epochs * stage.steps)
 
 
 HONEST = ("cnn", "nme", "analytic")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from geodl.app.choices import VALIDATION
 from geodl.classifier import Evaluation
-from geodl.cli.display import console, errors, part_of, plain, progress_bar
+from geodl.cli.display import console, errors, plain, progress_bar
 from geodl.data.intake import Problems
 from geodl.events import (
     Advised,
@@ -28,6 +28,7 @@ from geodl.events import (
     StepContinued,
     StepTaken,
     TimeEstimated,
+    part_of,
 )
 from geodl.files import readable
 from geodl.predicting import Predictions

@@ -9,11 +9,11 @@ import torch
 from cyclopts import Parameter
 from rich.markup import escape
 
-from geodl.cli.display import Stopper, Watch, console, part_of, say
+from geodl.cli.display import Stopper, Watch, console, say
 from geodl.data.sources import Dataset
 from geodl.devices import available_cores
 from geodl.errors import ConfigError, TrainingError
-from geodl.events import Event, PhaseEvaluated, StepTaken
+from geodl.events import Event, PhaseEvaluated, StepTaken, part_of
 from geodl.experiment import load_data
 from geodl.report.results import DATA_NAMES
 from geodl.reproduce import estimate, outputs, steps

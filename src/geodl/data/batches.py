@@ -18,11 +18,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from geodl.config import RunConfig, derive
 from geodl.data.images import ArrayImages, Images, open_image
+from geodl.data.trivial import NUMBERS, trivial, trivial_batch
 from geodl.errors import ConfigError, DataError
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -49,6 +50,7 @@ class Transform:
     jitter: float = 0.0
     crop: Literal["pad", "resized"] = "pad"
     resize: int | None = None
+    augment: Literal["none", "trivial"] = "none"
 
     def __post_init__(self) -> None:
         checks = {
@@ -58,6 +60,7 @@ class Transform:
             "padding": (self.padding, self.padding >= 0, "at least 0"),
             "jitter": (self.jitter, 0 <= self.jitter <= 1, "0 to 1"),
             "crop": (self.crop, self.crop in ("pad", "resized"), "pad, resized"),
+            "augment": (self.augment, self.augment in ("none", "trivial"), "none, trivial"),
             "resize": (self.resize, self.resize is None or self.resize >= self.size, f"none, or at least {self.size}"),
         }
         for key, (value, good, allowed) in checks.items():
@@ -85,9 +88,8 @@ def transform_of(config: RunConfig, images: Images | None = None, *, size: int =
     """Return the transform of a run; without image_size as large as the images in memory, or as ``size`` says."""
     if isinstance(images, ArrayImages):
         size = min(images.pixels.shape[2:])
-    return Transform(
-        config.image_size or size, config.mean, config.std, config.padding, config.flip, config.jitter, config.crop
-    )
+    names = ("mean", "std", "padding", "flip", "jitter", "crop", "augment")
+    return Transform(config.image_size or size, **{name: getattr(config, name) for name in names})
 
 
 class Batch(NamedTuple):
@@ -166,6 +168,10 @@ class Batches:
         size = len(indices)
         generator = torch.Generator().manual_seed(derive(self.seed, "augment", e, step))
         numbers = torch.rand((size, _COLUMNS), dtype=torch.float64, generator=generator)
+        if self.transform.augment == "trivial":  # drawn apart, so that all else is as without it
+            generator = torch.Generator().manual_seed(derive(self.seed, "trivial", e, step))
+            more = torch.rand((size, NUMBERS), dtype=torch.float64, generator=generator)
+            numbers = torch.cat([numbers, more], dim=1)
         share = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
         return _Plan(indices[share], numbers[share], size)
 
@@ -270,19 +276,25 @@ def _square(images: Images, i: int, numbers: list[float] | None, transform: Tran
     enough = math.ceil(size / math.sqrt(SCALE[0])) if random_part else 2 * transform.shorter_side
     image = images.decode(i) if isinstance(images, ArrayImages) else open_image(images.items[i], at_least=enough)
     if random_part and numbers is not None:
-        box = _random_box(image.width, image.height, numbers)
+        box = random_box(image.width, image.height, numbers)
     elif image.size == (size, size) and transform.shorter_side == size:
         return np.asarray(image)
     else:
         side = min(image.size) * size / transform.shorter_side
         left, top = (image.width - side) / 2, (image.height - side) / 2
         box = (left, top, left + side, top + side)
-    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    if random_part and numbers is not None and transform.augment == "trivial":
+        # After the flip, which the whole batch takes later: mirrored here, and back again.
+        mirrored = transform.flip and numbers[0] < 0.5
+        square = trivial(ImageOps.mirror(square) if mirrored else square, numbers[_COLUMNS:])
+        square = ImageOps.mirror(square) if mirrored else square
+    return np.asarray(square)
 
 
-def _random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:
+def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:
     """Choose a random part of the picture (RandomResizedCrop): (left, top, right, bottom)."""
-    for area, shape in zip(numbers[6::2], numbers[7::2], strict=True):
+    for area, shape in zip(numbers[6:_COLUMNS:2], numbers[7:_COLUMNS:2], strict=True):
         pixels = width * height * (SCALE[0] + area * (SCALE[1] - SCALE[0]))
         ratio = math.exp(math.log(RATIO[0]) + shape * (math.log(RATIO[1]) - math.log(RATIO[0])))
         w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
@@ -323,6 +335,8 @@ def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
     cropped = padded.permute(0, 2, 3, 1)[
         torch.arange(count)[:, None, None], (top[:, None] + steps)[:, :, None], (left[:, None] + columns)[:, None, :]
     ]
+    if transform.augment == "trivial" and transform.crop == "pad":
+        cropped = trivial_batch(cropped, numbers[:, _COLUMNS:])
     inputs = cropped.float()
     if transform.jitter:
         inputs = _jitter(inputs, 1 + transform.jitter * (2 * numbers[:, 3:6].float() - 1))

@@ -74,7 +74,9 @@ class Decoded:
 
 
 def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, *, strict: bool = False) -> Intake:
-    """Take a folder of class folders, arrays with labels, or a torch Dataset of (image, label) pairs."""
+    """Take a folder of class folders, arrays with labels, a torch Dataset of (image, label) pairs, or an intake as it is."""
+    if isinstance(source, Intake):
+        return source
     if isinstance(source, str | Path):
         if labels is not None:
             raise DataError(f"labels were given with the folder {source}: the folders of a folder are its classes")
@@ -237,6 +239,16 @@ def insist(strict: bool, problems: Sequence[tuple[str, str]]) -> None:
         raise DataError(f"{problems[0][0]}: {problems[0][1]}")
 
 
+def square(images: Images, i: int, size: int) -> Tensor | str:
+    """Return one image as uint8 pixels (3, size, size), or why it cannot be used."""
+    try:
+        _refuse_tiny(images, i)
+        return fit(images.select([i]), size).pixels[0]
+    except DataError as error:
+        item = images.items[i] if isinstance(images, FileImages) else b""
+        return str(error).removeprefix(f"{shown(item)}: ")
+
+
 def squares(
     images: Images, size: int, workers: int, *, batch: int = 128
 ) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
@@ -244,21 +256,12 @@ def squares(
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
-
-    def one(i: int) -> Tensor | str:
-        try:
-            _refuse_tiny(images, i)
-            return fit(images.select([i]), size).pixels[0]
-        except DataError as error:
-            item = images.items[i] if isinstance(images, FileImages) else b""
-            return str(error).removeprefix(f"{shown(item)}: ")
-
     waiting: deque[tuple[range, list[Future[Tensor | str]]]] = deque()
     pool = ThreadPoolExecutor(max(workers, 1))
     try:
         for start in range(0, len(images), batch):
             part = range(start, min(start + batch, len(images)))
-            waiting.append((part, [pool.submit(one, i) for i in part]))
+            waiting.append((part, [pool.submit(square, images, i, size) for i in part]))
             if len(waiting) > 2:
                 yield _collect(*waiting.popleft(), size)
         while waiting:

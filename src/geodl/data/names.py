@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from geodl.errors import DataError
+from geodl.errors import ConfigError, DataError
 
 LONGEST = 255
 """Characters of the longest name, as of a folder."""
@@ -36,6 +36,19 @@ def class_name(given: Any) -> str:
         raise DataError("a class is named by a number that is too long") from None
     if reason := fault(name):
         raise DataError(f"class {_short(name)}: {reason}")
+    return name
+
+
+def typed_name(given: Any) -> str:
+    """Return a name that a person typed; one that no folder of images could have is a ConfigError."""
+    try:
+        name = class_name(given)
+    except DataError as error:
+        raise ConfigError(f"new name: {error}") from None
+    if name != name.strip() or name.startswith(".") or "/" in name:
+        raise ConfigError(
+            f"new name {name!r}: no folder of images could have it (a dot first, a slash, a space at its ends)"
+        )
     return name
 
 

@@ -24,6 +24,7 @@ from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
 from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes
 from geodl.nets import Network
+from geodl.predictors import Judged
 
 CHUNK = 2048
 """Images that are expanded at a time."""
@@ -31,6 +32,8 @@ JUDGED = 512
 """Images of a phase whose leave-one-out scores fit temperature and threshold."""
 MIRRORED = 8
 """Images of a class whose mirrored copies are looked at, to see whether mirroring keeps the class."""
+SAME = 0.05
+"""Features that differ by less than this share of their length are of the same image, read once more."""
 MOST = 5000
 """Images whose features are kept one by one; of more, only the sums are kept."""
 
@@ -140,7 +143,9 @@ class Analytic(Method):
         heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
         fitted = Fitted(standardization, expansion, solved.head.float(), heat, least)
         validated = torch.stack([labels[some], scores.argmax(1)], dim=1)
-        return statistics.to_tensors() | fitted.to_tensors() | {"validated": validated}
+        confidences = (scores / heat).softmax(dim=1).amax(1).float()
+        said = {"validated": validated, "confidences": confidences}
+        return statistics.to_tensors() | fitted.to_tensors() | said
 
     def _features(self, phase: Phase, data: KeptFeatures) -> dict[str, Tensor]:
         """Fit anew to the features of all images (dual form); beyond a number of images only their sums are kept."""
@@ -151,9 +156,7 @@ class Analytic(Method):
             sample = _first_of_each(phase.images.labels, MIRRORED)
             copies = phase.read(phase.images.select(sample), mirror=True).levels
             data = replace(data, mirrors=mirroring_keeps_classes(found, data, first + sample, copies))
-        known = found.left_out >= 0
-        validated = torch.stack([data.labels, found.left_out], dim=1)[known]
-        own = found.fitted.to_tensors() | {"validated": validated}
+        own = found.fitted.to_tensors() | found.validated(data.labels)
         if len(data.labels) <= MOST:
             return own | data.to_tensors()
         statistics = Statistics.empty(found.fitted.expansion.width, classes)
@@ -164,9 +167,20 @@ class Analytic(Method):
         """Return the head that was solved last."""
         return Fitted.from_tensors(kept, self._seed) if kept else None
 
-    def validated(self, kept: Mapping[str, Tensor]) -> Tensor | None:
-        """Return (true class, class predicted by the fit without the image) of images that were learned: (R, 2)."""
-        return kept.get("validated")
+    def validated(self, kept: Mapping[str, Tensor]) -> Judged | None:
+        """Return what the fit without an image says of it, for images that were learned."""
+        if "validated" not in kept:
+            return None
+        pairs = kept["validated"]
+        return Judged(pairs[:, 0], pairs[:, 1], kept.get("confidences"))
+
+    def recalled(self, kept: Mapping[str, Tensor], levels: Blocks) -> Tensor:
+        """Return where in `validated` images are that were learned, told by their features, (N,); -1: not there."""
+        if not {"labels", "rows"} <= kept.keys():
+            return torch.full((len(next(iter(levels.values()))),), -1)
+        name, known = list(KeptFeatures.from_tensors(kept).z.items())[-1]
+        distances, places = torch.cdist(levels[name], known[kept["rows"]].float()).min(dim=1)
+        return torch.where(distances <= SAME * levels[name].norm(dim=1), places, -1)
 
     def without(self, kept: Mapping[str, Tensor], gone: int) -> dict[str, Tensor]:
         """Return what is kept, without a class: as if it had never been there, where the features are kept.
@@ -179,11 +193,10 @@ class Analytic(Method):
         if "labels" in kept:
             data = KeptFeatures.from_tensors(kept).without(gone)
             found = fit(data, int(data.labels.max()) + 1, self._seed)
-            validated = torch.stack([data.labels, found.left_out], dim=1)[found.left_out >= 0]
-            return data.to_tensors() | found.fitted.to_tensors() | {"validated": validated}
-        pairs = kept["validated"]
-        pairs = pairs[(pairs != gone).all(1)]
-        rest = fitted.without(gone).to_tensors() | {"validated": pairs - (pairs > gone).long()}
+            return data.to_tensors() | found.fitted.to_tensors() | found.validated(data.labels)
+        pairs, stay = kept["validated"], (kept["validated"] != gone).all(1)
+        rest = fitted.without(gone).to_tensors() | {"validated": (pairs - (pairs > gone).long())[stay]}
+        rest |= {"confidences": kept["confidences"][stay]} if "confidences" in kept else {}
         return rest | (Statistics.from_tensors(kept).without([gone]).to_tensors() if "gram" in kept else {})
 
     @property

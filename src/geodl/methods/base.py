@@ -20,7 +20,7 @@ from geodl.data.images import Images, concat
 from geodl.losses import DISTILLATIONS
 from geodl.memory import Memory
 from geodl.nets import Network, Output
-from geodl.predictors import Features
+from geodl.predictors import Features, Judged
 from geodl.ranks import Ranks, global_mean
 
 Losses = dict[str, Tensor]
@@ -247,9 +247,13 @@ class Method:
         """Return the classifier that was made from what is kept."""
         return None
 
-    def validated(self, kept: Mapping[str, Tensor]) -> Tensor | None:
-        """Return (true class, prediction by a fit without the image) of learned images, (R, 2), where the method can say."""
+    def validated(self, kept: Mapping[str, Tensor]) -> Judged | None:
+        """Return what a fit without an image says of it, for images that were learned, where the method can say."""
         return None
+
+    def recalled(self, kept: Mapping[str, Tensor], levels: Mapping[str, Tensor]) -> Tensor:
+        """Return where in `validated` images are that were learned, told by their features, (N,); -1: not there."""
+        raise NotImplementedError
 
     def without(self, kept: Mapping[str, Tensor], gone: int) -> dict[str, Tensor]:
         """Return what is kept, without a class."""

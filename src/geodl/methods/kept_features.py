@@ -76,12 +76,22 @@ class KeptFeatures:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit to kept features, and what leave-one-out says of it: the predicted class (N,), -1 where it cannot be judged."""
+    """A fit to kept features, and what leave-one-out says of it: the predicted class (N,), -1 where it cannot be judged.
+
+    confidences: in that class, (N,).
+    """
 
     fitted: Fitted
     dual: Dual
     h: Mapping[str, Tensor]
     left_out: Tensor
+    confidences: Tensor
+
+    def validated(self, labels: Tensor) -> dict[str, Tensor]:
+        """Return what leave-one-out says of the images that it can judge, as named tensors, and which they are."""
+        rows = (self.left_out >= 0).nonzero().squeeze(1)
+        pairs = torch.stack([labels, self.left_out], dim=1)
+        return {"validated": pairs[rows], "confidences": self.confidences[rows].float(), "rows": rows}
 
 
 def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
@@ -114,7 +124,8 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         temperature(scores[known], labels[known]),
         threshold(scores[known].amax(1), REJECTED),
     )
-    return Fit(fitted, dual, chosen, left_out)
+    confidences = (scores / fitted.temperature).softmax(dim=1).amax(1)
+    return Fit(fitted, dual, chosen, left_out, confidences)
 
 
 def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> bool:

@@ -6,6 +6,7 @@ about 224 pixels scaled to -1..1. The published weights come from TensorFlow, he
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -49,9 +50,13 @@ class SameConv2d(nn.Conv2d):
             _same_padding(side, kernel, stride)
             for side, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
         )
-        if (top, left) != (bottom, right):
-            x, top, left = F.pad(x, (left, right, top, bottom)), 0, 0
-        return F.conv2d(x, self.weight, self.bias, self.stride, (top, left), self.dilation, self.groups)
+        # Where the padding differs between both ends, a kernel with zeros in front does as well as padding the image, and is
+        # far smaller. Not by F.pad: onnxruntime takes a padded kernel before a convolution for a padded image.
+        weight = self.weight
+        for dim, zeros in ((2, bottom - top), (3, right - left)):
+            if zeros:
+                weight = torch.cat([torch.zeros_like(weight.narrow(dim, 0, zeros)), weight], dim)
+        return F.conv2d(x, weight, self.bias, self.stride, (bottom, right), self.dilation, self.groups)
 
 
 class Layer(nn.Sequential):

@@ -1,8 +1,8 @@
 """Classifier heads that grow by rows: one row a class, in the order in which the classes are learned.
 
-While some rows are frozen, the parameter holds the trainable rows only and the frozen ones live in a buffer: no optimiser
+While some rows are frozen, the parameter holds the trainable rows only and the frozen ones live in a buffer: no optimizer
 can reach them, whatever its momentum or weight decay. `grow`, `imprint`, `freeze` and `thaw` replace the parameters, so
-an optimiser is built after them.
+an optimizer is built after them.
 """
 
 from collections.abc import Sequence

@@ -83,6 +83,9 @@ class Network(nn.Module):
         unknown = [name for name in (*names, *grids) if name not in self.level_names]
         if unknown:
             raise ConfigError(f"unknown level {unknown[0]!r}; allowed are {', '.join(self.level_names)}")
+        for name in names:
+            if grids[name] < 1:
+                raise ConfigError(f"grid of {grids[name]} cells a side for {name}; at least 1 is needed")
         return self._on_grids(self.backbone.levels(x), names, grids)
 
     def _on_grids(

@@ -19,9 +19,10 @@ from geodl.analysis import ANGLES
 from geodl.files import atomic_write
 from geodl.report import plots, sections
 from geodl.report.details import FEW, details
+from geodl.report.owner import owner
 from geodl.report.results import Setting
 from geodl.report.tables import Best, text
-from geodl.text import printable
+from geodl.text import count, printable
 
 
 def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = None) -> Path:
@@ -36,7 +37,10 @@ def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = 
 def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> str:
     """Return the page as text."""
     script = _templates().get_template("page.js").render()
-    return _templates().get_template("page.html").render(
+    first = settings[0].first
+    model = len(settings) == 1 and first.is_model
+    return _templates().get_template("owner.html" if model else "page.html").render(
+        owner=owner(first, with_images) if model else None,
         version=__version__,
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -44,7 +48,6 @@ def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> s
         few=FEW,
         settings=settings,
         heading=sections.heading(settings),
-        history=sections.history(settings),
         published=sections.published(settings),
         results=sections.results(settings),
         curves=sections.curves(settings),
@@ -65,7 +68,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    found.filters["text"] = text
+    found.filters["text"], found.filters["count"] = text, count
     found.tests["best"] = lambda cell: isinstance(cell, Best)
     return found
 

@@ -182,8 +182,9 @@ def _read_run(path: Path) -> Run:
         data = groups_of_options(RunConfig)["Data"]
         last = directory.load_extra(len(metrics) - 1)
         config = {key: value for key, value in last["config"].items() if key not in data} | dict(config)
-        metrics, times = _learned(metrics), directory.times("learned")
-        history = [{**record, "time": times.get(i)} for i, record in enumerate(last["history"])]
+        metrics, times = _learned([each for each in metrics if each]), directory.times("learned")
+        told = last.get("history", ())  # a learner that was saved by itself has none
+        history = [{**record, "time": record.get("time") or times.get(i)} for i, record in enumerate(told)]
     return Run(path, config, directory.environment, directory.phases, metrics, epochs, history)
 
 
@@ -280,8 +281,9 @@ class Setting:
 
     @property
     def main(self) -> str | None:
-        """The classifier to show where there is room for one: k-NME, which a real learner has, else the head."""
-        return "nme" if "nme" in self.classifiers else next(iter(self.classifiers), None)
+        """The classifier to show where there is room for one: the closed form, or k-NME, which a real learner has, else the head."""
+        usual = [name for name in ("analytic", "nme") if name in self.classifiers]
+        return next(iter([*usual, *self.classifiers]), None)
 
     def value(self, classifier: str, name: str) -> Estimate | None:
         """Summarise a figure by its name in ``Trajectory.to_dict()``; ``final`` is the accuracy after the last phase."""

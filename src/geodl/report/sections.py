@@ -9,7 +9,7 @@ from geodl.report import plots
 from geodl.report.figures import Plot
 from geodl.report.published import not_as_published
 from geodl.report.results import Estimate, Run, Setting
-from geodl.report.tables import HIGHER_IS_BETTER, Best, Cell, Comparison, Table, comparison_table, comparisons, summary
+from geodl.report.tables import HIGHER_IS_BETTER, Best, Comparison, Table, comparison_table, comparisons, summary
 
 
 def heading(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -21,9 +21,8 @@ def heading(settings: Sequence[Setting]) -> dict[str, Any]:
         lead = f"{runs} runs. {_protocol(settings)}"
         return {"title": f"{len(settings)} settings on {data}", "lead": lead, "tiles": []}
     seeds = ", ".join(str(run.config.get("seed", "?")) for run in settings[0].runs)
-    lead = f"{_protocol(settings)} {'' if first.is_model else f'Seed {seeds}. '}{_state(first)}"
-    title = f"{first.path.name}: {len(first.classes)} classes" if first.is_model else f"{first.label} on {data}"
-    return {"title": title, "lead": lead, **_tiles(settings[0])}
+    lead = f"{_protocol(settings)} Seed {seeds}. {_state(first)}"
+    return {"title": f"{first.label} on {data}", "lead": lead, **_tiles(settings[0])}
 
 
 def _protocol(settings: Sequence[Setting]) -> str:
@@ -51,7 +50,7 @@ def _facts(run: Run) -> dict[str, str]:
             facts["phases"] += f" of {later[0] if len(set(later)) == 1 else f'{min(later)} to {max(later)}'}"
     if "exemplars" in config:
         facts["memory"] = (
-            f"{config['exemplars']} exemplars {'a class' if config.get('budget') == 'per_class' else 'in total'}"
+            f"{config['exemplars']} exemplars {'a class' if config.get('memory_budget') == 'per_class' else 'in total'}"
         )
     if "network" in config:
         facts["network"] = f"network {config['network']}"
@@ -59,9 +58,6 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def _state(run: Run) -> str:
-    if run.is_model:
-        steps = sum(record["action"] == "learn" for record in run.history)
-        return f"A model after {steps} {'step' if steps == 1 else 'steps'}; accuracies are on its validation images."
     if not run.done:
         return "No phase is complete yet."
     return "All phases complete." if run.complete else f"{run.done} of {run.total} phases complete."
@@ -78,28 +74,8 @@ def _tiles(setting: Setting) -> dict[str, Any]:
         "forgetting": "forgetting of the base classes",
     }
     under = f"Under {CLASSIFIERS[setting.main]}; other classifiers below."
-    if setting.first.is_model:  # for someone who trained it, not for a researcher
-        names = {"final": names["final"], "forgetting": "forgetting of the classes of the first step"}
-        under = "On the validation images, by the nearest class mean (k-NME), as geodl predict does it."
     found = [(setting.value(setting.main, name), words) for name, words in names.items()]
     return {"tiles": [(value, words) for value, words in found if value], "under": under}
-
-
-def history(settings: Sequence[Setting]) -> Table:
-    """List what was done to a model, oldest first."""
-    rows: list[Sequence[Cell]] = []
-    for record in settings[0].first.history if len(settings) == 1 else ():
-        day = record["time"][:10] if record["time"] else None
-        if record["action"] == "learn":
-            more = f"more images of {', '.join(record['returning'])}" if record["returning"] else ""
-            what = "; ".join(filter(None, [", ".join(record["new"]), more]))
-            rows.append([day, what, record["images"], record["accuracy"]])
-        elif record["action"] == "rename":
-            rows.append([day, f"{record['old']} is now called {record['new']}", None, None])
-        else:
-            rows.append([day, f"{record['class']} removed", None, None])
-    words = "Accuracy: in % of the validation images of all classes known then."
-    return Table(["day", "what happened", "images", "accuracy"], rows, [words])
 
 
 def results(settings: Sequence[Setting]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def summarize(path: Path) -> RunSummary:
     try:
         done = run.completed()
         if done:
-            result = headline(run.load_metrics(done - 1), run.path)
+            result = headline(run.load_metrics(done - 1), run.path / "phases" / f"{done - 1:02d}" / "metrics.json")
         finished = done == run.phases if run.phases is not None else done > 0 and run.load_progress() is None
         state = "running" if is_locked(path) else "complete" if finished else "interrupted"
     except StoreError as error:

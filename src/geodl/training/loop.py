@@ -7,7 +7,7 @@ the phase, the stage and the step.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from geodl.data.batches import Batch, Transform, evaluation
 from geodl.data.images import Images
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import GeodlError, TrainingError
-from geodl.events import EpochEnded, Listener, StageStarted, StepTaken, ignore
+from geodl.events import EpochEnded, FeaturesTaken, Listener, StageStarted, StepTaken, ignore
 from geodl.geometry import GeometryError
 from geodl.methods import Losses, Phase, Stage
 from geodl.nets import Network, folded
@@ -96,7 +96,7 @@ class Trainer:
         rank = self.ranks.rank if world > 1 else 0
         batches = evaluation(images, transform, mirror=mirror, rank=rank, world=world, workers=self.config.workers)
         with self.fabric.autocast():
-            found = features_of(folded(network).to(self.device), batches, self.device, levels)
+            found = features_of(folded(network).to(self.device), self._told(batches, len(images)), self.device, levels)
         if world == 1:
             return found
 
@@ -106,6 +106,14 @@ class Trainer:
 
         more = {name: gathered(part) for name, part in found.levels.items()}
         return Features(gathered(found.pooled), gathered(found.logits), images.labels, more)
+
+    def _told(self, batches: Iterable[Batch], total: int) -> Iterator[Batch]:
+        """Pass batches on, and tell how many of this rank's images came by."""
+        done = 0
+        for batch in batches:
+            yield batch
+            done += len(batch.labels)
+            self.listener(FeaturesTaken(done, total))
 
     def run(
         self,

@@ -71,6 +71,6 @@
 
   addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
   addEventListener("beforeprint", () => {
-    for (const folded of document.querySelectorAll("details")) folded.open = true;
+    for (const folded of document.querySelectorAll("details:not(.research)")) folded.open = true;
   });
 })();

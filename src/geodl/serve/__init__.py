@@ -1,0 +1,1 @@
+"""A model directory behind a page and an HTTP interface."""
