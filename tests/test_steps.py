@@ -61,13 +61,13 @@ def test_redo_brings_back_exactly_what_undo_took_back(model):
     assert model.undo() == {"action": "rename", "old": "class 0", "new": "zero"}
     assert model.undo()["new"] == ["class 2", "class 3"]
     assert model.classes == ("class 0", "class 1")
-    assert [record["action"] for record in model.info()["redo"]] == ["learn", "rename"]
+    assert [record["action"] for record in model.info()["undone"]] == ["learn", "rename"]
     assert model.redo()["new"] == ["class 2", "class 3"]
     assert model.classes == ("class 0", "class 1", "class 2", "class 3")
     assert model.redo()["action"] == "rename"
     assert model.classes == names
     assert np.array_equal(scores(model), after)
-    assert model.info()["redo"] == []
+    assert model.info()["redo"] == 0
     with pytest.raises(StoreError, match="nothing to bring back"):
         model.redo()
 

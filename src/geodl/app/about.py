@@ -19,6 +19,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     times = store.times("learned", "renamed", "removed")
     learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
     count = len(state.classes)
+    undone = _undone(store)
     accuracy = _per_class(state)
     exemplars = state.learner.memory.per_class()
     checks = [] if state.validation is None else torch.bincount(state.validation.labels, minlength=count).tolist()
@@ -52,7 +53,8 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "threshold": _threshold(state),
         # Back to each earlier state that is kept; and from the first to nothing.
         "undo": sum(store.remembers(t) for t in range(store.completed() - 1)) + store.remembers(0),
-        "redo": _undone(store),
+        "redo": len(undone),
+        "undone": undone,
         "unfinished": store.load_progress() is not None,
         "directory_bytes": directory_size(store.path),
     }

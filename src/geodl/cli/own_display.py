@@ -271,7 +271,7 @@ def say_history(facts: dict[str, Any]) -> None:
             validated = count(record["validated"], "class")
             judged = f"; accuracy {percent(record['accuracy'])} on the validation images of {validated}"
         line(f"  {when(record['time'])}  {describe_step(record)}{judged}")
-    for record in facts["redo"]:
+    for record in facts["undone"]:
         line(f"  taken back, `geodl redo` brings it back: {describe_step(record)}")
 
 
