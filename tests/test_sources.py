@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from geodl.data import ArrayImages, Dataset, FileImages, cifar, load, scan_folder, sources
+from geodl.data import ArrayImages, Dataset, FileImages, cifar, folder, load, scan_folder, sources
 from geodl.data.dataset import stratified
 from geodl.data.folder import natural_key
 from geodl.errors import ConfigError, DataError, MissingExtraError
@@ -271,10 +271,20 @@ def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
         assert words in reasons[name]
 
 
-def test_strict_names_the_first_and_counts_the_others(tmp_path):
+def test_strict_stops_at_the_first(tmp_path, monkeypatch):
     write(tmp_path, {"a/1.png": 1, "a/bad.png": b"no", "b/2.png": 2, "c": None})
-    with pytest.raises(DataError, match=r"a/bad\.png: not an image \(and 1 more\)"):
+    with pytest.raises(DataError, match=r"a/bad\.png: not an image$"):
         scan_folder(tmp_path, strict=True)
+    write(tmp_path, {f"b/{i}.png": 3 for i in range(3000)})
+    read = []
+    check = folder.check_header
+    monkeypatch.setattr(folder, "check_header", lambda path: (read.append(path), check(path)))
+    with pytest.raises(DataError, match="not an image"):
+        scan_folder(tmp_path, strict=True)
+    assert len(read) < 1500  # the others were not read
+    for i in range(3000):
+        (tmp_path / "b" / f"{i}.png").unlink(missing_ok=True)
+    write(tmp_path, {"b/2.png": 2})
     (tmp_path / "a" / "bad.png").unlink()
     with pytest.raises(DataError, match=r"c: no images in this class folder$"):
         scan_folder(tmp_path, strict=True)

@@ -19,12 +19,15 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from geodl.errors import ConfigError
+from geodl.errors import ConfigError, StoreError
+from geodl.files import read_file
+from geodl.text import one_line
 
 InModel = Literal["fixed", "kept", "set"]
 MANY = 1_000_000
 """More epochs, classes or images than anybody means; the limit of options that count."""
 SEEDS = 2**63 - 1
+TOML_LIMIT = 2**20  # bytes
 
 
 def option(
@@ -285,7 +288,7 @@ class Layer:
         """Return a table by its name; an empty one where there is none."""
         found = self.values.get(name, {})
         if not isinstance(found, Mapping):
-            raise ConfigError(f"{name} = {found!r} in {self.origin}: a table of options is allowed here")
+            raise ConfigError(f"{name} = {one_line(repr(found))} in {self.origin}: a table of options is allowed here")
         return found
 
     def flat(self, methods: Collection[str], *tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -359,7 +362,7 @@ def _last(layers: Sequence[Layer], key: str, default: str, allowed: Collection[s
     named = [layer for layer in layers if key in layer.values]
     value, origin = (named[-1].values[key], f" ({named[-1].origin})") if named else (default, "")
     if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{key} = {value!r}{origin}: {', '.join(allowed)} are allowed")
+        raise ConfigError(f"{key} = {one_line(repr(value))}{origin}: {', '.join(allowed)} are allowed")
     return value, origin
 
 
@@ -382,7 +385,7 @@ def presets() -> dict[str, str]:
 def preset_layer(name: str) -> Layer:
     """Read a preset that ships inside the package."""
     if not isinstance(name, str) or name not in presets():
-        raise ConfigError(f"preset = {name!r}: {', '.join(presets())} are allowed")
+        raise ConfigError(f"preset = {one_line(repr(name))}: {', '.join(presets())} are allowed")
     text = resources.files("geodl").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return Layer(f"preset {name}", tomllib.loads(text))
 
@@ -390,11 +393,13 @@ def preset_layer(name: str) -> Layer:
 def file_layers(path: Path) -> list[Layer]:
     """Read a TOML file of options; its key ``preset`` names a preset to stand on."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path}: not TOML: {error}") from None
+        values = tomllib.loads(read_file(path, limit=TOML_LIMIT).decode())
+    except StoreError as error:
+        raise ConfigError(f"config file {path}: {error.__cause__ or error}") from None
+    except RecursionError:
+        raise ConfigError(f"config file {path}: tables or lists inside each other too deep") from None
+    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits
+        raise ConfigError(f"config file {path}: not TOML: {one_line(error)}") from None
     below = [preset_layer(values.pop("preset"))] if "preset" in values else []
     return [*below, Layer(f"file {path}", values)]
 
@@ -423,7 +428,7 @@ def _check_tables(layer: Layer, kinds: Kinds) -> None:
     for name in distillations:
         if name not in kinds.distillations:
             raise ConfigError(
-                f"distillation.{name} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
+                f"distillation.{one_line(repr(name)[1:-1])} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
             )
     tables: list[tuple[str, type[BaseModel], Mapping[str, Any]]]
     tables = [(name, kind, layer.table(name)) for name, kind in kinds.methods.items()]
@@ -442,11 +447,12 @@ def _distills(key: str, kinds: Kinds) -> bool:
 
 def _unknown(key: str, origin: str, user: str, kind: type[BaseModel], kinds: Kinds) -> str:
     owners = kinds.owners(key)
+    shown = one_line(repr(key)[1:-1])
     if owners:
-        return f"{key} ({origin}): an option of {', '.join(owners)}, not of {user}"
+        return f"{shown} ({origin}): an option of {', '.join(owners)}, not of {user}"
     close = difflib.get_close_matches(key, [*kind.model_fields, "preset"], n=1)
     hint = f"did you mean {close[0]}?" if close else "`geodl config show` lists the options"
-    return f"{key} ({origin}): no such option; {hint}"
+    return f"{shown} ({origin}): no such option; {hint}"
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
@@ -456,4 +462,4 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     if not first["loc"]:
         return message
     key = str(first["loc"][0])
-    return f"{key} = {first['input']!r} ({origins[key]}): {message}"
+    return f"{key} = {one_line(repr(first['input']))} ({origins[key]}): {one_line(message)}"

@@ -12,6 +12,12 @@ def printable(text: str) -> str:
     return _HIDDEN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(error: object, most: int = 300) -> str:
+    """Return what an error of a library says as one line that is fit to be shown."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def count(number: int, what: str) -> str:
     """Count things in words: 1 class, 2 classes."""
     plural = f"{what}es" if what.endswith("s") else f"{what}s"

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from geodl.cli import signals
 from geodl.events import (
     BaseCached,
     EpochEnded,
@@ -39,29 +40,36 @@ console, errors = _console(), _console(stderr=True)
 
 
 class Stopper:
-    """Ctrl-C: the first asks to stop after the current step, the second leaves at once."""
+    """Ctrl-C or SIGTERM: the first asks to stop after the current step, the second leaves at once.
+
+    Before anybody asks whether to stop there is nothing to save: then the first leaves at once.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self.polled = False
 
     def __call__(self) -> bool:
         """Whether the user asked to stop."""
+        self.polled = True
         return self.asked
 
     @contextmanager
     def watching(self) -> Iterator["Stopper"]:
-        """Take over Ctrl-C while the block runs."""
-        before = signal.signal(signal.SIGINT, self._hear)
+        """Take over both signals while the block runs."""
+        before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
+        signals.heard.append(number)
+        if self.asked or not self.polled:
+            signals.leave(number)
         self.asked = True
-        errors.print("stopping after this step; Ctrl-C again leaves at once")
+        errors.print("stopping after this step; once more leaves at once")
 
 
 def progress_bar(where: Console, *, hidden: bool = False) -> Progress:

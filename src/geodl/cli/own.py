@@ -129,8 +129,9 @@ def learn(
             done = IncrementalClassifier(model).learn(
                 images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **options
             )
-        except Interrupted:
-            raise Interrupted("stopped; how far it came is saved, and the same command goes on from there") from None
+        except Interrupted as stop:
+            saved = "; how far it came is saved, and the same command goes on from there" if watch.training else ""
+            raise Interrupted(f"{'stopped' if saved else stop}{saved}") from None
     if as_json:
         print(json.dumps(vars(done) | {"skipped": skipped_json(done.skipped)}, ensure_ascii=False))
         return

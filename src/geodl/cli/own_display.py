@@ -3,6 +3,7 @@
 import csv as csv_format
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
@@ -35,6 +36,7 @@ from geodl.predicting import Predictions
 from geodl.text import count, duration
 
 SECONDS = 30.0  # between two signs of life in a log
+REASONS = 3  # the most frequent ones, where not all that was skipped is named
 SHOWN = 20  # lines of what was skipped, of classes, of confusions; --json has all
 
 
@@ -43,6 +45,7 @@ class LearnWatch:
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
+        self.training = False
         self._stage = StageStarted(0, "", 1, 1, 0)
         self._reading: Any = None
         self._task: Any = None
@@ -52,6 +55,7 @@ class LearnWatch:
 
     def __call__(self, event: Event) -> None:
         """Hear what happens."""
+        self.training = self.training or isinstance(event, StageStarted)
         if self.quiet:
             return
         match event:
@@ -147,9 +151,13 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
     if not skipped:
         return
     out = errors if to_errors else console
-    out.print(plain(f"skipped: {len(skipped)}", "yellow"))
-    for name, reason in skipped:
+    kinds = Counter(reason for _, reason in skipped).most_common(REASONS) if len(skipped) > SHOWN else []
+    summary = "".join(f"; {number} times: {reason}" for reason, number in kinds)
+    out.print(plain(f"skipped: {len(skipped)}{summary}", "yellow"))
+    for name, reason in skipped[:SHOWN]:
         out.print(plain(f"  {name}: {reason}"))
+    if len(skipped) > SHOWN:
+        out.print(f"  and {len(skipped) - SHOWN} more (--json lists all)", markup=False)
 
 
 def say_learned(model: Path, done: Any) -> None:

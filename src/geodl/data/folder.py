@@ -44,16 +44,24 @@ def scan_folder(
         was skipped.
     """
     skipped: Skips = []
+
+    def insist() -> None:
+        if strict and skipped:
+            raise DataError(f"{shown(root / skipped[0][0])}: {skipped[0][1]}")
+
     found = _class_files(root, skipped)
-    usable = _usable(root, [path for _, paths in found for path in paths], verify, skipped)
+    insist()
+    usable = set()
+    for path, reason in _problems([path for _, paths in found for path in paths], verify):
+        if reason is None:
+            usable.add(path)
+        else:
+            skipped.append((_relative(root, path), reason))
+            insist()  # at once: the rest is not read
     found = [(name, [path for path in paths if path in usable]) for name, paths in found]
     found = _without_duplicates(root, found, skipped)
     skipped += [(name, "no images in this class folder") for name, paths in found if not paths]
-    if strict and skipped:
-        raise DataError(
-            f"{shown(root / skipped[0][0])}: {skipped[0][1]}"
-            + (f" (and {len(skipped) - 1} more)" if skipped[1:] else "")
-        )
+    insist()
     images, classes = _labelled([(name, paths) for name, paths in found if paths])
     return images, classes, tuple(skipped)
 
@@ -149,8 +157,8 @@ def _relative(root: Path, path: Path) -> str:
     return shown(path.relative_to(root))
 
 
-def _usable(root: Path, paths: list[Path], verify: bool, skipped: Skips) -> set[Path]:
-    """Return the files that are images, and name those that are not."""
+def _problems(paths: list[Path], verify: bool) -> Iterator[tuple[Path, str | None]]:
+    """Yield each file with the reason why it is no image, or None, in order; whoever stops early stops the reading."""
 
     def problem(path: Path) -> str | None:
         try:
@@ -159,10 +167,11 @@ def _usable(root: Path, paths: list[Path], verify: bool, skipped: Skips) -> set[
             return str(error).removeprefix(f"{shown(path)}: ")
         return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        problems = list(pool.map(problem, paths))
-    skipped += [(_relative(root, path), reason) for path, reason in zip(paths, problems, strict=True) if reason]
-    return {path for path, reason in zip(paths, problems, strict=True) if not reason}
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield from zip(paths, pool.map(problem, paths), strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _without_duplicates(

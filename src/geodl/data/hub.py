@@ -12,6 +12,7 @@ from geodl.data.dataset import Dataset, source, split_words, stratified
 from geodl.data.images import FileImages, Item, pack
 from geodl.data.names import class_name, class_names
 from geodl.errors import ConfigError, DataError, MissingExtraError
+from geodl.text import one_line
 
 _TEST_SPLITS = ("test", "validation", "valid", "val")
 _LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
@@ -59,7 +60,7 @@ def _load(root: Path) -> Any:
             return datasets.load_from_disk(str(root))
         return datasets.load_dataset(str(root))
     except Exception as error:  # network, authentication, format: the library has its own exceptions for each
-        raise DataError(f"{root}: cannot be loaded ({' '.join(str(error).split())})") from None
+        raise DataError(f"{root}: cannot be loaded ({one_line(error)})") from None
 
 
 def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from geodl.data.images import ArrayImages, FileImages, Images, check_header, sho
 from geodl.data.names import class_name, class_names
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
-from geodl.text import count
+from geodl.text import count, one_line
 
 SMALLEST = 4
 """Pictures with a side below this many pixels show nothing that could be learned."""
@@ -92,7 +92,7 @@ def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, 
         try:
             pairs = [source[i] for i in range(len(source))]
         except Exception as error:  # a user's own code, or no dataset at all
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = f"{type(error).__name__}: {one_line(error)}"
             raise DataError(f"the {type(source).__name__} cannot be read as a dataset ({reason})") from error
         if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
             raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
@@ -222,7 +222,7 @@ def _png(image: Any) -> bytes:
         try:
             image = upright_rgb(image)
         except Exception as error:  # a closed file, no pixels: pillow raises whatever it comes to
-            raise DataError(f"a PIL image cannot be used ({type(error).__name__}: {error})") from error
+            raise DataError(f"a PIL image cannot be used ({type(error).__name__}: {one_line(error)})") from error
     else:
         image = Image.fromarray(as_pixels(image, one=True)[0].permute(1, 2, 0).contiguous().numpy())
     buffer = io.BytesIO()

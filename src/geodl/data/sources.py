@@ -18,7 +18,7 @@ from geodl.data.hub import read_hub
 from geodl.data.images import PIXEL_LIMIT, ArrayImages
 from geodl.data.names import class_name, class_names
 from geodl.errors import DataError
-from geodl.text import count
+from geodl.text import count, one_line
 
 __all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source", "source_options", "sources"]
 
@@ -82,7 +82,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive.items())
     except Exception as error:  # zipfile, zlib, header parsing: a damaged archive fails in many ways
-        raise DataError(f"{path}: not a readable npz file ({error})") from None
+        raise DataError(f"{path}: not a readable npz file ({one_line(error)})") from None
 
 
 def as_pixels(x: Any, *, one: bool = False) -> Tensor:

@@ -10,7 +10,16 @@
 - `lock`: held by the one writer.
 """
 
-from geodl.store.directory import Phase, RunDirectory
+from geodl.store.directory import Phase, RunDirectory, read_steadily
 from geodl.store.runs import RunSummary, directory_size, list_runs, remove_run, summarize
 
-__all__ = ["Phase", "RunDirectory", "RunSummary", "directory_size", "list_runs", "remove_run", "summarize"]
+__all__ = [
+    "Phase",
+    "RunDirectory",
+    "RunSummary",
+    "directory_size",
+    "list_runs",
+    "read_steadily",
+    "remove_run",
+    "summarize",
+]

@@ -3,10 +3,10 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
@@ -59,6 +59,7 @@ from geodl.store.record import (
 from geodl.store.undone import NAME as UNDONE
 from geodl.store.undone import bring_back, drop_undone, set_undone, undone_phases
 
+T = TypeVar("T")
 _log = logging.getLogger("geodl")
 
 
@@ -395,6 +396,22 @@ class RunDirectory:
         """Tell when events of these kinds were written last: phase -> time."""
         found = (event for event in self.read_events() if event["kind"] in kinds)
         return {event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)}
+
+
+def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
+    """Return what `read` gives of a directory, read again where another process took a phase back or saved one meanwhile."""
+    for _ in range(10):
+        store = RunDirectory(path)
+        before = store.stamp()
+        try:
+            found = read(store)
+        except StoreError:
+            if store.stamp() == before:
+                raise
+        else:
+            if store.stamp() == before:
+                return found
+    raise StoreError(f"{path} is being changed by another process all the time: run the same command again")
 
 
 def _unreadable(error: BaseException | None) -> bool:
