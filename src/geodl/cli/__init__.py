@@ -26,6 +26,7 @@ app = App(
     "Start with `geodl learn MODEL FOLDER` for images of your own, or `geodl compare finetune lucir lucir+geodesic --preset digits` "
     "for an experiment; `geodl COMMAND --help` says more.",
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # main has a sentence for it
 )
 
 # Commands with commands of their own.
