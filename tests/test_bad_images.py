@@ -132,7 +132,7 @@ def test_names_of_classes(model, folder):
     assert set(result.classes) == {"cat", "dog", *names}
     assert result.classes.index("class 9") < result.classes.index("class 10")
     skipped = dict(result.skipped)
-    assert "hidden folder" in skipped[".hidden"]
+    assert ".hidden" not in skipped
     assert any("upper and lower case" in reason for reason in skipped.values())
     stored = state.load(RunDirectory(model.path)).stored
     assert "猫/deep/er/a.png" in stored.values()
@@ -194,7 +194,7 @@ def test_no_name_breaks_a_line(model, folder):
     (folder / "a\x1b[31mred").mkdir()
     assert dict(model.learn(folder, **QUICK).skipped) == {
         "cat/two\\nlines.png": "not an image",
-        "a\\x1b[31mred": "the name of the folder is not valid text",
+        "a\\x1b[31mred": "no name of a class: it is not valid text (a control character, or bytes that are none)",
     }
 
 

@@ -183,7 +183,7 @@ def test_files_are_learned_too(scenario, tmp_path):
     ("images", "labels", "message"),
     [
         (np.zeros((2, 8, 8)), None, "pairs"),
-        (np.zeros((2, 8, 8)), [1], "2 images have 1 labels"),
+        (np.zeros((2, 8, 8)), [1], "2 images with 1 label given"),
         (np.zeros((0, 8, 8)), [], "no images"),
         (3, None, "int given"),
         (ArrayImages(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)), None, "no images"),

@@ -182,7 +182,7 @@ def test_the_first_teaching_makes_the_model(tmp_path, digits):
     ("labels", "said"),
     [
         (["../up"], "no folder of images could have it"),
-        ([" "], "a name that is not empty"),
+        ([" "], "it is empty"),
         ([".hidden"], "a dot first"),
         (["a\nb"], "a control character"),
         (["a" * 256], "more than 255 characters"),

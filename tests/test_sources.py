@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from geodl.data import ArrayImages, Dataset, FileImages, cifar, load, scan_folder, sources
+from geodl.data import ArrayImages, Dataset, FileImages, cifar, folder, load, scan_folder, sources
 from geodl.data.dataset import stratified
 from geodl.data.folder import natural_key
 from geodl.errors import ConfigError, DataError, MissingExtraError
@@ -265,20 +265,36 @@ def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
         "hopeless/a.png": "not an image",
         "hopeless": "no images",
         "stray.png": "not inside a class folder",
-        ".secret": "hidden",
     }
     assert set(reasons) == set(expected)
     for name, words in expected.items():
         assert words in reasons[name]
 
 
-def test_strict_names_the_first_and_counts_the_others(tmp_path):
+def test_strict_stops_at_the_first(tmp_path, monkeypatch):
     write(tmp_path, {"a/1.png": 1, "a/bad.png": b"no", "b/2.png": 2, "c": None})
-    with pytest.raises(DataError, match=r"a/bad\.png: not an image \(and 1 more\)"):
+    with pytest.raises(DataError, match=r"a/bad\.png: not an image$"):
         scan_folder(tmp_path, strict=True)
+    write(tmp_path, {f"b/{i}.png": 3 for i in range(3000)})
+    read = []
+    check = folder.check_header
+    monkeypatch.setattr(folder, "check_header", lambda path: (read.append(path), check(path)))
+    with pytest.raises(DataError, match="not an image"):
+        scan_folder(tmp_path, strict=True)
+    assert len(read) < 1500  # the others were not read
+    for i in range(3000):
+        (tmp_path / "b" / f"{i}.png").unlink(missing_ok=True)
+    write(tmp_path, {"b/2.png": 2})
     (tmp_path / "a" / "bad.png").unlink()
     with pytest.raises(DataError, match=r"c: no images in this class folder$"):
         scan_folder(tmp_path, strict=True)
+
+
+def test_what_is_hidden_is_ignored_whether_strict_or_not(tmp_path):
+    write(tmp_path, {"a/1.png": 1, "b/2.png": 2, ".cache/x.png": b"no", ".DS_Store": b"no", "a/.x.png": b"no"})
+    for strict in (False, True):
+        images, classes, skipped = scan_folder(tmp_path, strict)
+        assert (len(images), classes, skipped) == (2, ("a", "b"), ())
 
 
 def test_headers_are_enough_unless_verified(tmp_path):
@@ -311,7 +327,9 @@ def test_a_class_name_that_is_no_text(tmp_path):
     write(tmp_path, {"a/1.png": 1, "caf\udce9/2.png": 2})
     _, classes, odd = scan_folder(tmp_path)
     assert classes == ("a",)
-    assert odd == (("caf\\xe9", "the name of the folder is not valid text"),)
+    assert odd == (
+        ("caf\\xe9", "no name of a class: it is not valid text (a control character, or bytes that are none)"),
+    )
 
 
 def test_unreadable_folders(tmp_path, monkeypatch):
@@ -723,7 +741,7 @@ def test_hub_errors(hub, monkeypatch):
     [
         ((4, 8, 8), (5,), "4 images with 5 labels given"),
         ((4, 8, 8), (4, 3), r"labels of shape \(4, 3\) given"),
-        ((4, 8, 8), (), "4 images with 1 labels given"),
+        ((4, 8, 8), (), "4 images with 1 label given"),
     ],
 )
 def test_labels_that_do_not_fit_the_images_are_refused(x, y, message):

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 import torch
-from tests.directories import Killed
+from tests.directories import Killed, contents
 
 from geodl import files
 from geodl.errors import StoreError
@@ -39,6 +39,95 @@ def test_the_last_phase_is_taken_back_with_the_progress_beyond_it(run):
             run.drop_last_phase()
     with pytest.raises(StoreError, match="holder of its lock"):
         run.drop_last_phase()
+
+
+def test_what_was_taken_back_is_brought_back_exactly(run):
+    with run.lock():
+        run.clear_progress()
+        before = contents(run.path)
+        for _ in range(2):
+            run.drop_last_phase(keep=True)
+        assert (readable(run), run.undone()) == ([0], [1, 2])
+        assert run.load_undone(2) == {"t": 2}
+        run.save_progress({"w": torch.tensor(9)}, {"step": 1})
+        run.redo_phase()
+        assert (readable(run), run.undone(), run.load_progress()) == ([0, 1], [2], None)
+        run.redo_phase()
+        assert contents(run.path) == before
+        with pytest.raises(StoreError, match="nothing to bring back"):
+            run.redo_phase()
+    with pytest.raises(StoreError, match="holder of its lock"):
+        run.redo_phase()
+
+
+@pytest.mark.parametrize("change", ["save", "drop"])
+def test_another_change_removes_what_was_taken_back(run, change):
+    with run.lock():
+        run.drop_last_phase(keep=True)
+        if change == "save":
+            run.save_phase(2, {"w": torch.tensor(5)}, {"m": torch.tensor(5)}, {}, {"t": 5})
+        else:
+            run.drop_last_phase()
+        assert run.undone() == []
+        assert not (run.path / "undone").exists()
+
+
+def test_what_was_damaged_since_is_not_brought_back(run):
+    with run.lock():
+        run.drop_last_phase(keep=True)
+        (run.path / "undone" / "02" / "extra.json").write_text('{"t": 3}')
+        with pytest.raises(StoreError, match=r"undone/02/extra\.json is damaged"):
+            run.redo_phase()
+        assert readable(run) == [0, 1]
+
+
+def test_odd_things_in_the_place_of_what_was_taken_back_are_harmless(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "02").mkdir()
+    (run.path / "undone").symlink_to(tmp_path / "mine")
+    assert run.undone() == []
+    with run.lock():
+        run.drop_last_phase(keep=True)
+        assert run.undone() == [2]
+    assert (tmp_path / "mine" / "02").is_dir()
+
+
+@pytest.mark.parametrize("action", ["keep", "redo", "save"])
+def test_a_kill_at_any_step_of_undo_and_redo_leaves_the_old_or_the_new_state(run, monkeypatch, action):
+    with run.lock():
+        run.drop_last_phase(keep=True)  # phase 2
+    states = {"keep": ([0], [1, 2]), "redo": ([0, 1, 2], []), "save": ([0, 1, 5], [])}
+    acts = {
+        "keep": lambda: run.drop_last_phase(keep=True),
+        "redo": run.redo_phase,
+        "save": lambda: run.save_phase(2, {"w": torch.tensor(5)}, {"m": torch.tensor(5)}, {}, {"t": 5}),
+    }
+    for when in range(40):
+        left = iter(range(when))
+
+        def crash(step, path, left=left):
+            if next(left, None) is None:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "_crash_point", crash)
+            try:
+                with run.lock():
+                    acts[action]()
+                done = True
+            except Killed:
+                done = False
+        with run.lock():  # cleans up
+            found = (readable(run), run.undone())
+            run.verify()
+            assert found in (([0, 1], [2]), states[action])
+            assert not list(run.path.rglob(".geodl*"))
+            if done:
+                assert found == states[action]
+                return
+            if found == states[action]:  # once more from the start
+                run.redo_phase() if action == "keep" else run.drop_last_phase(keep=True)
+    pytest.fail("it never came to its end")
 
 
 def test_forgotten_phases_keep_their_record(run):

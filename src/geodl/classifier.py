@@ -1,5 +1,6 @@
 """``IncrementalClassifier``: a model directory that learns classes from images, again and again, and recognizes them."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ import torch
 
 from geodl.app import state as states
 from geodl.app.choices import checked
-from geodl.app.state import State
+from geodl.app.state import State, last_record
 from geodl.data.images import Images
 from geodl.data.intake import Problems, insist, take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
 from geodl.events import ImagesPredicted, Listener, ignore
+from geodl.files import as_path
 from geodl.learner import MODEL
 from geodl.metrics import Confusion, finite
 from geodl.predicting import Predictions, Recognizer
@@ -44,7 +46,7 @@ class IncrementalClassifier:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_path(path, "model")
         self._loaded: tuple[Any, State] | None = None
 
     @property
@@ -86,6 +88,9 @@ class IncrementalClassifier:
         from geodl.app.learning import learn_step, summarize  # here, so that predicting never loads what trains
         from geodl.training import Interrupted
 
+        for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
+            if not callable(given):
+                raise ConfigError(f"{name}: {type(given).__name__} given, a function is needed")
         wanted = checked(options)
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
@@ -112,7 +117,7 @@ class IncrementalClassifier:
     ) -> Predictions:
         """Recognize images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such; in their order.
 
-        classifier: nme, ncm or cnn, as for `Learner.recognizer`; how: top, strict, workers, listener as for
+        classifier: nme, ncm or cnn, as for `Learner.recognizer`; how: top, threshold, strict, workers, listener as for
         `geodl.predicting.Recognizer.predict`. An image that cannot be read is skipped and named in `skipped`.
         """
         return self._recognizer(self._state(), classifier, accelerator).predict(images, **how)
@@ -156,7 +161,7 @@ class IncrementalClassifier:
         true: list[int] = []
         guessed: list[int] = []
         insist(strict, skipped)
-        for positions, scores, _, bad in self._recognizer(state, classifier, accelerator).stream(pictures, workers):
+        for positions, scores, bad in self._recognizer(state, classifier, accelerator).stream(pictures, workers):
             skipped += [(intake.names[known[i]], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
@@ -175,7 +180,11 @@ class IncrementalClassifier:
         return describe(store, self._state())
 
     def undo(self) -> dict[str, Any]:
-        """Take the last step (learn, rename or remove) back; return its record."""
+        """Take the last step (learn, rename or remove) back; return its record.
+
+        The state is kept aside, and `redo` brings it back, until another change is made. A damaged one is dropped; its record
+        says no more than ``{"action": "damaged"}``.
+        """
         with self._writing() as store:
             done = store.completed()
             if not done:
@@ -184,31 +193,43 @@ class IncrementalClassifier:
                 raise StoreError(
                     f"{self.path}: the state before the last step is no longer kept, it cannot be taken back"
                 )
-            record = dict(self._state().history[-1])
-            store.drop_last_phase()
+            sound = not store.is_damaged(done - 1)
+            record = last_record(store.load_extra(done - 1)) if sound else {"action": "damaged"}
+            store.drop_last_phase(keep=sound)
             store.events("undone", record=record)
+            return record
+
+    def redo(self) -> dict[str, Any]:
+        """Bring the step back that `undo` took back last; return its record."""
+        with self._writing() as store:
+            store.redo_phase()
+            record = last_record(store.load_extra(store.completed() - 1))
+            store.events("redone", record=record)
             return record
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
         with self._writing() as store:
             states.save(store, states.renamed(self._state(), old, new))
-            store.events("renamed", old=old, new=new)
+            store.events("renamed", phase=store.completed() - 1, old=old, new=new)
 
     def remove(self, name: str, *, for_good: bool = False) -> None:
-        """Remove a class with its images; `for_good` removes earlier states and the page too, so that no image of it is left."""
+        """Remove a class with its images and features; `for_good` removes all other states and the page, so that none is left."""
         with self._writing() as store:
             states.save(store, states.without(self._state(), name))
             if for_good:
                 states.forget(store, before=store.completed() - 1)
                 (self.path / "report.html").unlink(missing_ok=True)  # it may show images
-            store.events("removed", name=name, for_good=for_good)
+            store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
 
-    def export(self, path: str | Path) -> dict[str, Any]:
-        """Write the model to an ONNX file with labels and preprocessing inside, checked against the model."""
+    def export(self, path: str | Path, *, force: bool = False) -> dict[str, Any]:
+        """Write the model to an ONNX file with labels and preprocessing inside; `force` replaces a file that is there."""
         from geodl.app.export import export
 
-        return export(self._state().learner, Path(path))
+        file = as_path(path, "file")
+        if os.path.lexists(file) and not force:
+            raise ConfigError(f"{file} is there already; --force replaces it")
+        return export(self._state().learner, file)
 
     def _create(self) -> RunDirectory:
         if (self.path / "config.json").exists():

@@ -19,9 +19,15 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from geodl.errors import ConfigError
+from geodl.errors import ConfigError, StoreError
+from geodl.files import read_file
+from geodl.text import one_line
 
 InModel = Literal["fixed", "kept", "set"]
+MANY = 1_000_000
+"""More epochs, classes or images than anybody means; the limit of options that count."""
+SEEDS = 2**63 - 1
+TOML_LIMIT = 2**20  # bytes
 
 
 def option(
@@ -73,7 +79,7 @@ class RunConfig(BaseModel):
     test_fraction: float = option(
         0.2, "Data", "Data without a test part (folder, arrays, hub): share kept for testing.", gt=0, lt=1
     )
-    split_seed: int = option(0, "Data", "Data without a test part: seed of the split.")
+    split_seed: int = option(0, "Data", "Data without a test part: seed of the split.", ge=-SEEDS, le=SEEDS)
     image_column: str | None = option(None, "Data", "Hub: the column of images; unset: auto-detected.")
     label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: auto-detected.")
     base: int | None = option(
@@ -81,9 +87,12 @@ class RunConfig(BaseModel):
         "Data",
         "Classes of phase 0; unset: half of them; 0: no more than in the other phases.",
         ge=0,
+        le=MANY,
         in_grid=True,
     )
-    phases: int = option(5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0, in_grid=True)
+    phases: int = option(
+        5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0, le=MANY, in_grid=True
+    )
     groups: tuple[int, ...] | tuple[tuple[str, ...], ...] | None = option(
         None, "Data", "Sizes of the groups, or lists of class names, instead of base and phases."
     )
@@ -116,9 +125,11 @@ class RunConfig(BaseModel):
         base=True,
     )
 
-    epochs: int = option(160, "Training", "Epochs of each phase.", ge=1, in_model="set")
-    base_epochs: int | None = option(None, "Training", "Epochs of phase 0; unset: as epochs.", ge=1)
-    batch_size: int = option(128, "Training", "Images a step, over all devices.", ge=2, in_model="set", base=True)
+    epochs: int = option(160, "Training", "Epochs of each phase.", ge=1, le=MANY, in_model="set")
+    base_epochs: int | None = option(None, "Training", "Epochs of phase 0; unset: as epochs.", ge=1, le=MANY)
+    batch_size: int = option(
+        128, "Training", "Images a step, over all devices.", ge=2, le=MANY, in_model="set", base=True
+    )
     lr: float = option(0.1, "Training", "Learning rate (onecycle: its peak).", gt=0, in_model="set")
     base_lr: float | None = option(None, "Training", "Learning rate of phase 0; unset: as lr.", gt=0)
     schedule: Literal["step", "onecycle"] = option(
@@ -143,18 +154,24 @@ class RunConfig(BaseModel):
         "Training",
         "Seed of initialization, shuffling and augmentation.",
         ge=0,
+        le=SEEDS,
         in_model="kept",
         base=True,
         repetition=True,
     )
 
     image_size: int | None = option(
-        None, "Images", "Side of the images fed to the network; unset: that of the data.", ge=1, in_model="fixed"
+        None,
+        "Images",
+        "Side of the images fed to the network; unset: that of the data.",
+        ge=1,
+        le=4096,
+        in_model="fixed",
     )
     crop: Literal["pad", "resized"] = option(
         "pad", "Images", "Training crop: pad and crop, or crop and resize.", in_model="fixed"
     )
-    padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, in_model="fixed")
+    padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, le=1024, in_model="fixed")
     flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="kept")
     jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
     augment: Literal["none", "trivial"] = option(
@@ -171,7 +188,13 @@ class RunConfig(BaseModel):
     )
 
     exemplars: int = option(
-        20, "Memory", "Exemplars: per class, or in total, as memory_budget says.", ge=0, in_model="kept", in_grid=True
+        20,
+        "Memory",
+        "Exemplars: per class, or in total, as memory_budget says.",
+        ge=0,
+        le=MANY,
+        in_model="kept",
+        in_grid=True,
     )
     memory_budget: Literal["per_class", "total"] = option(
         "per_class", "Memory", "What exemplars counts.", in_model="kept"
@@ -185,7 +208,7 @@ class RunConfig(BaseModel):
         False, "Evaluation", "Evaluate AME too, an oracle that needs all the old classes' images.", in_grid=True
     )
     ame_images: int | None = option(
-        None, "Evaluation", "AME (oracle): at most this many images a class; unset: all.", ge=1
+        None, "Evaluation", "AME (oracle): at most this many images a class; unset: all.", ge=1, le=MANY
     )
     analysis: bool = option(
         True, "Evaluation", "Compare features with phase 0 after each phase (SVCCA, CKA, angles).", in_grid=True
@@ -194,8 +217,8 @@ class RunConfig(BaseModel):
     threads: int | None = option(
         None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False, in_model="set"
     )
-    devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, identity=False)
-    nodes: int = option(1, "Machine", "Nodes.", ge=1, identity=False)
+    devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, le=1024, identity=False)
+    nodes: int = option(1, "Machine", "Nodes.", ge=1, le=65536, identity=False)
     accelerator: Literal["auto", "cpu", "cuda"] = option(
         "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False, in_model="set"
     )
@@ -208,12 +231,15 @@ class RunConfig(BaseModel):
     compile: bool = option(
         False, "Machine", "torch.compile the network: pays for long phases.", in_model="set", base=True
     )
-    workers: int = option(2, "Machine", "Threads that decode image files.", ge=0, identity=False, in_model="set")
+    workers: int = option(
+        2, "Machine", "Threads that decode image files.", ge=0, le=1024, identity=False, in_model="set"
+    )
     checkpoint_steps: int | None = option(
         None,
         "Machine",
         "Save progress every so many steps; unset: at the end of an epoch, 10 seconds apart or more.",
         ge=1,
+        le=10**9,
         identity=False,
         in_model="set",
     )
@@ -264,7 +290,7 @@ class Layer:
         """Return a table by its name; an empty one where there is none."""
         found = self.values.get(name, {})
         if not isinstance(found, Mapping):
-            raise ConfigError(f"{name} = {found!r} in {self.origin}: a table of options is allowed here")
+            raise ConfigError(f"{name} = {one_line(repr(found))} in {self.origin}: a table of options is allowed here")
         return found
 
     def flat(self, methods: Collection[str], *tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,7 +364,7 @@ def _last(layers: Sequence[Layer], key: str, default: str, allowed: Collection[s
     named = [layer for layer in layers if key in layer.values]
     value, origin = (named[-1].values[key], f" ({named[-1].origin})") if named else (default, "")
     if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{key} = {value!r}{origin}: {', '.join(allowed)} are allowed")
+        raise ConfigError(f"{key} = {one_line(repr(value))}{origin}: {', '.join(allowed)} are allowed")
     return value, origin
 
 
@@ -361,7 +387,7 @@ def presets() -> dict[str, str]:
 def preset_layer(name: str) -> Layer:
     """Read a preset that ships inside the package."""
     if not isinstance(name, str) or name not in presets():
-        raise ConfigError(f"preset = {name!r}: {', '.join(presets())} are allowed")
+        raise ConfigError(f"preset = {one_line(repr(name))}: {', '.join(presets())} are allowed")
     text = resources.files("geodl").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
     return Layer(f"preset {name}", tomllib.loads(text))
 
@@ -369,11 +395,13 @@ def preset_layer(name: str) -> Layer:
 def file_layers(path: Path) -> list[Layer]:
     """Read a TOML file of options; its key ``preset`` names a preset to stand on."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"config file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config file {path}: not TOML: {error}") from None
+        values = tomllib.loads(read_file(path, limit=TOML_LIMIT).decode())
+    except StoreError as error:
+        raise ConfigError(f"config file {path}: {error.__cause__ or error}") from None
+    except RecursionError:
+        raise ConfigError(f"config file {path}: tables or lists inside each other too deep") from None
+    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits
+        raise ConfigError(f"config file {path}: not TOML: {one_line(error)}") from None
     below = [preset_layer(values.pop("preset"))] if "preset" in values else []
     return [*below, Layer(f"file {path}", values)]
 
@@ -402,7 +430,7 @@ def _check_tables(layer: Layer, kinds: Kinds) -> None:
     for name in distillations:
         if name not in kinds.distillations:
             raise ConfigError(
-                f"distillation.{name} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
+                f"distillation.{one_line(repr(name)[1:-1])} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
             )
     tables: list[tuple[str, type[BaseModel], Mapping[str, Any]]]
     tables = [(name, kind, layer.table(name)) for name, kind in kinds.methods.items()]
@@ -421,11 +449,12 @@ def _distills(key: str, kinds: Kinds) -> bool:
 
 def _unknown(key: str, origin: str, user: str, kind: type[BaseModel], kinds: Kinds) -> str:
     owners = kinds.owners(key)
+    shown = one_line(repr(key)[1:-1])
     if owners:
-        return f"{key} ({origin}): an option of {', '.join(owners)}, not of {user}"
+        return f"{shown} ({origin}): an option of {', '.join(owners)}, not of {user}"
     close = difflib.get_close_matches(key, [*kind.model_fields, "preset"], n=1)
     hint = f"did you mean {close[0]}?" if close else "`geodl config show` lists the options"
-    return f"{key} ({origin}): no such option; {hint}"
+    return f"{shown} ({origin}): no such option; {hint}"
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
@@ -435,4 +464,4 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     if not first["loc"]:
         return message
     key = str(first["loc"][0])
-    return f"{key} = {first['input']!r} ({origins[key]}): {message}"
+    return f"{key} = {one_line(repr(first['input']))} ({origins[key]}): {one_line(message)}"

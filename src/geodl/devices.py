@@ -12,6 +12,8 @@ def device_kind(accelerator: str) -> str:
 
     Apple's mps is left out: it has no float64, in which the subspaces are computed.
     """
+    if accelerator not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"accelerator = {accelerator!r}: auto, cpu and cuda are allowed")
     if accelerator == "cuda" and not torch.cuda.is_available():
         raise ConfigError("accelerator = 'cuda': torch finds no CUDA device here; auto and cpu are allowed")
     return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"

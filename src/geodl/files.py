@@ -21,7 +21,7 @@ from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from geodl.errors import StoreError
+from geodl.errors import ConfigError, StoreError
 
 TEMPORARY = ".geodl-tmp-"  # beginning of the names of unfinished files, so that leftovers of a kill are recognized
 JSON_LIMIT = 64 * 2**20  # bytes
@@ -54,6 +54,13 @@ def writing(target: Path, temporary: Path | None = None) -> Iterator[None]:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def as_path(given: Any, what: str) -> Path:
+    """Return a path that a user gave; `what` names it in the error about anything else."""
+    if isinstance(given, str | os.PathLike) and "\0" not in os.fspath(given):
+        return Path(given)
+    raise ConfigError(f"{what}: {type(given).__name__} given that is no path")
 
 
 def make_directory(path: Path) -> None:
@@ -141,6 +148,14 @@ def unlink(path: Path) -> None:
             path.unlink()
             _crash_point("removed", path)
             sync_directory(path.parent)
+
+
+def drop_folder(target: Path) -> None:
+    """Remove a folder, or whatever is there under its name: it disappears in one instant."""
+    doomed = temporary_for(target)
+    with writing(target):
+        move(target, doomed)
+        remove(doomed)
 
 
 def atomic_write(path: Path, data: bytes) -> None:

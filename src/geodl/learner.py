@@ -17,9 +17,11 @@ from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_lay
 from geodl.data.batches import Transform, transform_of
 from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
 from geodl.data.intake import take
+from geodl.data.names import class_name, class_names
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import BaseAwaited, BaseCached, Event, Listener, ignore
+from geodl.files import as_path
 from geodl.memory import Memory, quota
 from geodl.methods import Phase, Stage, build, configure, kinds
 from geodl.metrics import Confusion
@@ -37,6 +39,7 @@ from geodl.predictors import (
 )
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
+from geodl.text import count
 from geodl.training import Checkpoint, Interrupted, NoProgress, Progress, Trainer
 from geodl.training.angles import AngleWatch
 from geodl.training.base import base_key
@@ -423,9 +426,9 @@ class Learner:
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
+        place, new = self.position(old), class_name(new)
         if new in self.classes:
             raise ConfigError(f"new name {new!r}: there is a class of that name already")
-        place = self.position(old)
         self.classes = (*self.classes[:place], new, *self.classes[place + 1 :])
 
     def remove(self, name: str) -> None:
@@ -478,14 +481,14 @@ class Learner:
     def save(self, path: str | Path) -> None:
         """Write the learner to a directory, which ``geodl predict`` opens too; one that is there gets a further state."""
         model, memory, statistics = self.tensors()
-        store = RunDirectory.create_or_open(Path(path), MODEL)
+        store = RunDirectory.create_or_open(as_path(path, "model"), MODEL)
         with store.lock():
             store.save_phase(store.completed(), model, memory, {}, self.facts(), statistics)
 
     @classmethod
     def load(cls, path: str | Path, **how: Any) -> Self:
         """Read the last state in a directory of `save`, of ``geodl learn`` or of ``geodl run``; how: listener, stop."""
-        store = RunDirectory(Path(path))
+        store = RunDirectory(as_path(path, "model"))
         if not (done := store.completed()):
             raise StoreError(f"{path}: nothing was learned yet")
         return cls.restored(store.load_phase(done - 1), **how)
@@ -544,8 +547,10 @@ def _nearest(means: Tensor, found: Features) -> Tensor:
 def _labelled(images: Any, labels: Any) -> Images:
     """Return what was handed over as images whose labels are positions in their names."""
     if isinstance(images, ArrayImages | FileImages) and labels is None:
-        names = images.names or tuple(map(str, range(int(images.labels.max()) + 1 if len(images) else 0)))
-        return replace(images, names=names)
+        numbers = range(int(images.labels.max()) + 1 if len(images) else 0)
+        if images.names and len(numbers) > len(images.names):
+            raise DataError(f"label {len(numbers) - 1} has no name: {count(len(images.names), 'class name')} given")
+        return replace(images, names=class_names(images.names or numbers))
     found = take(images, labels, strict=True)
     return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from geodl.config import option
+from geodl.config import MANY, option
 from geodl.errors import ConfigError
 from geodl.geometry import GeodesicFlow, GeometryError, common_subspaces, unit, working_dtype
 from geodl.ranks import Group, gather_rows, global_mean
@@ -203,7 +203,7 @@ class GeodesicDistillation(Distillation):
             in_model="kept",
         )
         subspace_dim: int = option(
-            127, "Distillation", "Dimension n of the subspaces.", ge=1, in_model="kept", in_grid=True
+            127, "Distillation", "Dimension n of the subspaces.", ge=1, le=MANY, in_model="kept", in_grid=True
         )
         through_flow: bool = option(
             False, "Distillation", "Differentiate through the geodesic flow too.", in_model="kept"

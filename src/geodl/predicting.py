@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from geodl.events import ImagesPredicted, Listener, ignore
 from geodl.nets import Network
 from geodl.predictors import Features, features_of
 
+MOST_WORKERS = 1024
 UNKNOWN = "unknown"
 """The label of an image that is unlike all classes."""
 
@@ -30,7 +31,9 @@ class Prediction:
     name: str
     top: tuple[tuple[str, float], ...]
     unknown: bool = False
-    """Whether the image is unlike all classes."""
+    """Whether the image is unlike all classes: its score is below the threshold."""
+    score: float = math.nan
+    """The largest score, which the threshold is compared with."""
 
     @property
     def label(self) -> str:
@@ -122,44 +125,58 @@ class Recognizer:
         """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
         return self.scorer.judge(self.scores(images))
 
-    def stream(
-        self, images: Images, workers: int | None = None
-    ) -> Iterator[tuple[list[int], Tensor, Tensor, list[Any]]]:
-        """Yield (positions, probabilities (b, C), unknown (b,), [(position, reason)]) by batch; decoding goes on meanwhile."""
+    def stream(self, images: Images, workers: int | None = None) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
+        """Yield (positions, scores (b, C), [(position, reason)]) by batch; decoding goes on meanwhile."""
         threads = workers if workers is not None else torch.get_num_threads() + 1
         for positions, pixels, bad in squares(images, self.transform.shorter_side, threads):
-            batch = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-            yield positions, *self.recognize(batch), bad
+            yield positions, self.scores(ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))), bad
 
     def predict(
         self,
         images: Any,
         *,
         top: int = 1,
+        threshold: float | None = None,
         strict: bool = False,
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Predictions:
-        """Predict images of any kind (see `as_images`); `strict` makes the first that cannot be read a DataError."""
-        if top < 1:
-            raise ConfigError(f"top = {top}: at least 1 is needed")
+        """Predict images of any kind (see `as_images`); `strict` makes the first that cannot be read a DataError.
+
+        threshold: an image whose largest score is below it is unknown; -inf: none is; None: as it was fitted.
+        """
+        if not isinstance(top, int) or top < 1:
+            raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
+        if workers is not None and (not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS):
+            raise ConfigError(f"workers = {workers!r}: a whole number from 0 to {MOST_WORKERS} is needed")
+        if threshold is not None:
+            if not isinstance(threshold, int | float) or math.isnan(threshold):
+                raise ConfigError(f"threshold = {threshold!r}: a number is needed")
+            return replace(self, scorer=replace(self.scorer, threshold=threshold)).predict(
+                images, top=top, strict=strict, workers=workers, listener=listener
+            )
         pictures, names, problems = as_images(images)
         began = time.perf_counter()
         found: list[Prediction] = []
         rows = [torch.empty(0, len(self.classes))]
         skipped = list(problems)
         insist(strict, skipped)
-        for positions, scores, strange, bad in self.stream(pictures, workers):
+        for positions, scores, bad in self.stream(pictures, workers):
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
-            rows.append(scores)
-            values, places = scores.topk(min(top, scores.shape[1]))
-            for i, value, place, unknown in zip(
-                positions, values.tolist(), places.tolist(), strange.tolist(), strict=True
-            ):
-                best = tuple((self.classes[c], confidence) for c, confidence in zip(place, value, strict=True))
-                found.append(Prediction(names[i], best, unknown))
+            probabilities, unknown = self.scorer.judge(scores)
+            rows.append(probabilities)
+            found += self._predictions([names[i] for i in positions], probabilities, unknown, scores.amax(1), top)
         seconds = max(time.perf_counter() - began, 1e-9)
-        probabilities = torch.cat(rows).float().numpy()
-        return Predictions(tuple(found), self.classes, probabilities, tuple(skipped), len(found) / seconds)
+        confidences = torch.cat(rows).float().numpy()
+        return Predictions(tuple(found), self.classes, confidences, tuple(skipped), len(found) / seconds)
+
+    def _predictions(
+        self, names: list[str], probabilities: Tensor, unknown: Tensor, best: Tensor, top: int
+    ) -> Iterator[Prediction]:
+        values, places = probabilities.topk(min(top, probabilities.shape[1]))
+        rows = (part.tolist() for part in (values, places, unknown, best))
+        for name, confidences, classes, strange, score in zip(names, *rows, strict=True):
+            likeliest = zip((self.classes[c] for c in classes), confidences, strict=True)
+            yield Prediction(name, tuple(likeliest), strange, score)

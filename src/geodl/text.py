@@ -12,6 +12,18 @@ def printable(text: str) -> str:
     return _HIDDEN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(error: object, most: int = 300) -> str:
+    """Return what an error of a library says as one line that is fit to be shown."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def count(number: int, what: str) -> str:
+    """Count things in words: 1 class, 2 classes."""
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{number} {what if number == 1 else plural}"
+
+
 def duration(seconds: float) -> str:
     """Say a time: 40 s, 12 min, 3.5 h, 2.1 days."""
     if seconds < 100:
@@ -19,9 +31,3 @@ def duration(seconds: float) -> str:
     if seconds < 100 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
-
-
-def count(number: int, what: str) -> str:
-    """Count things in words: 1 class, 2 classes."""
-    plural = f"{what}es" if what.endswith("s") else f"{what}s"
-    return f"{number} {what if number == 1 else plural}"

@@ -1,10 +1,13 @@
 """What ``info`` says about a model: nothing but what is in its directory."""
 
+import math
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from geodl.app.state import State, accuracy_of
+from geodl.app.state import State, accuracy_of, last_record
+from geodl.errors import StoreError
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.nets.network import parameter_count
 from geodl.predictors import default_classifier
@@ -13,9 +16,10 @@ from geodl.store import RunDirectory, directory_size
 
 def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
-    times = store.times("learned")
+    times = store.times("learned", "renamed", "removed")
     learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
     count = len(state.classes)
+    undone = _undone(store)
     accuracy = _per_class(state)
     exemplars = state.learner.memory.per_class()
     checks = [] if state.validation is None else torch.bincount(state.validation.labels, minlength=count).tolist()
@@ -45,11 +49,41 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "stored_images": state.stored_images,
         "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
+        "features": _features(state),
+        "threshold": _threshold(state),
         # Back to each earlier state that is kept; and from the first to nothing.
         "undo": sum(store.remembers(t) for t in range(store.completed() - 1)) + store.remembers(0),
+        "redo": len(undone),
+        "undone": undone,
         "unfinished": store.load_progress() is not None,
         "directory_bytes": directory_size(store.path),
     }
+
+
+def _undone(store: RunDirectory) -> list[dict[str, Any]]:
+    """Return the records of the steps that can be brought back, in that order; those after a damaged one cannot."""
+    found: list[dict[str, Any]] = []
+    with suppress(StoreError):
+        found.extend(last_record(store.load_undone(t)) for t in store.undone())
+    return found
+
+
+def _features(state: State) -> dict[str, Any]:
+    """Count the images whose features are kept one by one, and the bytes of these; `sums`: sums over all images are kept."""
+    own = state.learner.memory.own
+    kept = [tensor for name, tensor in own.items() if name.startswith("z.")]
+    return {
+        "images": len(kept[0]) if kept else 0,
+        "bytes": sum(tensor.nbytes for tensor in kept),
+        "sums": "gram" in own,
+    }
+
+
+def _threshold(state: State) -> float | None:
+    """Return the score below which an image is unknown; None where none is."""
+    found = state.learner.classifiers()
+    threshold = found[default_classifier(found)].threshold
+    return threshold if math.isfinite(threshold) else None
 
 
 def _confusion(state: State) -> Confusion | None:

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from geodl.config import RunConfig
 from geodl.data.batches import Transform
-from geodl.data.folder import class_name
 from geodl.data.images import Images, from_tensors, to_tensors
-from geodl.errors import StoreError
+from geodl.data.names import typed_name
 from geodl.learner import Learner
 from geodl.memory import without_class
 from geodl.metrics import confusions_of, to_metrics
 from geodl.nets import Network
 from geodl.predictors import default_classifier
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, read_steadily
 
 UNDO = 3
 """So many steps can be taken back; states before them are removed."""
@@ -128,15 +127,13 @@ def forget(store: RunDirectory, *, before: int) -> None:
 
 def load(store: RunDirectory) -> State | None:
     """Read the last complete state; None where there is none."""
-    for attempt in (1, 2):
-        done = store.completed()
-        try:
-            return _load(store, done - 1) if done else None
-        except StoreError:
-            # Between counting and reading, another process may have taken the last step back.
-            if attempt == 2 or store.completed() == done:
-                raise
-    raise AssertionError("unreachable")
+    return read_steadily(store.path, lambda here: _load(here, done - 1) if (done := here.completed()) else None)
+
+
+def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of the step that led to a state; a learner that was saved by itself has none."""
+    history = extra.get("history")
+    return dict(history[-1]) if history else {"action": "save"}
 
 
 def _load(store: RunDirectory, phase: int) -> State:
@@ -160,7 +157,7 @@ def _load(store: RunDirectory, phase: int) -> State:
 
 def renamed(state: State, old: str, new: str) -> State:
     """Give a class another name."""
-    new = class_name(new)
+    new = typed_name(new)
     position = state.learner.position(old)
     learner = copy(state.learner)
     learner.rename(old, new)

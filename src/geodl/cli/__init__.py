@@ -1,15 +1,18 @@
 """The command line: thin. Each command parses, calls, prints; it is imported only when it is used."""
 
 import difflib
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Group, UnknownCommandError
+from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
 
 from geodl import __version__
+from geodl.cli import signals
 from geodl.errors import GeodlError
-from geodl.text import printable
+from geodl.text import one_line, printable
 
 OWN = Group("Your own images", sort_key=1)
 RESEARCH = Group("Experiments", sort_key=2)
@@ -23,6 +26,7 @@ app = App(
     "Start with `geodl learn MODEL FOLDER` for images of your own, or `geodl compare finetune lucir lucir+geodesic --preset digits` "
     "for an experiment; `geodl COMMAND --help` says more.",
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # main has a sentence for it
 )
 
 # Commands with commands of their own.
@@ -65,6 +69,7 @@ COMMANDS = [
         "geodl info flowers/",
     ),
     ("undo", "own:undo", OWN, "Take the last step of a model back.", "geodl undo flowers/"),
+    ("redo", "own:redo", OWN, "Bring back what undo took back last.", "geodl redo flowers/"),
     ("rename", "own:rename", OWN, "Give a class another name.", "geodl rename flowers/ daisy marguerite"),
     ("remove", "own:remove", OWN, "Remove a class and its images from a model.", "geodl remove flowers/ daisy"),
     (
@@ -200,16 +205,26 @@ app.register_install_completion_command(group=ABOUT)
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors on purpose are one line and exit code 2."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of the libraries, for developers: a user could do nothing about them
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     try:
-        status = app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
+        with signals.terminating():
+            status = app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except UnknownCommandError as error:
         _fail(_no_such_command(error.unused_tokens or []))
+    except UnusedCliTokensError as error:
+        _fail(
+            f"{' '.join(error.unused_tokens or [])}: more than this command takes; `geodl COMMAND --help` says what it takes"
+        )
     except CycloptsError as error:
-        _fail(" ".join(str(error).split()))
+        _fail(one_line(error))
     except GeodlError as error:
-        _fail(str(error), 130 if type(error).__name__ == "Interrupted" else 2)
+        _fail(str(error), signals.status() if type(error).__name__ == "Interrupted" else 2)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        _fail("interrupted; what was complete before is kept", 130)
+    except signals.Terminated:
+        _fail("terminated; what was complete before is kept", 143)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left: nothing to say, nobody to hear it
         sys.exit(0)

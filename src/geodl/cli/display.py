@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from geodl.cli import signals
 from geodl.events import (
     BaseAwaited,
     BaseCached,
@@ -27,7 +28,7 @@ from geodl.events import (
 )
 from geodl.metrics import Trajectory, confusions_of, finite
 from geodl.predictors import CLASSIFIERS
-from geodl.text import printable
+from geodl.text import count, printable
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -40,29 +41,36 @@ console, errors = _console(), _console(stderr=True)
 
 
 class Stopper:
-    """Ctrl-C: the first asks to stop after the current step, the second leaves at once."""
+    """Ctrl-C or SIGTERM: the first asks to stop after the current step, the second leaves at once.
+
+    Before anybody asks whether to stop there is nothing to save: then the first leaves at once.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self.polled = False
 
     def __call__(self) -> bool:
         """Whether the user asked to stop."""
+        self.polled = True
         return self.asked
 
     @contextmanager
     def watching(self) -> Iterator["Stopper"]:
-        """Take over Ctrl-C while the block runs."""
-        before = signal.signal(signal.SIGINT, self._hear)
+        """Take over both signals while the block runs."""
+        before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
+        signals.heard.append(number)
+        if self.asked or not self.polled:
+            signals.leave(number)
         self.asked = True
-        errors.print("stopping after this step; Ctrl-C again leaves at once")
+        errors.print("stopping after this step; once more leaves at once")
 
 
 def progress_bar(where: Console, *, hidden: bool = False) -> Progress:
@@ -107,8 +115,8 @@ class Watch:
                 self._started(event)
             case PhaseStarted():
                 names = event.classes
-                shown = ", ".join(names[:8]) + (f", ... ({len(names)} classes)" if len(names) > 8 else "")
-                say(f"  phase {event.phase}: {shown} ({event.images} images)")
+                shown = ", ".join(names[:8]) + (f", ... ({count(len(names), 'class')})" if len(names) > 8 else "")
+                say(f"  phase {event.phase}: {shown} ({count(event.images, 'image')})")
             case BaseAwaited():
                 say("    another run is training the same base phase: waiting for it")
             case BaseCached():
@@ -129,7 +137,10 @@ class Watch:
     def _started(self, event: RunStarted) -> None:
         self._work, sizes = event.work, event.sizes
         self._base = sizes[0]
-        say(plain(self.title, "bold") + Text(f": {sum(sizes)} classes, learned as {' + '.join(map(str, sizes))}"))
+        say(
+            plain(self.title, "bold")
+            + Text(f": {count(sum(sizes), 'class')}, learned as {' + '.join(map(str, sizes))}")
+        )
         if event.done == len(sizes):
             say(f"  complete already: {event.directory}")
         elif event.done:

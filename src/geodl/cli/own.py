@@ -1,6 +1,7 @@
-"""``geodl learn``, ``predict``, ``evaluate``, ``info``, ``undo``, ``rename``, ``remove`` and ``export``: your own images."""
+"""``geodl learn``, ``predict``, ``evaluate``, ``info``, ``undo``, ``redo``, ``rename``, ``remove`` and ``export``: your own images."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from geodl.cli.own_display import (
     LearnWatch,
     count_steps,
     csv_predictions,
+    describe_step,
     line,
     percent,
     plain_table,
@@ -127,8 +129,9 @@ def learn(
             done = IncrementalClassifier(model).learn(
                 images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **options
             )
-        except Interrupted:
-            raise Interrupted("stopped; how far it came is saved, and the same command goes on from there") from None
+        except Interrupted as stop:
+            saved = "; how far it came is saved, and the same command goes on from there" if watch.training else ""
+            raise Interrupted(f"{'stopped' if saved else stop}{saved}") from None
     if as_json:
         print(json.dumps(vars(done) | {"skipped": skipped_json(done.skipped)}, ensure_ascii=False))
         return
@@ -143,6 +146,14 @@ def predict(
     /,
     *,
     top: Annotated[int, Parameter(help="Show so many of the likeliest classes.", group=_HOW)] = 1,
+    threshold: Annotated[
+        float | None,
+        Parameter(
+            help="Say unknown where the largest score (--json shows it) is below this; unset: as learning fitted it.",
+            group=_HOW,
+        ),
+    ] = None,
+    no_unknown: Annotated[bool, Parameter(help="Never say unknown.", negative=(), group=_HOW)] = False,
     classifier: Classifier = None,
     strict: Strict = False,
     as_json: Json = False,
@@ -157,11 +168,14 @@ def predict(
     """
     if as_json and as_csv:
         raise ConfigError("--json and --csv: one of them, not both")
+    if no_unknown and threshold is not None:
+        raise ConfigError("--threshold and --no-unknown: one of them, not both")
     with predicting() as listener:
         found = IncrementalClassifier(model).predict(
             images,
             classifier=classifier,
             top=top,
+            threshold=-math.inf if no_unknown else threshold,
             strict=strict,
             accelerator=accelerator,
             workers=workers,
@@ -169,7 +183,14 @@ def predict(
         )
     if as_json:
         entries = [
-            {"image": each.name, "label": each.label, "confidence": each.confidence, "top": [list(t) for t in each.top]}
+            {
+                "image": each.name,
+                "label": each.label,
+                "confidence": each.confidence,
+                "unknown": each.unknown,
+                "score": each.score,
+                "top": [list(t) for t in each.top],
+            }
             for each in found
         ]
         facts = {"predictions": entries, "skipped": skipped_json(found.skipped), "images_per_second": found.rate}
@@ -207,7 +228,7 @@ def evaluate(
         print(json.dumps(vars(found) | ready | {"skipped": skipped_json(found.skipped)}, ensure_ascii=False))
         return
     say_skipped(found.skipped)
-    line(f"accuracy: {found.accuracy:.1f} % of {found.images} images", "bold")
+    line(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}", "bold")
     for step, value in found.per_step.items():
         line(f"  classes learned in step {step}: {percent(value)}")
     say_classes(found)
@@ -239,7 +260,7 @@ def info(
             percent(each["accuracy"]),
         )
     console.print(table)
-    say_more(len(facts["classes"]), "classes")
+    say_more(len(facts["classes"]), "class")
     say_history(facts)
     say_kept(facts, listed=images)
 
@@ -258,12 +279,17 @@ def undo(model: Model, /) -> None:
     """Take the last step back: the model is as it was before the last learn (or rename, or remove)."""
     with _giving_up(model) as classifier:
         record = classifier.undo()
-    what = {
-        "learn": lambda: f"learning {', '.join([*record['new'], *record['returning']][:SHOWN])}",
-        "rename": lambda: f"renaming {record['old']} to {record['new']}",
-        "remove": lambda: f"removing {record['class']}",
-    }[record["action"]]()
-    line(f"taken back: {what}")
+    if record["action"] == "damaged":
+        line("taken back: the last state, which is damaged; there is no way to bring it back")
+    else:
+        line(f"taken back: {describe_step(record)}; `geodl redo` brings it back, until the next change")
+
+
+def redo(model: Model, /) -> None:
+    """Bring back what `geodl undo` took back last, unless the model was changed since."""
+    with _giving_up(model) as classifier:
+        record = classifier.redo()
+    line(f"brought back: {describe_step(record)}")
 
 
 def rename(
@@ -284,14 +310,20 @@ def remove(
     /,
     *,
     for_good: Annotated[
-        bool, Parameter(help="Remove earlier states too, so that no image of the class is left; no undo.", negative=())
+        bool,
+        Parameter(
+            help="Remove all other states too, so that neither image nor features of the class are left; no undo.",
+            negative=(),
+        ),
     ] = False,
 ) -> None:
     """Remove a class: the model no longer knows it, and its images are dropped."""
     with _giving_up(model) as classifier:
         classifier.remove(name, for_good=for_good)
+        sums = for_good and classifier.info()["features"]["sums"]
     rest = (
         "no image of it is left, and there is no undo"
+        + ("; sums over the features of all images, in which it had its share, stay" if sums else "")
         if for_good
         else "`geodl undo` brings it back (--for-good: no way back)"
     )
@@ -303,13 +335,14 @@ def export(
     file: Annotated[Path, Parameter(help="The ONNX file to write.")],
     /,
     *,
+    force: Annotated[bool, Parameter(help="Replace the file where it is there.", negative=(), group=_HOW)] = False,
     as_json: Json = False,
 ) -> None:
     """Write the model as one ONNX file: labels and preprocessing inside, no images, checked against the model."""
-    done = IncrementalClassifier(model).export(file)
+    done = IncrementalClassifier(model).export(file, force=force)
     if as_json:
         print(json.dumps(done, ensure_ascii=False))
         return
     line(
-        f"{file}: {done['classes']} classes, {readable(done['bytes'])}; differs from the model by {done['difference']:.1g} at most"
+        f"{file}: {count(done['classes'], 'class')}, {readable(done['bytes'])}; differs from the model by {done['difference']:.1g} at most"
     )

@@ -3,7 +3,8 @@
 import csv as csv_format
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ from geodl.predicting import Predictions
 from geodl.text import count, duration
 
 SECONDS = 30.0  # between two signs of life in a log
+REASONS = 3  # the most frequent ones, where not all that was skipped is named
 SHOWN = 20  # lines of what was skipped, of classes, of confusions; --json has all
 
 
@@ -43,6 +45,7 @@ class LearnWatch:
 
     def __init__(self, *, quiet: bool) -> None:
         self.quiet = quiet
+        self.training = False
         self._stage = StageStarted(0, "", 1, 1, 0)
         self._reading: Any = None
         self._task: Any = None
@@ -52,6 +55,7 @@ class LearnWatch:
 
     def __call__(self, event: Event) -> None:
         """Hear what happens."""
+        self.training = self.training or isinstance(event, StageStarted)
         if self.quiet:
             return
         match event:
@@ -136,10 +140,10 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
-def say_more(count: int, what: str) -> None:
-    """Say that a list goes on."""
-    if count > SHOWN:
-        line(f"and {count - SHOWN} more {what} (--json lists all)")
+def say_more(number: int, what: str) -> None:
+    """Say that a list of things goes on."""
+    if number > SHOWN:
+        line(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
 
 
 def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
@@ -147,9 +151,13 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
     if not skipped:
         return
     out = errors if to_errors else console
-    out.print(plain(f"skipped: {len(skipped)}", "yellow"))
-    for name, reason in skipped:
+    kinds = Counter(reason for _, reason in skipped).most_common(REASONS) if len(skipped) > SHOWN else []
+    summary = "".join(f"; {number} times: {reason}" for reason, number in kinds)
+    out.print(plain(f"skipped: {len(skipped)}{summary}", "yellow"))
+    for name, reason in skipped[:SHOWN]:
         out.print(plain(f"  {name}: {reason}"))
+    if len(skipped) > SHOWN:
+        out.print(f"  and {len(skipped) - SHOWN} more (--json lists all)", markup=False)
 
 
 def say_learned(model: Path, done: Any) -> None:
@@ -179,7 +187,7 @@ def say_learned(model: Path, done: Any) -> None:
         )
     earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""
     line(
-        f"stored in {model}: {done.stored_images} images, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
+        f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
         console.print(plain("note: ", "yellow") + plain(sentence))
@@ -202,7 +210,9 @@ def csv_predictions(found: Predictions) -> None:
     more = [part for rank in range(2, most + 1) for part in (f"label {rank}", f"confidence {rank}")]
     writer.writerow(["image", "label", "confidence", *more])
     for each in found:
-        writer.writerow([each.name, *(part for label, value in each.top for part in (label, f"{value:.4f}"))])
+        first, *others = [(label, f"{value:.4f}") for label, value in each.top]
+        shown = [(each.label, "") if each.unknown else first, *others]  # how sure it is of "unknown" nobody knows
+        writer.writerow([each.name, *(part for pair in shown for part in pair)])
 
 
 def table_predictions(found: Predictions, top: int) -> None:
@@ -210,9 +220,9 @@ def table_predictions(found: Predictions, top: int) -> None:
     table = plain_table("image", "class", ">confidence", *(["next likeliest"] if top > 1 else []))
     for each in found:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
-        table.add_row(
-            plain(each.name), plain(each.label), f"{each.confidence:.1%}", *([plain(others)] if top > 1 else [])
-        )
+        label = f"{each.label} (nearest: {each.top[0][0]})" if each.unknown else each.label
+        sure = "" if each.unknown else f"{each.confidence:.1%}"
+        table.add_row(plain(each.name), plain(label), sure, *([plain(others)] if top > 1 else []))
     console.print(table)
 
 
@@ -224,7 +234,7 @@ def say_classes(found: Evaluation) -> None:
     for name in order[:SHOWN]:
         table.add_row(plain(name), str(counts[name]), percent(found.per_class[name]))
     console.print(table)
-    say_more(len(order), "classes, all better than these")
+    say_more(len(order), "better class")
 
 
 def say_confusion(found: Evaluation) -> None:
@@ -247,20 +257,30 @@ def when(time: str | None) -> str:
     return f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
+def describe_step(record: Mapping[str, Any]) -> str:
+    """Say what a step did, in a few words."""
+    match record["action"]:
+        case "learn":
+            what = some((*record["new"], *record["returning"]))
+            return f"step {record['step']}: learning {what} ({count(record['images'], 'image')})"
+        case "rename":
+            return f"renaming {record['old']} to {record['new']}"
+        case "remove":
+            return f"removing {record['class']}"
+    return "the last state that was saved"
+
+
 def say_history(facts: dict[str, Any]) -> None:
-    """Print one line for each step."""
+    """Print one line for each step, and for each that can be brought back."""
     line("history:")
     for record in facts["steps"]:
+        judged = ""
         if record["action"] == "learn":
-            fresh = some((*record["new"], *record["returning"]))
-            line(
-                f"  {when(record['time'])}  step {record['step']}: {fresh} ({record['images']} images); "
-                f"accuracy {percent(record['accuracy'])} on the validation images of {count(record['validated'], 'class')}"
-            )
-        elif record["action"] == "rename":
-            line(f"  {record['old']} renamed to {record['new']}")
-        else:
-            line(f"  {record['class']} removed")
+            validated = count(record["validated"], "class")
+            judged = f"; accuracy {percent(record['accuracy'])} on the validation images of {validated}"
+        line(f"  {when(record['time'])}  {describe_step(record)}{judged}")
+    for record in facts["undone"]:
+        line(f"  taken back, `geodl redo` brings it back: {describe_step(record)}")
 
 
 def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
@@ -277,7 +297,15 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
             line(f"  {each['from']} ({each['class']}, {each['use']})")
     elif facts["stored"]:
         line("  --images lists them")
+    if facts["features"]["images"]:
+        line(
+            f"stored features: of {count(facts['features']['images'], 'image')}, {readable(facts['features']['bytes'])}, no pixels. "
+            "They are enough to tell whether a given picture was learned and to rebuild a rough likeness of it: keep the model as "
+            "private as the images. `geodl remove --for-good` removes those of a class."
+        )
+    if facts["threshold"] is not None:
+        line(f"unknown: an image whose largest score is below {facts['threshold']:.3g} (`geodl predict --threshold`)")
     line(
-        f"network: {facts['network']}, {facts['parameters']} parameters, sees {facts['image_size']} x {facts['image_size']} "
-        f"pixels; directory: {readable(facts['directory_bytes'])}; steps that can be taken back: {facts['undo']}"
+        f"network: {facts['network']}, {count(facts['parameters'], 'parameter')}, sees {facts['image_size']} x {facts['image_size']} "
+        f"pixels; directory: {readable(facts['directory_bytes'])}; can be taken back: {count(facts['undo'], 'step')}"
     )

@@ -12,6 +12,7 @@ from geodl.report.plots import write_figures
 from geodl.report.results import read_settings
 from geodl.report.tables import write_tables
 from geodl.store import list_runs
+from geodl.text import count
 
 
 def report(
@@ -46,7 +47,7 @@ def report(
     say(f"page: {page.write(settings, target, with_images=with_images)}")
     if figures is not None:
         with writing(figures):
-            say(f"figures: {len(write_figures(settings, figures))} files in {figures}")
+            say(f"figures: {count(len(write_figures(settings, figures)), 'file')} in {figures}")
     if tables is not None:
         with writing(tables):
             say(f"tables: {', '.join(str(path) for path in write_tables(settings, tables))}")

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from geodl.cli.display import say
 from geodl.files import atomic_write, interpreting, make_directory
 from geodl.reproduce import records, verdicts
+from geodl.text import count
 
 
 def add(
@@ -36,4 +37,4 @@ def write(
     with interpreting(directory):
         text = verdicts.page(found, preset)
     atomic_write(out, text.encode())
-    say(f"{out}: {len(found)} runs")
+    say(f"{out}: {count(len(found), 'run')}")

@@ -17,6 +17,7 @@ from geodl.experiment import follows, load_data, results_of, run_config
 from geodl.report import page
 from geodl.report.results import label_of, read_settings
 from geodl.store import RunDirectory
+from geodl.text import count
 from geodl.training import Interrupted
 
 _HOW = Group("How to run", sort_key=6)
@@ -60,7 +61,11 @@ def run(
         print(json.dumps({"directory": str(store.path), **result_json(store)}))
         return
     classes = len(next(iter(results.values())).classes)
-    say(result_table(f"{label_of(config.method, config.distill)} on {config.data}, {classes} classes (%)", results))
+    say(
+        result_table(
+            f"{label_of(config.method, config.distill)} on {config.data}, {count(classes, 'class')} (%)", results
+        )
+    )
     say(f"{LEGEND}{'; AME sees the images of the old classes: an oracle' if 'ame' in results else ''}")
     _say_where([store])
 
@@ -96,7 +101,7 @@ def compare(
         print(json.dumps({str(store.path): result_json(store) for store in stores}))
         return
     classes = len(next(iter(next(iter(rows.values())).values())).classes)
-    say(comparison_table(f"{configs[0].data}, {classes} classes (%)", rows))
+    say(comparison_table(f"{configs[0].data}, {count(classes, 'class')} (%)", rows))
     say(LEGEND)
     _say_where(stores)
     if together is not None:

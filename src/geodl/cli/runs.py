@@ -14,6 +14,7 @@ from geodl.errors import StoreError
 from geodl.experiment import results_of
 from geodl.files import readable
 from geodl.store import RunDirectory, list_runs, remove_run, summarize
+from geodl.text import count
 
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
 Root = Annotated[Path, Parameter(help="The directory that holds the runs.")]
@@ -64,7 +65,11 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
     if done:
         results = results_of(store)
         classes = len(next(iter(results.values())).classes)
-        say(result_table(f"{run}, {done} of {store.phases} phases, {classes} classes (%)", results))
+        say(
+            result_table(
+                f"{run}, {done} of {count(store.phases or done, 'phase')}, {count(classes, 'class')} (%)", results
+            )
+        )
     else:
         say(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):

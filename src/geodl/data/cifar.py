@@ -18,6 +18,7 @@ import torch
 from geodl.data.dataset import Dataset, need_root, source
 from geodl.data.images import ArrayImages, stack_pixels
 from geodl.errors import DataError, MissingExtraError
+from geodl.text import one_line
 
 PER_CLASS = {"train": 500, "test": 100}
 """How many images of each of the 100 classes the complete dataset has."""
@@ -78,7 +79,7 @@ def _read_parquet(shards_of: dict[str, list[Path]], split: str) -> Part:
         metadata = json.loads(tables[0].schema.metadata[b"huggingface"])
         names = metadata["info"]["features"]["fine_label"]["names"]
     except Exception as error:  # pyarrow raises its own exceptions for damaged files, KeyError for other columns
-        raise DataError(f"{shards[0]}: not CIFAR-100 in the hub's layout ({error})") from None
+        raise DataError(f"{shards[0]}: not CIFAR-100 in the hub's layout ({one_line(error)})") from None
     pixels = stack_pixels(encoded, (32, 32))
     if pixels is None:
         raise DataError(f"{shards[0]}: a picture is not 32 x 32 pixels, as those of CIFAR-100 are")
@@ -101,7 +102,7 @@ def _unpickle(stream: BinaryIO, name: str) -> dict[bytes, Any]:
     try:
         content = _ArrayUnpickler(stream, encoding="bytes").load()
     except Exception as error:  # a damaged pickle fails in any way
-        raise DataError(f"{name}: not a CIFAR-100 file: {error}") from None
+        raise DataError(f"{name}: not a CIFAR-100 file: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise DataError(f"{name}: not a CIFAR-100 file (no dictionary in it)")
     return content
@@ -120,7 +121,7 @@ def _read_archive(archive: Path, split: str) -> Part:
         with tarfile.open(archive) as tar:
             return _read_pickles(part, split)
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
-        raise DataError(f"{archive}: not the CIFAR-100 python archive ({error})") from None
+        raise DataError(f"{archive}: not the CIFAR-100 python archive ({one_line(error)})") from None
 
 
 def _read_pickles(part: Callable[[str], BinaryIO], split: str) -> Part:
@@ -133,5 +134,5 @@ def _read_pickles(part: Callable[[str], BinaryIO], split: str) -> Part:
         labels = torch.tensor(content[b"fine_labels"], dtype=torch.int64)
         names = tuple(name.decode() for name in meta[b"fine_label_names"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{split}: not a CIFAR-100 file ({type(error).__name__}: {error})") from None
+        raise DataError(f"{split}: not a CIFAR-100 file ({type(error).__name__}: {one_line(error)})") from None
     return ArrayImages(torch.from_numpy(pixels.copy()), labels), names

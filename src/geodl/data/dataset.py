@@ -17,7 +17,9 @@ from torch import Tensor
 
 from geodl.config import derive
 from geodl.data.images import ArrayImages, Images, check_header
+from geodl.data.names import class_names
 from geodl.errors import ConfigError, DataError
+from geodl.text import count
 
 Skipped = tuple[tuple[str, str], ...]
 """What was skipped, and why: (file, folder or class; reason)."""
@@ -39,10 +41,13 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not self.classes or not len(self.train):
-            raise DataError(f"{self.name}: {len(self.classes)} classes and {len(self.train)} training images found")
-        twice = [name for name, count in Counter(self.classes).items() if count > 1]
-        if twice:
-            raise DataError(f"{self.name}: two classes are called {twice[0]!r}; each needs a name of its own")
+            raise DataError(
+                f"{self.name}: {count(len(self.classes), 'class')} and {count(len(self.train), 'training image')} found"
+            )
+        try:
+            class_names(self.classes)
+        except DataError as error:
+            raise DataError(f"{self.name}: {error}") from None
         for part in (self.train, self.test):
             if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < len(self.classes):
                 raise DataError(
@@ -53,7 +58,7 @@ class Dataset:
         """Describe the dataset in a few lines: classes, images, sizes, and what was skipped (at most `most` lines)."""
         counts = torch.bincount(self.train.labels, minlength=len(self.classes))
         lines = [
-            f"{self.name}: {len(self.classes)} classes, {len(self.train)} training and {len(self.test)} test images",
+            f"{self.name}: {count(len(self.classes), 'class')}, {len(self.train)} training and {count(len(self.test), 'test image')}",
             f"  images a class: {int(counts.min())} to {int(counts.max())}; size: {_size(self.train)}",
         ]
         if self.split:
@@ -103,7 +108,7 @@ def sources() -> dict[str, str]:
 
 def source_options(name: str) -> list[str]:
     """Return the names of a source's options: the keyword arguments of its reader."""
-    if name not in _readers:
+    if not isinstance(name, str) or name not in _readers:
         raise ConfigError(f"data: unknown source {name!r}, allowed: {', '.join(sorted(_readers))}")
     return list(inspect.signature(_readers[name]).parameters)[1:]
 
@@ -114,6 +119,8 @@ def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
     for key in options:
         if key not in known:
             raise ConfigError(f"data: {name} has no option {key!r}, allowed: {', '.join(known) or 'none'}")
+    if not isinstance(root, str | os.PathLike | None):
+        raise ConfigError(f"data_dir: {type(root).__name__} given, a file or folder is needed")
     return _readers[name](None if root is None else Path(root).expanduser(), **options)
 
 

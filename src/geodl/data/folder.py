@@ -17,7 +17,8 @@ import torch
 
 from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words, stratified
 from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
-from geodl.errors import ConfigError, DataError
+from geodl.data.names import fault
+from geodl.errors import DataError
 
 TEST_NAMES = ("test", "val", "validation")
 TWICE = "a link to a folder that is read already"
@@ -30,7 +31,7 @@ def scan_folder(
 ) -> tuple[FileImages, tuple[str, ...], Skipped]:
     """Find the images of a folder of class folders.
 
-    Folders inside a class folder belong to the class; hidden files are ignored; the content of a file decides what it
+    Folders inside a class folder belong to the class; what is hidden (a dot first) is ignored; the content of a file decides what it
     is, not its name. Whatever cannot be used is skipped and named with a reason, or is a DataError if `strict`.
 
     Args:
@@ -43,16 +44,24 @@ def scan_folder(
         was skipped.
     """
     skipped: Skips = []
+
+    def insist() -> None:
+        if strict and skipped:
+            raise DataError(f"{shown(root / skipped[0][0])}: {skipped[0][1]}")
+
     found = _class_files(root, skipped)
-    usable = _usable(root, [path for _, paths in found for path in paths], verify, skipped)
+    insist()
+    usable = set()
+    for path, reason in _problems([path for _, paths in found for path in paths], verify):
+        if reason is None:
+            usable.add(path)
+        else:
+            skipped.append((_relative(root, path), reason))
+            insist()  # at once: the rest is not read
     found = [(name, [path for path in paths if path in usable]) for name, paths in found]
     found = _without_duplicates(root, found, skipped)
     skipped += [(name, "no images in this class folder") for name, paths in found if not paths]
-    if strict and skipped:
-        raise DataError(
-            f"{shown(root / skipped[0][0])}: {skipped[0][1]}"
-            + (f" (and {len(skipped) - 1} more)" if skipped[1:] else "")
-        )
+    insist()
     images, classes = _labelled([(name, paths) for name, paths in found if paths])
     return images, classes, tuple(skipped)
 
@@ -82,12 +91,11 @@ def _class_files(root: Path, skipped: Skips) -> list[tuple[str, list[Path]]]:
         # A name typed on another system may be composed differently (é as one sign or two): it is the same class.
         name = unicodedata.normalize("NFC", entry.name)
         if name.startswith("."):
-            if entry.is_dir():
-                skipped.append((shown(Path(entry.name)), "hidden folder (its name starts with a dot), ignored"))
-        elif not entry.is_dir():
+            continue
+        if not entry.is_dir():
             skipped.append((shown(Path(entry.name)), "not inside a class folder"))
-        elif not is_text(name):
-            skipped.append((shown(Path(entry.name)), "the name of the folder is not valid text"))
+        elif reason := fault(name):
+            skipped.append((shown(Path(entry.name)), f"no name of a class: {reason}"))
         elif entry.is_symlink() and identity(entry) in visited:
             skipped.append((shown(Path(entry.name)), TWICE))
         else:
@@ -110,23 +118,6 @@ def _name_case_clashes(names: list[str], skipped: Skips) -> None:
         other = first.setdefault(name.casefold(), name)
         if other != name:
             skipped.append((name, f"differs from class {other!r} only in upper and lower case; both are kept"))
-
-
-def is_text(name: str) -> bool:
-    """Whether a name can be printed on one line: no control characters, no bytes that are not valid text."""
-    return not any(unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") for sign in name)
-
-
-def class_name(name: str) -> str:
-    """Return a name that a person typed as the names of folders are read; one that no folder could have is a ConfigError."""
-    name = unicodedata.normalize("NFC", name)
-    if not name.strip() or name != name.strip():
-        raise ConfigError(f"new name {name!r}: a name that is not empty and has no space at its ends is needed")
-    if name.startswith(".") or "/" in name or not is_text(name):
-        raise ConfigError(
-            f"new name {name!r}: no folder of images could have it (a dot first, a slash, a control character)"
-        )
-    return name
 
 
 def identity(path: Path) -> tuple[int, int]:
@@ -166,8 +157,8 @@ def _relative(root: Path, path: Path) -> str:
     return shown(path.relative_to(root))
 
 
-def _usable(root: Path, paths: list[Path], verify: bool, skipped: Skips) -> set[Path]:
-    """Return the files that are images, and name those that are not."""
+def _problems(paths: list[Path], verify: bool) -> Iterator[tuple[Path, str | None]]:
+    """Yield each file with the reason why it is no image, or None, in order; whoever stops early stops the reading."""
 
     def problem(path: Path) -> str | None:
         try:
@@ -176,10 +167,11 @@ def _usable(root: Path, paths: list[Path], verify: bool, skipped: Skips) -> set[
             return str(error).removeprefix(f"{shown(path)}: ")
         return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        problems = list(pool.map(problem, paths))
-    skipped += [(_relative(root, path), reason) for path, reason in zip(paths, problems, strict=True) if reason]
-    return {path for path, reason in zip(paths, problems, strict=True) if not reason}
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        yield from zip(paths, pool.map(problem, paths), strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _without_duplicates(

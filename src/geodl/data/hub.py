@@ -10,7 +10,9 @@ import torch
 
 from geodl.data.dataset import Dataset, source, split_words, stratified
 from geodl.data.images import FileImages, Item, pack
+from geodl.data.names import class_name, class_names
 from geodl.errors import ConfigError, DataError, MissingExtraError
+from geodl.text import one_line
 
 _TEST_SPLITS = ("test", "validation", "valid", "val")
 _LABEL_NAMES = ("label", "labels", "fine_label", "class", "target")
@@ -58,7 +60,7 @@ def _load(root: Path) -> Any:
             return datasets.load_from_disk(str(root))
         return datasets.load_dataset(str(root))
     except Exception as error:  # network, authentication, format: the library has its own exceptions for each
-        raise DataError(f"{root}: cannot be loaded ({' '.join(str(error).split())})") from None
+        raise DataError(f"{root}: cannot be loaded ({one_line(error)})") from None
 
 
 def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, str]:
@@ -80,7 +82,7 @@ def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, 
 
 def _class_names(train: Any, label: str) -> tuple[str, ...]:
     names = getattr(train.features[label], "names", None)
-    return tuple(names if names is not None else map(str, sorted(set(train[label]))))
+    return class_names(names if names is not None else sorted(set(train[label])))
 
 
 def _images(split: Any, image: str, label: str, names: tuple[str, ...]) -> FileImages:
@@ -89,8 +91,8 @@ def _images(split: Any, image: str, label: str, names: tuple[str, ...]) -> FileI
     values = list(split[label])
     if getattr(split.features[label], "names", None) is None:
         position = {name: i for i, name in enumerate(names)}
-        values = [position.get(str(value), -1) for value in values]
-    if any(not 0 <= value < len(names) for value in values):
+        values = [position.get(class_name(value), -1) for value in values]
+    if any(not isinstance(value, int) or not 0 <= value < len(names) for value in values):
         raise DataError(f"label_column: {label!r} has labels that are not among the {len(names)} training classes")
     undecoded = split.cast_column(image, datasets.Image(decode=False))
     items = tuple(_item(picture) for picture in undecoded[image])

@@ -19,7 +19,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from geodl.errors import DataError
-from geodl.text import printable
+from geodl.text import one_line, printable
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def _reason(error: Exception, item: Item = b"-") -> str:
         return "no permission to read the file"
     if isinstance(error, UnidentifiedImageError):
         return _unidentified(item[:12] if isinstance(item, bytes) else _head(item))
-    detail = " ".join(str(error).split()) or type(error).__name__
+    detail = one_line(error)
     return "the file is truncated" if "truncated" in detail.lower() else f"the file is damaged ({detail})"
 
 

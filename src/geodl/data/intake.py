@@ -18,8 +18,10 @@ from torch import Tensor
 from geodl.data.batches import fit
 from geodl.data.folder import identity, natural_key, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown, upright_rgb
+from geodl.data.names import class_name, class_names
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
+from geodl.text import count, one_line
 
 SMALLEST = 4
 """Pictures with a side below this many pixels show nothing that could be learned."""
@@ -81,18 +83,22 @@ def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, 
         return _folder(Path(source), strict)
     if labels is not None:
         pictures, _, _ = as_images(source)
-        named = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
-        if named.shape not in ((len(pictures),), (len(pictures), 1)):
-            raise DataError(f"{len(pictures)} images have {named.size} labels: one each is needed")
-        return _labelled("arrays", pictures, named.reshape(-1).tolist(), classes)
+        named = _listed(labels)
+        if len(named) != len(pictures):
+            given = f"{count(len(pictures), 'image')} with {count(len(named), 'label')}"
+            raise DataError(f"{given} given: one each is needed")
+        return _labelled("arrays", pictures, named, classes)
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        pairs = [source[i] for i in range(len(source))]
+        try:
+            pairs = [source[i] for i in range(len(source))]
+        except Exception as error:  # a user's own code, or no dataset at all
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise DataError(f"the {type(source).__name__} cannot be read as a dataset ({reason})") from error
         if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
             raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
         items = tuple(_png(pair[0]) for pair in pairs)
         images = FileImages(items, torch.zeros(len(items), dtype=torch.int64))
-        found = [label.item() if isinstance(label, Tensor | np.generic) else label for _, label, *_ in pairs]
-        return _labelled("dataset", images, found, classes or getattr(source, "classes", None))
+        return _labelled("dataset", images, _listed([pair[1] for pair in pairs]), classes or _own_names(source))
     raise DataError(f"{type(source).__name__} given: allowed are a folder, arrays with labels, or a torch Dataset")
 
 
@@ -115,16 +121,41 @@ def _folder(root: Path, strict: bool) -> Intake:
     return Intake(shown(root), images, classes, names, problems)
 
 
+def _listed(labels: Any) -> list[Any]:
+    """Return labels, (N,) or (N, 1), as a list of plain values."""
+    try:
+        values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+        found = [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
+    except (TypeError, ValueError, RuntimeError) as error:  # no list at all; several numbers in one; no values (meta)
+        raise DataError(
+            f"labels: {type(labels).__name__} given; one class name or number an image is needed"
+        ) from error
+    return [value[0] if isinstance(value, list | tuple) and len(value) == 1 else value for value in found]
+
+
+def _own_names(dataset: Any) -> Sequence[str] | None:
+    """Return the class names that a dataset has, as those of torchvision do."""
+    names = getattr(dataset, "classes", None)
+    return names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else None
+
+
 def _labelled(title: str, images: Images, labels: list[Any], classes: Sequence[str] | None) -> Intake:
     """Name the classes: by position in `classes` where labels are whole numbers and names are given, else as they are."""
-    if classes is not None and all(isinstance(label, int) for label in labels):
-        wrong = [label for label in labels if not 0 <= label < len(classes)]
-        if wrong:
-            raise DataError(f"label {wrong[0]} has no name: {len(classes)} class names were given")
-        labels = [str(classes[label]) for label in labels]
+    if isinstance(classes, str) or not isinstance(classes, Iterable | None):
+        raise DataError(f"classes: {type(classes).__name__} given; a list of class names is needed")
     if not labels:
         raise DataError(f"{title}: no images given")
-    texts = [str(label) for label in labels]
+    known = None if classes is None else class_names(classes)
+    if known is not None and all(isinstance(label, int) for label in labels):
+        wrong = [label for label in labels if not 0 <= label < len(known)]
+        if wrong:
+            raise DataError(f"label {wrong[0]} has no name: {count(len(known), 'class name')} given")
+        texts = [known[label] for label in labels]
+    else:
+        texts = [class_name(label) for label in labels]
+        foreign = set(texts) - set(texts if known is None else known)
+        if foreign:
+            raise DataError(f"label {min(foreign)!r} is not one of the classes given")
     names = tuple(sorted(set(texts), key=lambda text: (natural_key(text), text)))
     position = {name: i for i, name in enumerate(names)}
     mapped = torch.tensor([position[text] for text in texts])
@@ -135,16 +166,21 @@ def _labelled(title: str, images: Images, labels: list[Any], classes: Sequence[s
 def as_images(source: Any) -> tuple[Images, list[str], Problems]:
     """Take images without labels: files, folders (with all that is in them), arrays, PIL images; with names for people."""
     if isinstance(source, np.ndarray | Tensor):
+        pixels = as_pixels(source)
         if source.ndim == 3 and 3 in (source.shape[0], source.shape[2]):
             raise DataError(
                 f"an array of shape {tuple(source.shape)} may be one color picture or {source.shape[0]} grey ones; "
                 "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
             )
-        pixels = as_pixels(source)
         return _unlabelled(ArrayImages, pixels), [f"image {i}" for i in range(len(pixels))], ()
     if not isinstance(source, str | Path | Image.Image | Iterable):
         raise DataError(f"images: {source!r} given; allowed: files, folders, arrays, PIL images, or several of them")
-    parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
+    try:
+        parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
+    except Exception as error:  # whatever a user's own object raises
+        raise DataError(
+            f"images: the {type(source).__name__} cannot be gone through ({type(error).__name__})"
+        ) from error
     items: list[Path | bytes] = []
     names: list[str] = []
     skipped: list[tuple[str, str]] = []
@@ -183,10 +219,12 @@ def _files(path: Path, skipped: list[tuple[str, str]]) -> list[Path]:
 def _png(image: Any) -> bytes:
     """Encode an image in memory without loss: a PIL image, or an array of one image."""
     if isinstance(image, Image.Image):
-        image = upright_rgb(image)
+        try:
+            image = upright_rgb(image)
+        except Exception as error:  # a closed file, no pixels: pillow raises whatever it comes to
+            raise DataError(f"a PIL image cannot be used ({type(error).__name__}: {one_line(error)})") from error
     else:
-        values = image if isinstance(image, Tensor) else np.asarray(image)
-        image = Image.fromarray(as_pixels(values[None])[0].permute(1, 2, 0).contiguous().numpy())
+        image = Image.fromarray(as_pixels(image, one=True)[0].permute(1, 2, 0).contiguous().numpy())
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()

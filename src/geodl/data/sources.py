@@ -15,8 +15,10 @@ from geodl.data.cifar import read_cifar100
 from geodl.data.dataset import Dataset, load, need_root, source, source_options, sources, split_words, stratified
 from geodl.data.folder import scan_folder
 from geodl.data.hub import read_hub
-from geodl.data.images import ArrayImages
+from geodl.data.images import PIXEL_LIMIT, ArrayImages
+from geodl.data.names import class_name, class_names
 from geodl.errors import DataError
+from geodl.text import count, one_line
 
 __all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source", "source_options", "sources"]
 
@@ -54,7 +56,9 @@ def read_arrays(
     pixels = [as_pixels(x) for x in (x_train, x_test) if x is not None]
     for x, y in zip(pixels, (y_train, y_test), strict=False):
         if np.shape(y)[:1] != (len(x),):
-            raise DataError(f"{name}: {len(x)} images with {np.size(y)} labels given; as many are needed")
+            raise DataError(
+                f"{name}: {count(len(x), 'image')} with {count(np.size(y), 'label')} given; as many are needed"
+            )
     labels, names = _labels(y_train, y_test, None if classes is None else np.atleast_1d(classes))
     train = ArrayImages(pixels[0], labels[: len(pixels[0])])
     if x_test is None:
@@ -78,15 +82,17 @@ def _read_npz(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive.items())
     except Exception as error:  # zipfile, zlib, header parsing: a damaged archive fails in many ways
-        raise DataError(f"{path}: not a readable npz file ({error})") from None
+        raise DataError(f"{path}: not a readable npz file ({one_line(error)})") from None
 
 
-def as_pixels(x: Any) -> Tensor:
-    """Turn (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W) into uint8 (N, 3, H, W).
+def as_pixels(x: Any, *, one: bool = False) -> Tensor:
+    """Turn (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W) into uint8 (N, 3, H, W); `one`: without N, one image.
 
     uint8 stays; other integers must lie in 0..255; floats must lie in 0..1 and are scaled.
     """
-    values = x.detach().cpu() if isinstance(x, torch.Tensor) else _numbers(np.asarray(x))
+    values = _numbers_of_torch(x) if isinstance(x, torch.Tensor) else _numbers(x)
+    if one:
+        values = values[None]
     if values.ndim == 3:
         values = values[:, None]
     elif values.ndim == 4 and values.shape[3] in (1, 3):
@@ -95,18 +101,51 @@ def as_pixels(x: Any) -> Tensor:
         raise DataError(
             f"images of shape {tuple(values.shape)} given; allowed: N x H x W, with 1 or 3 channels last or second"
         )
+    height, width = values.shape[2:]
+    if not 0 < height * width <= PIXEL_LIMIT:
+        raise DataError(f"images of {width} x {height} pixels given; allowed: 1 to {PIXEL_LIMIT} pixels")
     limit = 1 if values.is_floating_point() else 255
     if len(values) and not (values.min() >= 0 and values.max() <= limit):
-        raise DataError(f"images from {values.min()} to {values.max()} given; allowed: integers 0..255, floats 0..1")
+        raise DataError(f"images from {values.min()} to {values.max()} given; {_KINDS}")
     if values.is_floating_point():
         values = (values * 255).round()
     return values.to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
 
 
-def _numbers(array: np.ndarray[Any, Any]) -> Tensor:
-    """Return a numpy array of numbers as one of torch's, which knows neither every width nor the other order of bytes."""
+_KINDS = "allowed: integers 0..255, floats 0..1"
+
+
+def _numbers_of_torch(tensor: Tensor) -> Tensor:
+    """Return a tensor of plain numbers: dense, with values, on the CPU."""
+    odd = {
+        "nested": tensor.is_nested,
+        "sparse": not tensor.is_nested and tensor.layout != torch.strided,
+        "quantized": tensor.is_quantized,
+        "without values (meta)": tensor.is_meta,
+    }
+    for name, found in odd.items():
+        if found:
+            raise DataError(f"images in a tensor that is {name} given; a dense one is needed")
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise DataError(f"images of type {tensor.dtype} given; {_KINDS}")
+    try:
+        plain = tensor.detach().cpu()
+        # Narrow floats and other integers than these two cannot be compared with 0 and 255, all of them.
+        if plain.is_floating_point():
+            return plain.float() if plain.itemsize < 4 else plain
+        return plain if plain.dtype == torch.uint8 else plain.long()
+    except RuntimeError as error:
+        raise DataError(f"images of type {tensor.dtype} given; {_KINDS}") from error
+
+
+def _numbers(x: Any) -> Tensor:
+    """Return numbers as one of torch's tensors, which knows neither every width nor the other order of bytes."""
+    try:
+        array = np.asarray(x)
+    except Exception as error:  # lists of different lengths, objects that fail to be arrays
+        raise DataError(f"images: {type(x).__name__} given that is no array of numbers") from error
     if array.dtype.kind not in "uif":
-        raise DataError(f"images of type {array.dtype} given; allowed: integers 0..255, floats 0..1")
+        raise DataError(f"images of type {array.dtype} given; {_KINDS}")
     kind = f"f{min(array.itemsize, 8)}" if array.dtype.kind == "f" else "u1" if array.dtype == np.uint8 else "i8"
     return torch.from_numpy(np.ascontiguousarray(array, dtype=kind))
 
@@ -116,17 +155,23 @@ def _labels(train: Any, test: Any, classes: Any) -> tuple[Tensor, tuple[str, ...
 
     Integers with `classes` are positions already; anything else is a name, and the names are sorted.
     """
-    parts = [np.asarray(part) for part in (train, test) if part is not None]
+    try:
+        parts = [np.asarray(part) for part in (train, test) if part is not None]
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError("labels: one label an image is needed, (N,)") from error
     for part in parts:
         if part.ndim != 1 and part.shape != (len(part), 1):
             raise DataError(f"labels of shape {part.shape} given; allowed: one label an image, (N,)")
     parts = [part.reshape(-1) for part in parts]
     values = np.concatenate(parts)
     if classes is not None and np.issubdtype(values.dtype, np.integer):
-        return torch.from_numpy(values.astype(np.int64)), tuple(str(name) for name in classes)
-    known = np.unique(values) if classes is None else np.asarray(classes)
-    position = {name: i for i, name in enumerate(known.tolist())}
-    unknown = [value for value in values.tolist() if value not in position]
+        return torch.from_numpy(values.astype(np.int64)), class_names(np.asarray(classes).tolist())
+    texts = [class_name(value) for value in values.tolist()]
+    # Numbers in the order of their values, texts in theirs.
+    order = values.tolist() if values.dtype.kind in "iuf" else texts
+    known = tuple(map(class_name, sorted(set(order)))) if classes is None else class_names(np.asarray(classes).tolist())
+    position = {name: i for i, name in enumerate(known)}
+    unknown = [text for text in texts if text not in position]
     if unknown:
         raise DataError(f"labels: {unknown[0]!r} is not one of the classes given")
-    return torch.tensor([position[value] for value in values.tolist()]), tuple(str(name) for name in known.tolist())
+    return torch.tensor([position[text] for text in texts]), known

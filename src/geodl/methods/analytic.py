@@ -18,7 +18,7 @@ from geodl.closed_form import (
     temperature,
     threshold,
 )
-from geodl.config import RunConfig, derive, option, restate
+from geodl.config import MANY, RunConfig, derive, option, restate
 from geodl.errors import TrainingError
 from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
@@ -48,6 +48,7 @@ class AnalyticConfig(RunConfig):
         "Memory",
         "Exemplars to keep all the same, for k-NME; the method needs none.",
         ge=0,
+        le=MANY,
         in_model="kept",
         in_grid=True,
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from geodl.config import RunConfig, derive, option, restate
+from geodl.config import MANY, RunConfig, derive, option, restate
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import ArrayImages, Images
 from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
@@ -19,7 +19,7 @@ class BicConfig(RunConfig):
     method: Literal["bic"] = restate("method", "bic")
     distill: str = restate("distill", "lwf")
     held_out: float = option(0.1, "Method", "Share of a class's exemplars held out for the correction.", gt=0, lt=1)
-    correction_epochs: int = option(200, "Method", "Epochs of the bias correction; 0: no correction.", ge=0)
+    correction_epochs: int = option(200, "Method", "Epochs of the bias correction; 0: no correction.", ge=0, le=MANY)
     correction_lr: float = option(0.1, "Method", "Learning rate of the bias correction.", gt=0)
     correction_l2: float = option(0.1, "Method", "Weight of (alpha - 1)^2 in the bias correction.", ge=0)
 

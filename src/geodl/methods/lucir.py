@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from geodl.config import RunConfig, option, restate
+from geodl.config import MANY, RunConfig, option, restate
 from geodl.data.batches import Batch
 from geodl.data.images import Images
 from geodl.losses import margin_ranking
@@ -22,11 +22,16 @@ class LucirConfig(RunConfig):
     distill: str = restate("distill", "cosine")
     margin: float = option(0.5, "Method", "Margin m of the inter-class separation.", ge=0, in_model="kept")
     hard_classes: int = option(
-        2, "Method", "New classes K that each old-class sample is kept away from.", ge=1, in_model="kept"
+        2, "Method", "New classes K that each old-class sample is kept away from.", ge=1, le=MANY, in_model="kept"
     )
     margin_weight: float = option(1.0, "Method", "Weight of the margin ranking loss.", ge=0, in_model="kept")
     finetune_epochs: int = option(
-        0, "Method", "Epochs of class-balanced fine-tuning of the head after each phase.", ge=0, in_model="kept"
+        0,
+        "Method",
+        "Epochs of class-balanced fine-tuning of the head after each phase.",
+        ge=0,
+        le=MANY,
+        in_model="kept",
     )
 
 

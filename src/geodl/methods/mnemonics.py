@@ -10,7 +10,7 @@ from torch import Generator, Tensor, distributed, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from geodl.config import derive, option, restate
+from geodl.config import MANY, derive, option, restate
 from geodl.data.batches import Batch, as_inputs, fit
 from geodl.data.images import ArrayImages
 from geodl.memory import Memory, quota
@@ -25,13 +25,13 @@ class MnemonicsConfig(LucirConfig):
     """Options of Mnemonics: those of LUCIR and of the exemplars' optimization."""
 
     method: Literal["mnemonics"] = restate("method", "mnemonics")  # type: ignore[assignment]
-    outer_steps: int = option(20, "Method", "Steps that the exemplars' pixels take in each phase.", ge=0)
+    outer_steps: int = option(20, "Method", "Steps that the exemplars' pixels take in each phase.", ge=0, le=MANY)
     outer_rate: float = option(
         1.0, "Method", "Grey levels that an exemplar's pixels move in a step (root mean square).", gt=0
     )
-    inner_steps: int = option(5, "Method", "SGD steps of the temporary network on the exemplars.", ge=1)
+    inner_steps: int = option(5, "Method", "SGD steps of the temporary network on the exemplars.", ge=1, le=MANY)
     inner_lr: float = option(0.01, "Method", "Learning rate of the temporary network.", gt=0)
-    inner_batch: int = option(16, "Method", "Exemplars in each step of the temporary network.", ge=1)
+    inner_batch: int = option(16, "Method", "Exemplars in each step of the temporary network.", ge=1, le=MANY)
 
 
 @register

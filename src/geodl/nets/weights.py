@@ -12,6 +12,7 @@ from torch import Tensor
 
 from geodl.errors import ConfigError, DataError
 from geodl.nets.backbone import Backbone
+from geodl.text import one_line
 
 log = logging.getLogger("geodl")
 
@@ -53,7 +54,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"weights {file} cannot be read as a safetensors file: {error}") from error
+        raise DataError(f"weights {file} cannot be read as a safetensors file: {one_line(error)}") from error
 
 
 def _unpickle(file: Path) -> Any:

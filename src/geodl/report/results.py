@@ -21,7 +21,7 @@ from geodl.memory import Memory
 from geodl.methods import METHODS, configure, kinds
 from geodl.metrics import Trajectory, confusions_of
 from geodl.predictors import CLASSIFIERS
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, read_steadily
 
 METHOD_NAMES = {
     "finetune": "CE",
@@ -170,11 +170,10 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read the directory of a run or of a model; a phase in work is left out."""
     with interpreting(path):
-        return _read_run(path)
+        return read_steadily(path, _read_run)
 
 
-def _read_run(path: Path) -> Run:
-    directory = RunDirectory(path)
+def _read_run(directory: RunDirectory) -> Run:
     metrics: list[Mapping[str, Any]] = [directory.load_metrics(t) for t in range(directory.completed())]
     epochs = _epochs(directory.read_events())
     config, history = directory.config, []
@@ -182,10 +181,10 @@ def _read_run(path: Path) -> Run:
         data = groups_of_options(RunConfig)["Data"]
         last = directory.load_extra(len(metrics) - 1)
         config = {key: value for key, value in last["config"].items() if key not in data} | dict(config)
-        metrics, times = _learned([each for each in metrics if each]), directory.times("learned")
+        metrics, times = _learned([each for each in metrics if each]), directory.times("learned", "renamed", "removed")
         told = last.get("history", ())  # a learner that was saved by itself has none
         history = [{**record, "time": record.get("time") or times.get(i)} for i, record in enumerate(told)]
-    return Run(path, config, directory.environment, directory.phases, metrics, epochs, history)
+    return Run(directory.path, config, directory.environment, directory.phases, metrics, epochs, history)
 
 
 def _learned(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import torch
 
 from geodl.classifier import IncrementalClassifier
-from geodl.data.folder import class_name
 from geodl.data.images import FileImages
 from geodl.data.intake import Intake, Problems
+from geodl.data.names import typed_name
 from geodl.errors import GeodlError, StoreError
 from geodl.events import (
     Advised,
@@ -146,7 +146,7 @@ class Teacher:
 
     def add(self, folder: Path, labels: Sequence[str], names: Sequence[str]) -> Job:
         """Queue the images 0, 1, ... that were written into a folder of `preparing`; the names are for people alone."""
-        labels = [class_name(label) for label in labels]
+        labels = [typed_name(label) for label in labels]
         classes = dict(Counter(labels))
         made = datetime.now(UTC).isoformat(timespec="seconds")
         write_json(folder / "job.json", {"labels": labels, "names": list(names), "made": made, "source": None})

@@ -3,13 +3,23 @@
 - `config.json`: what the directory was made with: configuration, environment, number of phases;
 - `phases/NN/`: `model.safetensors`, `memory.safetensors`, `metrics.json`, `extra.json` of one complete phase, and
   `manifest.json` with the checksum of each;
+- `undone/NN/`: phases that were taken back, until another one is saved;
 - `progress/checkpoint.safetensors`: where the unfinished phase stands; `damaged-progress`: one that was set aside;
 - `events.jsonl`: what happened when (the only file with times);
 - `report.html`: written by the report;
 - `lock`: held by the one writer.
 """
 
-from geodl.store.directory import Phase, RunDirectory
+from geodl.store.directory import Phase, RunDirectory, read_steadily
 from geodl.store.runs import RunSummary, directory_size, list_runs, remove_run, summarize
 
-__all__ = ["Phase", "RunDirectory", "RunSummary", "directory_size", "list_runs", "remove_run", "summarize"]
+__all__ = [
+    "Phase",
+    "RunDirectory",
+    "RunSummary",
+    "directory_size",
+    "list_runs",
+    "read_steadily",
+    "remove_run",
+    "summarize",
+]

@@ -3,10 +3,10 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from geodl.files import (
     MissingFileError,
     atomic_write,
     canonical_json,
+    drop_folder,
     interpreting,
     is_directory,
     json_file,
@@ -24,7 +25,6 @@ from geodl.files import (
     parse_object,
     parse_tensors,
     read_tensors,
-    remove,
     remove_temporaries,
     sync_directory,
     temporary_for,
@@ -46,6 +46,7 @@ from geodl.store.phases import (
     read_listed,
     read_manifest,
 )
+from geodl.store.progress import drop_checkpoint, is_odd, set_aside
 from geodl.store.record import (
     FORMAT,
     differences,
@@ -55,7 +56,10 @@ from geodl.store.record import (
     refuse_foreign,
     write_record,
 )
+from geodl.store.undone import NAME as UNDONE
+from geodl.store.undone import bring_back, drop_undone, set_undone, undone_phases
 
+T = TypeVar("T")
 _log = logging.getLogger("geodl")
 
 
@@ -139,6 +143,8 @@ class RunDirectory:
             phases = [phase_path(self.path, t) for t in phase_numbers(self.path)]
             for directory in (self.path, self.path / "phases", self.path / "progress", *phases):
                 remove_temporaries(directory)
+            if not self.undone():
+                drop_undone(self.path)
             self._writable = True
             try:
                 yield
@@ -166,7 +172,7 @@ class RunDirectory:
         extra: Mapping[str, Any],
         statistics: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Add phase `t`, the next one, whole or not at all, and drop the progress that led to it."""
+        """Add phase `t`, the next one, whole or not at all; drop the progress that led to it and what was taken back."""
         self._require_lock()
         if t != self.completed():
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
@@ -185,6 +191,7 @@ class RunDirectory:
                 write_synced(temporary / name, data)
             sync_directory(temporary)
             move(temporary, target)
+        drop_undone(self.path)
         self.clear_progress()
 
     def load_phase(self, t: int) -> Phase:
@@ -202,9 +209,12 @@ class RunDirectory:
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
         for t in range(self.completed()):
-            self._read(t)  # the manifest
-            for name in read_manifest(phase_path(self.path, t), t):
-                self._read(t, name)
+            self._verify(t)
+
+    def _verify(self, t: int) -> None:
+        self._read(t)  # the manifest
+        for name in read_manifest(phase_path(self.path, t), t):
+            self._read(t, name)
 
     def _read(self, t: int, *names: str, optional: Sequence[str] = ()) -> list[bytes]:
         """Read files of phase `t`, verified, the optional ones where they are there; the error says what to do."""
@@ -222,8 +232,7 @@ class RunDirectory:
 
     def _remedy(self, t: int, error: StoreError) -> str:
         done = self.completed()
-        unreadable = isinstance(error.__cause__, OSError | MemoryError) and not isinstance(error, MissingFileError)
-        if t >= done or unreadable:  # what cannot be read here and now may well be sound
+        if t >= done or _unreadable(error):
             return ""
         if self.kind != "model":
             which = f"{phase_path(self.path, t)}{' and the phases after it' if t < done - 1 else ''}"
@@ -232,14 +241,47 @@ class RunDirectory:
             return "; the model does not need it: it is of an earlier step"
         return f"; `geodl undo {self.path}` goes back to the last good state"
 
-    def drop_last_phase(self) -> None:
-        """Take the last phase back: it disappears in one instant, and the progress beyond it with it."""
+    def is_damaged(self, t: int) -> bool:
+        """Return whether phase `t` is not as it was written; what cannot be read here and now may well be sound."""
+        try:
+            self._verify(t)
+        except StoreError as error:
+            return not _unreadable(error.__cause__)
+        return False
+
+    def drop_last_phase(self, *, keep: bool = False) -> None:
+        """Take the last phase back: it disappears in one instant, and the progress beyond it with it.
+
+        keep: it is moved aside, from where `redo_phase` brings it back until another phase is saved.
+        """
         self._require_lock()
         done = self.completed()
         if not done:
             raise StoreError(f"{self.path} has no phase that could be taken back")
         self.clear_progress()
-        _drop_folder(phase_path(self.path, done - 1))
+        if keep:
+            set_undone(self.path, done - 1)
+        else:
+            drop_undone(self.path)
+            drop_folder(phase_path(self.path, done - 1))
+
+    def undone(self) -> list[int]:
+        """Return the numbers of the phases that were taken back and can be brought back, in that order."""
+        return undone_phases(self.path, self.completed()) if os.path.lexists(self.path / UNDONE) else []
+
+    def redo_phase(self) -> None:
+        """Bring the phase back that was taken back last, verified; the progress beyond the one before it is dropped."""
+        self._require_lock()
+        if not (found := self.undone()):
+            raise StoreError(f"{self.path}: nothing to bring back; only what was taken back last and not changed since")
+        self.clear_progress()
+        bring_back(self.path, found[0])
+
+    def load_undone(self, t: int) -> dict[str, Any]:
+        """Read what was kept beside the tensors and metrics of a phase that was taken back, verified."""
+        folder = phase_path(self.path, t, UNDONE)
+        data = read_listed(folder, "extra.json", read_manifest(folder, t))
+        return parse_object(data, folder / "extra.json")
 
     def forget_phase(self, t: int) -> None:
         """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
@@ -307,8 +349,8 @@ class RunDirectory:
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace the checkpoint of the phase in work; `state` is JSON-ready."""
         self._require_lock()
-        if _is_odd(self._checkpoint):
-            _set_aside(self._checkpoint)
+        if is_odd(self._checkpoint):
+            set_aside(self._checkpoint)
         make_directory(self._checkpoint.parent)
         # Tensors and state in one file: one rename replaces both.
         write_tensors(
@@ -331,7 +373,7 @@ class RunDirectory:
             return None
         except StoreError as error:
             if self._writable:
-                _set_aside(self._checkpoint)
+                set_aside(self._checkpoint)
                 self.events("progress set aside", reason=str(error))
                 _log.warning("%s; it was set aside, and the work goes on from the last complete phase", error)
             return None
@@ -339,7 +381,7 @@ class RunDirectory:
     def clear_progress(self) -> None:
         """Remove the checkpoint of the phase in work, so that the phase starts again."""
         self._require_lock()
-        _drop(self._checkpoint)
+        drop_checkpoint(self._checkpoint)
 
     def events(self, kind: str, **fields: Any) -> None:
         """Append one line to events.jsonl: the time, the kind, the fields."""
@@ -350,59 +392,43 @@ class RunDirectory:
         """Read all events, oldest first, without torn and damaged lines."""
         return read_events(self.path / "events.jsonl")
 
-    def times(self, kind: str) -> dict[int, str]:
-        """Tell when events of a kind were written: phase -> time."""
-        found = (event for event in self.read_events() if event["kind"] == kind)
+    def times(self, *kinds: str) -> dict[int, str]:
+        """Tell when events of these kinds were written last: phase -> time."""
+        found = (event for event in self.read_events() if event["kind"] in kinds)
         return {event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)}
 
 
-# The checkpoint of the phase in work.
+def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
+    """Return what `read` gives of a directory, read again where another process took a phase back or saved one meanwhile."""
+    for _ in range(10):
+        store = RunDirectory(path)
+        before = store.stamp()
+        try:
+            found = read(store)
+        except StoreError:
+            if store.stamp() == before:
+                raise
+        else:
+            if store.stamp() == before:
+                return found
+    raise StoreError(f"{path} is being changed by another process all the time: run the same command again")
 
 
-def _is_odd(checkpoint: Path) -> bool:
-    """Return whether something stands in the way of a checkpoint: a file or a link for its folder, a folder for itself."""
-    folder = checkpoint.parent
-    return is_directory(checkpoint) or (os.path.lexists(folder) and not is_directory(folder))
-
-
-def _set_aside(checkpoint: Path) -> None:
-    """Move `progress`, whatever it is, to `damaged-progress`, where it stays until the next phase is complete."""
-    aside = _aside(checkpoint)
-    with writing(aside):
-        remove(aside)
-        move(checkpoint.parent, aside)
-
-
-def _aside(checkpoint: Path) -> Path:
-    return checkpoint.parent.with_name("damaged-progress")
-
-
-def _drop(checkpoint: Path) -> None:
-    """Remove a checkpoint, and one that was set aside."""
-    with writing(checkpoint):
-        remove(_aside(checkpoint))
-    if _is_odd(checkpoint):
-        _set_aside(checkpoint)
-    else:
-        unlink(checkpoint)
+def _unreadable(error: BaseException | None) -> bool:
+    """Return whether a file could not be read here and now: it may well be sound."""
+    return isinstance(getattr(error, "__cause__", None), OSError | MemoryError) and not isinstance(
+        error, MissingFileError
+    )
 
 
 def _start_over(path: Path, record: dict[str, Any]) -> None:
     """Remove what geodl wrote, newest first, so that a kill on the way leaves a shorter but sound run."""
-    _drop(path / "progress" / "checkpoint.safetensors")
+    drop_checkpoint(path / "progress" / "checkpoint.safetensors")
     for name in ("events.jsonl", "report.html"):
         unlink(path / name)
     if is_directory(path / "tensorboard"):
         for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
             unlink(curves)
     for t in reversed(phase_numbers(path)):
-        _drop_folder(phase_path(path, t))
+        drop_folder(phase_path(path, t))
     write_record(path, record)
-
-
-def _drop_folder(target: Path) -> None:
-    """Remove a folder: it disappears in one instant."""
-    doomed = temporary_for(target)
-    with writing(target):
-        move(target, doomed)
-        remove(doomed)

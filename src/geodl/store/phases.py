@@ -18,20 +18,20 @@ Manifest = Mapping[str, Mapping[str, Any]]
 """The files of a phase by name: `bytes` and `sha256` of each."""
 
 
-def phase_path(path: Path, t: int) -> Path:
+def phase_path(path: Path, t: int, where: str = "phases") -> Path:
     """Return the folder of phase `t` of the run at `path`."""
-    return path / "phases" / f"{t:02d}"
+    return path / where / f"{t:02d}"
 
 
-def phase_numbers(path: Path) -> list[int]:
+def phase_numbers(path: Path, where: str = "phases") -> list[int]:
     """Return the numbers of the phases that are there; other names than 00, 01, ..., 99, 100, ... are not geodl's."""
-    folder = path / "phases"
+    folder = path / where
     if not os.path.lexists(folder):
         return []
     _insist_on_directory(folder)
     numbers = [int(name) for name in names_in(folder) if re.fullmatch("[0-9]{2}|[1-9][0-9]{2,}", name)]
     for t in numbers:
-        _insist_on_directory(phase_path(path, t))
+        _insist_on_directory(phase_path(path, t, where))
     return sorted(numbers)
 
 

@@ -12,6 +12,7 @@ from geodl.files import TEMPORARY, interpreting, is_locked, locked, move, names_
 from geodl.predictors import CLASSIFIERS, default_classifier
 from geodl.store.directory import RunDirectory
 from geodl.store.record import has_record, read_record
+from geodl.text import count
 
 State = Literal["complete", "running", "interrupted", "damaged", "unreadable"]
 
@@ -52,11 +53,7 @@ def headline(metrics: Mapping[str, Any], path: Path) -> str | None:
         accuracy, classes = metrics.get("accuracy") or {}, len(metrics.get("classes", ()))
         known = {name: value for name, value in accuracy.items() if value is not None}
         name = default_classifier(known) if known else None
-        return (
-            f"{known[name]:.1f} % on {classes} {'class' if classes == 1 else 'classes'} ({CLASSIFIERS[name]})"
-            if name
-            else None
-        )
+        return f"{known[name]:.1f} % on {count(classes, 'class')} ({CLASSIFIERS[name]})" if name else None
 
 
 def directory_size(path: Path) -> int:
