@@ -103,6 +103,10 @@ def test_convolutions_are_kaiming_normal_fan_out():
     weight = network.backbone.get_submodule("layer3.0.conv1").weight
     assert weight.shape == (64, 32, 3, 3)
     assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.03)
+    network = build_network("efficientnet-lite0", 2, head="cosine")
+    weight = network.backbone.get_submodule("blocks.12.depthwise.conv").weight
+    assert weight.shape == (1152, 1, 5, 5)  # each input reaches one output
+    assert weight.std().item() == pytest.approx((2 / 25) ** 0.5, rel=0.03)
 
 
 @pytest.mark.parametrize("head", ["cosine", "linear"])

@@ -226,7 +226,7 @@ def command(*words, **more):
 
 def test_killed_at_once_the_same_command_goes_on(geodl, model, root, tmp_path):
     """Kill a real process in the middle of training; the model is as before, and the same command finishes the step."""
-    words = ("learn", model, "week2", "--epochs", "150", "--threads", "1")
+    words = ("learn", model, "week2", "--epochs", "80", "--threads", "1")
     process = command(*words, cwd=root)
     events = Path(model, "events.jsonl")
     deadline = time.monotonic() + 120

@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
-from tests.serving import QUICK, TOKEN, Client, encoded, pictures, running
+from tests.serving import ENDED, QUICK, TOKEN, Client, encoded, pictures, running
 
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
@@ -201,7 +202,7 @@ def test_cancel_leaves_the_model_as_it_was(model, digits):
     before = _files(model)
     with running(model, options={"epochs": 5000, "threads": 1}) as url, Client(url) as client:
         key = client.learn({"digit 2": pictures(digits, 2)}).json()["id"]
-        running_job = client.until(lambda: (job := client.job(key))["state"] == "running" and job["part"] > 0 and job)
+        running_job = client.until(lambda: (job := client.job(key))["epoch"] > 0 and job)
         assert running_job["doing"] == "learning"
         assert running_job["epochs"] == 5000
         waiting = client.learn({"digit 3": pictures(digits, 3)}).json()
@@ -219,10 +220,37 @@ def test_cancel_leaves_the_model_as_it_was(model, digits):
     assert _files(model) == before
 
 
+def test_cancel_where_nothing_is_trained(tmp_path, digits):
+    how = {"method": "analytic", "network": "resnet8", "image_size": 8, "threads": 1}
+    with running(tmp_path / "new", options=how) as url, Client(url) as client:
+        key = client.learn({str(label): pictures(digits, label) for label in (0, 1)}).json()["id"]
+        client.until(lambda: client.job(key)["doing"] == "learning")
+        assert client.post(f"/api/v1/jobs/{key}/cancel").status_code == 200
+        assert client.until(lambda: (job := client.job(key))["state"] in ENDED and job)["state"] == "cancelled"
+        assert client.names() == []
+    assert not (tmp_path / "new" / "phases").exists()
+
+
 def _files(model):
     """All of a model's files but the log and the lock."""
     kept = (path for path in model.rglob("*") if path.is_file() and path.name not in ("events.jsonl", "lock"))
     return {path.relative_to(model): path.read_bytes() for path in kept}
+
+
+def test_a_server_that_is_stopped_while_it_teaches(model, digits):
+    before = _files(model)
+    with running(model, options={"epochs": 5000, "threads": 1}) as url, Client(url) as client:
+        keys = [client.learn({f"digit {i}": pictures(digits, i)}).json()["id"] for i in (2, 3)]
+        client.until(lambda: client.job(keys[0])["epoch"] > 0)
+    with running(model) as url, Client(url) as client:
+        assert {job["id"]: job["state"] for job in client.get("/api/v1/jobs").json()} == dict.fromkeys(
+            keys, "interrupted"
+        )
+        for key in keys:
+            assert client.post(f"/api/v1/jobs/{key}/cancel").json()["state"] == "cancelled"
+        refused = client.post(f"/api/v1/jobs/{keys[0]}/resume")
+        assert (refused.status_code, refused.json()["error"][:21]) == (409, "the job is cancelled;")
+    assert _files(model) == before
 
 
 def test_jobs_beyond_the_limit_are_refused(model, digits):
@@ -256,6 +284,21 @@ def _told(client):
     with client.stream("GET", "/api/v1/events") as stream:
         line = next(line for line in stream.iter_lines() if line.startswith("data: "))
     return json.loads(line.removeprefix("data: "))
+
+
+def test_streams_beyond_the_limit_are_refused(model):
+    with running(model, limits=Limits(streams=1)) as url, Client(url) as client:
+        with client.stream("GET", "/api/v1/events") as stream:
+            lines = stream.iter_lines()  # held: without it the stream would be closed
+            next(lines)
+            refused = client.get("/api/v1/events")
+            assert (refused.status_code, refused.json()["error"][:14]) == (429, "too many pages")
+        assert client.until(lambda: _answers(client))
+
+
+def _answers(client):
+    with client.stream("GET", "/api/v1/events") as stream:
+        return stream.status_code == 200
 
 
 def test_progress_is_told_as_it_happens(client, digits):
@@ -543,7 +586,9 @@ def test_a_server_that_is_killed_while_it_teaches(model, digits):
         client.until(lambda: client.job(key)["part"] > 0)
         first.process.send_signal(signal.SIGKILL)
         first.process.wait()
-    assert not any(path.parts[0] == "phases" for path in set(_files(model)) - set(before))
+    after = _files(model)
+    assert not any(path.parts[0] == "phases" for path in set(after) - set(before))
+    assert {path: after[path] for path in before} == before
     second = Command(str(model), "--epochs", "2", "--threads", "1")
     try:
         assert any("teaching 12 images of digit 2; the model is as before" in line for line in second.said)
@@ -574,6 +619,29 @@ def test_what_cannot_be_served_is_said_in_one_line(words, said, tmp_path):
     with pytest.raises((ConfigError, StoreError), match=said):
         serve_command([word.format(folder=tmp_path) for word in words])
     assert [path.name for path in tmp_path.iterdir()] == ["somebody's.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "said"),
+    [
+        ([], None, r"is served at http://127\.0\.0\.1:\d+/#token=[\w-]{32}\n"),
+        ([], "from-the-environment", r"is served at http://127\.0\.0\.1:\d+/\nthe token is the value of GEODL_TOKEN"),
+        (["--read-only"], None, r"is served at http://127\.0\.0\.1:\d+/\nCtrl-C"),
+        (["--host", "0.0.0.0"], None, rf"http://{socket.gethostname()}:\d+/#token=[\w-]+\neverybody who reaches this"),
+    ],
+)
+def test_the_address_that_is_printed(words, given, said, model, monkeypatch, capsys):
+    class Ending:
+        def __init__(self, app):
+            self.app = app
+
+        def run(self, sockets):
+            self.app.state.server.close()
+
+    monkeypatch.setattr("geodl.serve.app.server_of", Ending)
+    monkeypatch.setenv("GEODL_TOKEN", given) if given else monkeypatch.delenv("GEODL_TOKEN", raising=False)
+    serve_command([str(model), "--port", "0", *words])
+    assert re.search(said, capsys.readouterr().out)
 
 
 def serve_command(words):
@@ -610,3 +678,23 @@ def test_whatever_the_schema_allows_or_forbids_is_answered_as_it_says(model):
             check()
         with Client(url) as client:
             assert client.get("/api/v1/model").status_code == 200
+
+
+# ----------------------------------------------------------------------------------------------------------- the document
+
+
+def test_the_client_in_the_document_works(tmp_path, digits):
+    text = (Path(__file__).parents[1] / "docs" / "serve.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    for label in (0, 1):
+        (tmp_path / "week1" / f"digit {label}").mkdir(parents=True)
+        for i, content in enumerate(pictures(digits, label)):
+            (tmp_path / "week1" / f"digit {label}" / f"{i}.png").write_bytes(content)
+    (tmp_path / "photo.jpg").write_bytes(pictures(digits, 0, slice(30, 31))[0])
+    with running(tmp_path / "model") as url:
+        environment = os.environ | {"GEODL_URL": url, "GEODL_TOKEN": TOKEN}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stderr
+    assert re.match(r"done \d+\.\d+\nphoto.jpg (digit \d|unknown) \[\('digit \d', [\d.]+\), ", done.stdout)

@@ -193,7 +193,7 @@ def test_cancel_and_folders(opened, base, tmp_path, digits):
         page.locator("#recognize").evaluate(drop)
         page.wait_for_selector(".results .bars")
         page.locator("#go").click()
-        until(page, "document.querySelector('.job progress')?.value > 0")
+        until(page, "document.querySelector('.job')?.textContent.includes('epoch')")
         assert "Learning three, epoch" in page.locator(".job").inner_text()
         assert page.locator(".given").count() == 13
         assert page.evaluate(NAMELESS) == []

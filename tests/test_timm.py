@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from geodl.errors import ConfigError
-from geodl.nets import build_network, frozen_copy
+from geodl.nets import CosineHead, Network, build_network, expected_images, frozen_copy
+from geodl.nets.timm_backbone import TimmBackbone
 
 
 class StandIn(nn.Module):
@@ -71,6 +72,42 @@ def test_models_without_a_map_give_pooled_features(calls):
     assert calls == [("vit", {"pretrained": True, "num_classes": 0})]
 
 
+class Staged(StandIn):
+    """A model that also gives what it has between its stages, the maps as (B, d, h, w)."""
+
+    def __init__(self, stages: int) -> None:
+        super().__init__("swin")
+        self.feature_info = [{"num_chs": 6}] * stages
+
+    def forward_intermediates(self, x, indices):
+        maps = [(stage + 1) * self.conv(x) for stage in range(len(self.feature_info))]
+        return self.forward_features(x), [maps[stage] for stage in indices]
+
+
+@pytest.mark.parametrize(
+    ("stages", "names"), [(4, "1 2 3 4"), (5, "1 2 3 4 5"), (6, "2 4 6"), (12, "3 6 9 12"), (24, "4 9 14 19 24")]
+)
+def test_levels_are_stages_that_timm_gives_and_the_top(stages, names):
+    backbone = TimmBackbone(Staged(stages))
+    network = Network(backbone, CosineHead(6, 3))
+    assert network.level_names == (*(f"stage{number}" for number in names.split()), "top")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    maps = backbone.model.conv(images)
+    blocks = network.level_features(images)
+    for number in map(int, names.split()):
+        torch.testing.assert_close(blocks[f"stage{number}"], nn.functional.avg_pool2d(number * maps, 2).flatten(1))
+    torch.testing.assert_close(blocks["top"], network.features(images))
+
+
+@pytest.mark.parametrize("kind", ["map", "swin", "vit"])
+def test_models_without_stages_have_their_top_alone(calls, kind):
+    network = build_network(f"timm:{kind}", 3, head="cosine")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    (block,) = network.level_features(images).values()
+    assert network.level_names == ("top",)
+    torch.testing.assert_close(block, network.features(images))
+
+
 def test_models_start_from_the_seed(calls):
     one, two, other = (build_network("timm:map", 3, head="cosine", seed=seed) for seed in (1, 1, 2))
     weights = [network.backbone.model.conv.weight for network in (one, two, other)]
@@ -83,6 +120,10 @@ def test_weights_have_timms_own_names(calls, tmp_path):
     save_file(state, tmp_path / "model.safetensors")
     network = build_network("timm:map", 3, head="cosine", weights=tmp_path / "model.safetensors")
     assert torch.equal(network.backbone.model.conv.weight, state["conv.weight"])
+    ours = {f"backbone.{key}": value.contiguous() for key, value in network.backbone.state_dict().items()}
+    save_file(ours, tmp_path / "ours.safetensors")
+    again = build_network("timm:map", 3, head="cosine", seed=1, weights=tmp_path / "ours.safetensors")
+    assert torch.equal(again.backbone.model.conv.weight, state["conv.weight"])
 
 
 def test_unknown_models_and_tags_are_refused(calls):
@@ -126,7 +167,8 @@ def real_timm():
 )
 def test_real_models(real_timm, name, width, grid):
     network = build_network(f"timm:{name}", 3, head="cosine")
-    size = 160 if name.startswith("test_") else 224
+    size = expected_images(f"timm:{name}")["image_size"]
+    assert size == {"resnet10t": 176, "swin_tiny_patch4_window7_224": 224}.get(name, 160)
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     network.eval()
     with torch.no_grad():
@@ -134,3 +176,6 @@ def test_real_models(real_timm, name, width, grid):
     assert network.width == width
     assert (output.logits.shape, output.pooled.shape, output.grid.shape) == ((2, 3), (2, width), (2, grid))
     torch.testing.assert_close(frozen_copy(network)(images).logits, output.logits)
+    blocks = frozen_copy(network).level_features(images)
+    assert len(blocks) >= 4
+    torch.testing.assert_close(blocks["top"], output.pooled)

@@ -1,14 +1,23 @@
 """The content-addressed cache of trained base phases: runs that agree on what determines one share it."""
 
+import fcntl
 import os
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from geodl.errors import StoreError
-from geodl.files import MissingFileError, make_directory, read_tensors, remove_temporaries, write_tensors, writing
+from geodl.files import (
+    MissingFileError,
+    make_directory,
+    open_in_place,
+    read_tensors,
+    remove_temporaries,
+    write_tensors,
+    writing,
+)
 
 
 def _default_root() -> Path:
@@ -53,6 +62,22 @@ class Cache:
             return False
         return True
 
+    def claim(self, key: str, held: ExitStack) -> bool:
+        """Become the only process that makes an entry, until `held` is closed; False while another one is.
+
+        The kernel ends a claim with its process. Where the disk has no locks, everybody may make what they need.
+        """
+        try:
+            make_directory(self._entries)
+            lock = held.enter_context(os.fdopen(open_in_place(self._entries / f"{key}.lock", 0), "r+b"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+            return False
+        except (OSError, StoreError):
+            pass
+        return True
+
     def size(self) -> int:
         """Return the number of bytes in use, leftovers of killed writers included."""
         total = 0
@@ -65,7 +90,7 @@ class Cache:
         """Remove all entries; return the number of bytes freed."""
         freed = self.size()
         remove_temporaries(self._entries)
-        for path in self._entries.glob("*.safetensors"):
+        for path in [*self._entries.glob("*.safetensors"), *self._entries.glob("*.lock")]:
             with writing(path):
                 path.unlink(missing_ok=True)
         return freed

@@ -111,9 +111,11 @@ class RunConfig(BaseModel):
         base=True,
     )
     pretrained: bool = option(
-        False, "Network", "timm backbones: start from timm's weights.", in_model="kept", base=True
+        False, "Network", "Start from published weights (efficientnet-lite0, timm:NAME).", in_model="kept", base=True
     )
-    weights: Path | None = option(None, "Network", "A safetensors file with weights for the backbone.", in_model="kept")
+    weights: Path | None = option(
+        None, "Network", "A file with weights for the backbone: safetensors, .pth or .pt.", in_model="kept"
+    )
     scale: float = option(
         1.0,
         "Network",

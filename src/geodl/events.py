@@ -48,6 +48,14 @@ class PhaseStarted(Event):
 
 
 @dataclass(frozen=True)
+class BaseAwaited(Event):
+    """The base phase is being trained by another run with the same options, which is waited for."""
+
+    kind = "waiting"
+    phase: int
+
+
+@dataclass(frozen=True)
 class BaseCached(Event):
     """The base phase was trained before with the same options, and is taken from the cache."""
 

@@ -1,6 +1,8 @@
 """``Learner``: a network, its memory and its class statistics, and what a method does with them. It needs no directory."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,7 +20,7 @@ from geodl.data.intake import take
 from geodl.data.names import class_name, class_names
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
-from geodl.events import BaseCached, Event, Listener, ignore
+from geodl.events import BaseAwaited, BaseCached, Event, Listener, ignore
 from geodl.files import as_path
 from geodl.memory import Memory, quota
 from geodl.methods import Phase, Stage, build, configure, kinds
@@ -38,7 +40,7 @@ from geodl.predictors import (
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.text import count
-from geodl.training import Checkpoint, NoProgress, Progress, Trainer
+from geodl.training import Checkpoint, Interrupted, NoProgress, Progress, Trainer
 from geodl.training.angles import AngleWatch
 from geodl.training.base import base_key
 from geodl.training.checkpoint import load_weights
@@ -185,13 +187,30 @@ class Learner:
     def _run(self, phase: Phase, stage: Stage, number: int, checkpoint: Checkpoint | None, progress: Progress) -> None:
         """Run one stage; the first of phase 0 is taken from the shared base phases, or put there."""
         key = self._base_key(phase, number)
-        if key and checkpoint is None and self._take_base(key, phase):
-            return
         if checkpoint is not None and checkpoint.base != key:
             key = None  # begun with other threads, devices or versions: what comes of it is nobody else's base
-        self.trainer.run(phase, stage, number=number, checkpoint=checkpoint, progress=progress, base=key)
-        if key and self.shared_base is not None and self.trainer.ranks.is_main_process:
-            self.shared_base.cache.put(key, phase.network.state_dict())
+        with self._claimed(key, phase):
+            if key and checkpoint is None and self._take_base(key, phase):
+                return
+            self.trainer.run(phase, stage, number=number, checkpoint=checkpoint, progress=progress, base=key)
+            if key and self.shared_base is not None and self.trainer.ranks.is_main_process:
+                self.shared_base.cache.put(key, phase.network.state_dict())
+
+    def _claimed(self, key: str | None, phase: Phase) -> ExitStack:
+        """Wait until no other process trains this base phase; hold it for ourselves until the stack is closed."""
+        held, ranks = ExitStack(), self.trainer.ranks
+        if key is None or self.shared_base is None:
+            return held
+        # All ranks ask together, again and again: one that waited alone would keep the others beyond their time limit.
+        told = False
+        while ranks.any(ranks.is_main_process and not self.shared_base.cache.claim(key, held), self.trainer.device):
+            if not told:
+                self.listener(BaseAwaited(phase.index))
+                told = True
+            if ranks.any(self._stop(), self.trainer.device):
+                raise Interrupted("stopped while another run was training the base phase that both share")
+            time.sleep(0.5)
+        return held
 
     def _listening(self, phase: Phase) -> Listener:
         """Return the listener of a phase: the user's, and one that takes the angles between the subspaces."""

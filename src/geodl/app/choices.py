@@ -7,9 +7,10 @@ from typing import Any
 from geodl.config import Effective, Layer, RunConfig
 from geodl.data.intake import Decoded
 from geodl.devices import device_kind
-from geodl.errors import ConfigError, MissingExtraError
+from geodl.errors import ConfigError
 from geodl.files import readable
 from geodl.methods import configure, kinds
+from geodl.nets import expected_images
 
 TINY = 16
 """Pictures up to this many pixels a side need a small network and one thread."""
@@ -63,13 +64,13 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
     Where pre-trained weights are there and nothing else is asked for: their features, frozen, and the closed form.
     """
     method = options.get("method")
-    if options.get("adapt") or method == "analytic" or (method is None and has_pretrained()):
-        network = str(options.get("network") or PRETRAINED)
-        start = _pretrained(network, side) | ({} if options.get("adapt") else CLOSED_FORM)
-    else:
-        network = str(options.get("network") or _own_network(side, kind))
-        foreign = network == PRETRAINED or network.startswith("timm:")
-        start = _pretrained(network, side) if foreign else {"image_size": _own_size(side, kind)}
+    frozen = method == "analytic" or (method is None and has_pretrained() and not options.get("adapt"))
+    network = str(
+        options.get("network") or (PRETRAINED if frozen or options.get("adapt") else _own_network(side, kind))
+    )
+    published = bool(expected_images(network))
+    start = _pretrained(network, side) if published else {"image_size": _own_size(side, kind)}
+    start |= CLOSED_FORM if frozen else {}
     if options.get("weights") is not None:
         start["pretrained"] = False
     given = ("image_size", "pretrained", "mean", "std")
@@ -77,13 +78,11 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
 
 
 def _pretrained(network: str, side: int) -> dict[str, Any]:
-    """Return what a pre-trained network was trained with; large photographs are seen at 224 pixels, small ones as they are."""
-    if network.startswith("timm:"):
-        return {"pretrained": True} | _timm_facts(network)
-    if network != PRETRAINED:
-        return {"image_size": _own_size(side, "cpu")}
-    size = min(max(side // 32 * 32, 64), 224)
-    return {"pretrained": True, "image_size": size, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    """Return what a pre-trained network expects; large photographs are seen at its own size, small ones as they are."""
+    known = expected_images(network)
+    if network == PRETRAINED:
+        known["image_size"] = min(max(side // 32 * 32, 64), known["image_size"])
+    return {"pretrained": True} | known
 
 
 def _own_size(side: int, kind: str) -> int:
@@ -96,20 +95,6 @@ def _own_network(side: int, kind: str) -> str:
     if size <= TINY:
         return "resnet8"
     return "resnet20" if kind == "cpu" else "resnet32" if size <= 64 else "resnet18"
-
-
-def _timm_facts(network: str) -> dict[str, Any]:
-    """Look up the image size and the colors that a timm model was trained with."""
-    try:
-        import timm
-    except ImportError as error:
-        raise MissingExtraError("timm", f"the network {network}") from error
-    except RuntimeError:
-        return {"image_size": 224}  # building the network will say what is wrong
-    found = timm.get_pretrained_cfg(network.removeprefix("timm:"))
-    if found is None:
-        return {"image_size": 224}
-    return {"image_size": int(found.input_size[-1]), "mean": tuple(found.mean), "std": tuple(found.std)}
 
 
 def choose(

@@ -102,6 +102,14 @@ COMMANDS = [
         "geodl compare finetune lucir lucir+geodesic --preset digits",
     ),
     (
+        "sweep",
+        "sweep:app",
+        RESEARCH,
+        "Run a grid or a search, several runs at a time: here, on a Ray cluster or by SLURM. Complete runs are left out; "
+        "`geodl sweep status` shows how far it is.",
+        "geodl sweep --preset digits --grid method=lucir,icarl --grid seed=1,2,3",
+    ),
+    (
         "methods",
         "about:methods",
         RESEARCH,
@@ -187,7 +195,8 @@ def _register() -> None:
     for path, target, group, text, example in COMMANDS:
         *above, name = path.split()
         place, own = (parents[above[0]], ACTIONS) if above else (app, group)
-        place.command(f"geodl.cli.{target}", name=name, help=text, help_epilogue=f"Example: `{example}`", group=own)
+        more = {} if target.endswith(":app") else {"help_epilogue": f"Example: `{example}`"}  # it has its own
+        place.command(f"geodl.cli.{target}", name=name, help=text, group=own, **more)
 
 
 _register()

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from geodl.cli import signals
 from geodl.events import (
+    BaseAwaited,
     BaseCached,
     EpochEnded,
     Event,
@@ -116,6 +117,8 @@ class Watch:
                 names = event.classes
                 shown = ", ".join(names[:8]) + (f", ... ({count(len(names), 'class')})" if len(names) > 8 else "")
                 say(f"  phase {event.phase}: {shown} ({count(event.images, 'image')})")
+            case BaseAwaited():
+                say("    another run is training the same base phase: waiting for it")
             case BaseCached():
                 say("    trained before with the same options: taken from the cache")
             case StageStarted():

@@ -90,12 +90,17 @@ class Common:
     ] = None
 
 
-def effective(common: Common, flags: Any, **more: Any) -> Effective:
-    """Merge preset, file and flags, later ones winning, into a checked configuration."""
+def layers_of(common: Common, flags: Any, *more: Layer) -> list[Layer]:
+    """Return the layers of options, later ones winning: preset, file, `more`, flags."""
     layers: list[Layer] = [preset_layer(common.preset)] if common.preset else []
     layers += file_layers(common.config) if common.config else []
     given = {flag.name: getattr(flags, flag.name) for flag in fields(flags) if getattr(flags, flag.name) is not None}
-    return configure([*layers, Layer("command line", {key: _parse(key, value) for key, value in given.items()} | more)])
+    return [*layers, *more, Layer("command line", {key: _parse(key, value) for key, value in given.items()})]
+
+
+def effective(common: Common, flags: Any, **more: Any) -> Effective:
+    """Merge preset, file and flags into a checked configuration."""
+    return configure([*layers_of(common, flags), Layer("command line", more)])
 
 
 def _parse(key: str, value: Any) -> Any:

@@ -83,8 +83,8 @@ class LearnFlags:
         str | None,
         _choice("The network: efficientnet-lite0, resnet32, resnet18, ..., or timm:NAME.", "--backbone", "--network"),
     ] = None
-    pretrained: Annotated[bool | None, _choice("timm:NAME: begin with the weights that timm publishes.")] = None
-    weights: Annotated[Path | None, _choice("Begin with the weights in this safetensors file.")] = None
+    pretrained: Annotated[bool | None, _choice("Start from published weights (efficientnet-lite0, timm:NAME).")] = None
+    weights: Annotated[Path | None, _choice("Begin with the weights in this file: safetensors, .pth or .pt.")] = None
     image_size: Annotated[int | None, _choice("Side of the squares, in pixels, that the network sees.")] = None
     flip: Annotated[bool | None, _choice("Learn mirrored images too; not for text, signs or left and right.")] = None
     epochs: Annotated[int | None, _choice("Epochs: how often training goes through all the images.")] = None

@@ -11,6 +11,7 @@ from geodl.report import page
 from geodl.report.plots import write_figures
 from geodl.report.results import read_settings
 from geodl.report.tables import write_tables
+from geodl.store import list_runs
 from geodl.text import count
 
 
@@ -28,7 +29,7 @@ def report(
     Parameters
     ----------
     runs
-        Directories of runs, or of a model.
+        Directories of runs or of directories of runs, or of a model.
     out
         The page; unset: report.html in the run's directory, or here for several runs.
     figures
@@ -36,8 +37,10 @@ def report(
     tables
         Also write the tables as Markdown, CSV and LaTeX into this directory.
     with_images
-        Show exemplars even if they may be private, or show none; unset: only those of public datasets.
+        Show pictures even if they may be private (exemplars; of a model, those that it took for another class), or show none;
+        unset: only those of public datasets.
     """
+    runs = [run for given in runs for run in _runs_of(given)]
     settings = read_settings(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     make_directory(target.parent)
@@ -48,3 +51,10 @@ def report(
     if tables is not None:
         with writing(tables):
             say(f"tables: {', '.join(str(path) for path in write_tables(settings, tables))}")
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """Return the runs below a directory that is none itself; a path as it is where there are none."""
+    if (path / "config.json").exists():
+        return [path]
+    return [run.path for run in list_runs(path)] if path.is_dir() else [path]

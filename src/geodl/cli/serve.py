@@ -1,5 +1,7 @@
 """``geodl serve``: a model behind a page and an HTTP interface."""
 
+import ipaddress
+import socket
 import webbrowser
 from contextlib import suppress
 from dataclasses import asdict
@@ -56,7 +58,9 @@ def serve(
             allow_folder=allow_folder,
             options={name: value for name, value in asdict(flags).items() if value is not None},
         )
-        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
+        everywhere = ipaddress.ip_address(listening.getsockname()[0]).is_unspecified
+        shown = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listening.getsockname()[1]}/"
         full = f"{address}#token={token}" if fresh and not read_only else address
         line(f"{printable(str(model))} is served at {full}", "bold")
         if not fresh and not read_only:

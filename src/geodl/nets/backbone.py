@@ -40,6 +40,7 @@ def initialize(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            module.weight.data *= module.groups**0.5  # an input reaches the outputs of its own group only
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 

@@ -49,18 +49,18 @@ class Head(nn.Module):
         return self.order >= len(self.weight)
 
     def rows(self, name: str = "weight") -> Tensor:
-        """Give all rows of a parameter in the order of the classes, frozen ones included: (C, ...)."""
+        """Return all rows of a parameter in the order of the classes, frozen ones included: (C, ...)."""
         trainable: Tensor = getattr(self, name)
         if self.order is None:
             return trainable
         return torch.cat([trainable, getattr(self, f"frozen_{name}")]).index_select(0, self.order)
 
     def raw(self, z: Tensor) -> Tensor:
-        """Give the uncorrected logits (B, C) of features z: (B, d)."""
+        """Return the uncorrected logits (B, C) of features z: (B, d)."""
         raise NotImplementedError
 
     def forward(self, z: Tensor) -> Tensor:
-        """Give the corrected logits (B, C) of features z: (B, d)."""
+        """Return the corrected logits (B, C) of features z: (B, d)."""
         return self.alpha * self.raw(z) + self.beta
 
     def grow(self, n: int, seed: int) -> None:
@@ -133,11 +133,11 @@ class CosineHead(Head):
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def cosines(self, z: Tensor) -> Tensor:
-        """Give the cosines (B, C) between features z: (B, d) and rows, before sigma and before any correction."""
+        """Return the cosines (B, C) between features z: (B, d) and rows, before sigma and before any correction."""
         return F.linear(F.normalize(z, dim=1), F.normalize(self.rows(), dim=1))
 
     def raw(self, z: Tensor) -> Tensor:
-        """Give the uncorrected logits (B, C) of features z: (B, d)."""
+        """Return the uncorrected logits (B, C) of features z: (B, d)."""
         return self.scale * self.cosines(z)
 
     @torch.no_grad()
@@ -162,7 +162,7 @@ class LinearHead(Head):
         super().__init__(width, classes, seed)
 
     def raw(self, z: Tensor) -> Tensor:
-        """Give the uncorrected logits (B, C) of features z: (B, d)."""
+        """Return the uncorrected logits (B, C) of features z: (B, d)."""
         return F.linear(z, self.rows("weight"), self.rows("bias"))
 
     def _fresh_rows(self, n: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from geodl.memory import quota
 from geodl.methods import build
 from geodl.reproduce.grid import Job
 from geodl.reproduce.steps import LOSSES, PEAK_STEPS, Shape, Step, take_turns
+from geodl.sweep.jobs import base_of
 
 
 @dataclass(frozen=True)
@@ -86,24 +87,17 @@ def plan(jobs: Sequence[Job], done: Sequence[int], speed: Speed) -> list[list[fl
 
     done: the number of complete phases of each job.
     """
-    trained = {_base(job.config) for job, phases in zip(jobs, done, strict=True) if phases}
+    trained = {base_of(job.config) for job, phases in zip(jobs, done, strict=True) if phases}
     found = []
     for job, phases in zip(jobs, done, strict=True):
         times = seconds(job.config, speed)
         times[:phases] = [0.0] * phases
-        base = _base(job.config)
+        base = base_of(job.config)
         if not phases and base in trained:
             times[0] = work(job.config)[0].evaluated / speed.evaluation
         trained.add(base)
         found.append(times)
     return found
-
-
-def _base(config: RunConfig) -> tuple[object, ...]:
-    """Return what tells base phases of one grid apart: head, held-out images, schedule, classes, seed."""
-    method = build(config)
-    held = method.held_out(quota(max(config.base or 0, 1), config.exemplars, config.memory_budget))
-    return method.head, held, method.main_schedule(0), config.base, config.seed
 
 
 def shape_of(config: RunConfig) -> Shape:

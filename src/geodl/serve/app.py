@@ -18,8 +18,9 @@ from starlette.staticfiles import StaticFiles
 
 from geodl import __version__
 from geodl.errors import ConfigError, DataError, GeodlError, MissingExtraError, StoreError
-from geodl.serve.api import Server, changing, reading
+from geodl.serve.api import changing, reading
 from geodl.serve.security import Guard, Limits, Refused, names_of, refuse
+from geodl.serve.server import Server
 from geodl.text import printable
 
 _log = logging.getLogger("geodl")

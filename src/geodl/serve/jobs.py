@@ -35,7 +35,6 @@ from geodl.events import (
 )
 from geodl.files import interpreting, is_locked, locked, make_directory, names_in, read_json, remove, write_json
 from geodl.learner import MODEL
-from geodl.metrics import finite
 from geodl.serve.security import Refused
 from geodl.store import RunDirectory
 from geodl.text import printable
@@ -97,7 +96,7 @@ class Job:
             case FeaturesTaken() if self._stage is None and self.doing == "learning":  # in closed form this is all
                 self.part = event.done / max(event.total, 1)
             case StageStarted():
-                self._stage, self.doing, self.epochs = event, "learning", event.epochs
+                self._stage, self.doing, self.part, self.epochs = event, "learning", 0.0, event.epochs
             case StepTaken() if self._stage is not None:
                 self.part, self.epoch, self.rate = part_of(event, self._stage), event.epoch + 1, event.rate
 
@@ -290,21 +289,21 @@ class Teacher:
 
 
 def _told(learned: Mapping[str, Any]) -> dict[str, Any]:
-    names = (
+    names = [
         "already",
         "step",
         "new",
         "returning",
         "images",
         "accuracy",
+        "interval",
         "judged",
         "left_out",
         "before",
         "after",
         "warnings",
-    )
-    low, high = (finite(value) for value in learned["interval"])
-    return {name: learned[name] for name in names} | {"interval": [low, high]}
+    ]
+    return {name: learned[name] for name in names}
 
 
 def _discard(folder: Path) -> None:

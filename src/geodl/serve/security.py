@@ -59,11 +59,15 @@ class Counter:
     def __init__(self, most: int, sentence: str) -> None:
         self.most, self.sentence, self.now = most, sentence, 0
 
+    def check(self) -> None:
+        """Refuse one more than there may be."""
+        if self.now >= self.most:
+            raise Refused(429, self.sentence)
+
     @contextmanager
     def one(self) -> Iterator[None]:
         """Count one; called in the event loop alone."""
-        if self.now >= self.most:
-            raise Refused(429, self.sentence)
+        self.check()
         self.now += 1
         try:
             yield

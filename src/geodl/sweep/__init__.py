@@ -1,1 +1,1 @@
-"""Many runs: grids, one run after the other."""
+"""Many runs: grids and searches; in local processes, on Ray, as SLURM jobs."""

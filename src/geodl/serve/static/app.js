@@ -7,7 +7,7 @@ const BATCH = 8; // images in one request to recognize
 const SHOWN = 23; // thumbnails of a class
 const MOST = 100; // results kept on the page
 
-const page = { model: null, jobs: [], trays: new Map(), mine: new Map(), dismissed: new Set(), state: null };
+const page = { model: null, jobs: [], trays: new Map(), mine: new Map(), boxes: new Map(), dismissed: new Set(), state: null };
 
 // ------------------------------------------------------------------------------------------------------------ elements
 
@@ -35,6 +35,15 @@ function bar(part) {
   const inner = el("i");
   inner.style.width = `${Math.max(0, Math.min(1, part)) * 100}%`;
   return el("i", { ariaHidden: "true" }, inner);
+}
+
+// Draw anew; whoever was on a button that is gone finds themselves on the same one, or on what stands for it.
+function redraw(draw, instead) {
+  const before = document.activeElement, label = before && before.ariaLabel;
+  draw();
+  if (!before || before.isConnected) return;
+  const same = label && [...document.querySelectorAll("button")].find((each) => each.ariaLabel === label);
+  (same || $(instead)).focus();
 }
 
 function tell(text, bad = false) {
@@ -315,7 +324,7 @@ function sort(found, label) {
 }
 
 function drawTrays() {
-  $("trays").replaceChildren(...[...page.trays].map(([label, items]) => drawTray(label, items)));
+  redraw(() => $("trays").replaceChildren(...[...page.trays].map(([label, items]) => drawTray(label, items))), "new-name");
   const images = [...page.trays.values()].flat().filter((item) => !item.job).length;
   $("teach-foot").hidden = !page.trays.size;
   $("teach-hint").hidden = page.trays.size > 0;
@@ -377,11 +386,34 @@ const teach = attempt(async () => {
   }
 });
 
+// A job that goes on is changed in place: a button that is being pressed must not be replaced.
 function drawJobs() {
   if (sending) return;
   for (const job of page.jobs) if (page.mine.has(job.id)) settle(job);
   const shown = page.jobs.filter((job) => !page.dismissed.has(job.id) && (["waiting", "running", "interrupted"].includes(job.state) || page.mine.has(job.id)));
-  $("jobs").replaceChildren(...shown.map(drawJob));
+  const boxes = shown.map((job) => {
+    const old = page.boxes.get(job.id), key = `${job.state} ${job.advice.length}`;
+    const made = old && old.key === key ? old : { key, box: drawJob(job) };
+    page.boxes.set(job.id, made);
+    drawProgress(made.box, job);
+    return made.box;
+  });
+  if (boxes.length !== $("jobs").children.length || boxes.some((box, i) => $("jobs").children[i] !== box)) $("jobs").replaceChildren(...boxes);
+}
+
+const classesOf = (job) => {
+  const names = Object.keys(job.classes).map(show);
+  return names.slice(0, 5).join(", ") + (names.length > 5 ? " …" : "") || "a folder";
+};
+
+function drawProgress(box, job) {
+  const text = box.querySelector(".doing"), progress = box.querySelector("progress");
+  if (!text) return;
+  const epochs = job.doing === "learning" && job.epochs > 0 ? `, epoch ${Math.max(job.epoch, 1)} of ${job.epochs}` : "";
+  const about = job.seconds > 5 && job.part < 0.05 ? `, about ${job.seconds < 90 ? Math.round(job.seconds) + " s" : Math.round(job.seconds / 60) + " min"}` : "";
+  const doing = { reading: "Reading the images of ", learning: "Learning " }[job.doing];
+  text.textContent = doing ? `${doing}${classesOf(job)}${epochs}${about}` : `${classesOf(job)}: ${job.doing}`;
+  if (job.state === "running") progress.value = job.part;
 }
 
 // What was taught leaves the trays; what could not be used stays there with its reason.
@@ -400,23 +432,18 @@ function settle(job) {
 }
 
 function drawJob(job) {
-  const names = Object.keys(job.classes).map(show), what = names.slice(0, 5).join(", ") + (names.length > 5 ? " …" : "") || "a folder";
-  const box = el("div", { className: `job ${job.state}` });
+  const what = classesOf(job), box = el("div", { className: `job ${job.state}`, role: "group", ariaLabel: `Teaching ${what}` });
   const dismiss = button("Dismiss", () => { page.dismissed.add(job.id); drawJobs(); }, { className: "quiet small" });
   const act = (path) => attempt(async () => { if (await writable()) await call(`jobs/${job.id}/${path}`); });
   if (job.state === "running" || job.state === "waiting") {
-    const epochs = job.doing === "learning" && job.epochs > 0 ? `, epoch ${Math.max(job.epoch, 1)} of ${job.epochs}` : "";
-    const doing = job.doing === "reading" ? "Reading the images of " : job.doing === "learning" ? "Learning " : "";
-    const about = job.seconds > 5 && job.part < 0.05 ? `, about ${job.seconds < 90 ? Math.round(job.seconds) + " s" : Math.round(job.seconds / 60) + " min"}` : "";
-    box.append(el("p", { textContent: doing ? `${doing}${what}${epochs}${about}` : `${what}: ${job.doing}` }),
-      el("progress", { max: 1, ...(job.state === "running" ? { value: job.part } : {}), ariaLabel: "Progress of teaching" }),
+    box.append(el("p", { className: "doing" }), el("progress", { max: 1, ariaLabel: "Progress of teaching" }),
       ...job.advice.map((sentence) => el("p", { className: "muted", textContent: show(sentence) })),
       button("Cancel", act("cancel"), { className: "small" }));
   } else if (job.state === "interrupted") {
     box.append(el("p", { textContent: `Teaching ${what} (${count(job.images, "image")}, ${when(job.made)}) was interrupted when the server ended. The model is as before.` }),
       el("div", { className: "row" }, button("Go on", act("resume"), { className: "small" }), button("Throw away", act("cancel"), { className: "quiet small" })));
   } else {
-    box.append(...outcome(job, what), dismiss);
+    box.append(el("div", { role: "status" }, ...outcome(job, what)), dismiss);
   }
   return box;
 }
@@ -461,7 +488,7 @@ function drawModel() {
   $("teach").hidden = model.read_only;
   $("knows").hidden = $("past").hidden = !learned;
   $("known").replaceChildren(...model.classes.map((each) => el("option", { value: each.name })));
-  $("classes").replaceChildren(...model.classes.map(drawClass));
+  redraw(() => $("classes").replaceChildren(...model.classes.map(drawClass)), "knows-title");
   $("mixed").hidden = !model.confusions.length;
   $("confusions").replaceChildren(...model.confusions.map((each) => el("li", {}, el("strong", { textContent: show(each.class) }), " taken for ", el("strong", { textContent: show(each.taken_for) }), `: ${each.images} of ${each.of}`)));
   $("steps").replaceChildren(...model.steps.map(drawStep).reverse());

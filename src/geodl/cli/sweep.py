@@ -1,0 +1,131 @@
+"""``geodl sweep``: many runs by one command, and ``geodl sweep status``."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+
+from geodl.cli.display import LEGEND, comparison_table, say
+from geodl.cli.many import ROWS, Where, carry_out, confirm, directories, is_terminal, table_of
+from geodl.cli.options import Common, Flags, layers_of
+from geodl.config import RunConfig
+from geodl.errors import ConfigError
+from geodl.experiment import results_of
+from geodl.report import page
+from geodl.report.results import read_settings
+from geodl.store import RunDirectory
+from geodl.sweep.jobs import Job, Spec, expand, jobs_in, parse_grid, parse_over, read_spec
+from geodl.sweep.status import METRICS, status_of, value_of
+
+MANY = 1000
+"""More runs than so many are asked about first."""
+
+app = App(
+    name="sweep",
+    help="Run a grid or a search: every combination of some options, several runs at a time, here, on a Ray cluster or by SLURM. "
+    "Complete runs are left out; stopped or killed, the same command goes on.",
+    help_epilogue="Example: `geodl sweep --preset digits --grid method=lucir,lucir+geodesic,icarl --grid seed=1,2,3`",
+)
+
+
+@app.default
+def sweep(
+    spec: Annotated[
+        Path | None, Parameter(help="A TOML file of options with a table [grid], [[grid]] or [over].")
+    ] = None,
+    /,
+    *,
+    grid: Annotated[
+        list[str] | None, Parameter(help="OPTION=A,B,...: values to combine; METHOD+DISTILLATION too.", negative=())
+    ] = None,
+    search: Annotated[
+        Literal["random", "asha"] | None,
+        Parameter(help="Draw points at random; asha (on Ray) also stops poor runs after early phases."),
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        Parameter(
+            help="OPTION=LOW:HIGH, log:LOW:HIGH or A,B,...: what to draw from.", consume_multiple=True, negative=()
+        ),
+    ] = None,
+    trials: Annotated[int, Parameter(help="Points to draw.")] = 20,
+    metric: Annotated[
+        Literal["average", "average_incremental", "final", "forgetting"], Parameter(help="What a search goes by.")
+    ] = "average",
+    out: Annotated[Path, Parameter(help="The directory that holds the runs.")] = Path("runs"),
+    dry_run: Annotated[bool, Parameter(help="List the runs and start nothing.", negative=())] = False,
+    yes: Annotated[bool, Parameter(help=f"Start more than {MANY} runs without asking.", negative=())] = False,
+    where: Annotated[Where, Parameter(name="*")] = Where(),  # noqa: B008  # frozen
+    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
+    flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
+) -> None:
+    """Run a grid or a search."""
+    where = _searching(search, where)
+    wanted = _wanted(spec, grid, over, search, common, flags)
+    if (count := wanted.count(trials)) > MANY:
+        confirm(f"these are {count:,} runs", yes or dry_run, is_terminal())
+    seed = flags.seed if flags.seed is not None else RunConfig.model_fields["seed"].default  # type: ignore[attr-defined]
+    jobs = expand(wanted.layers, wanted.points(trials, int(seed)), out)
+    if dry_run:
+        for number, job in enumerate(jobs, start=1):
+            say(f"{number:3d}  {job.label}  ({status_of(job).state}; {job.out})")
+        return
+    if search == "random" and where.ray is None:
+        say("random search; on Ray (--ray auto), --search asha would stop poor runs after early phases")
+    if carry_out(jobs, where, metric=metric if search == "asha" else None):
+        _conclude(jobs, out, metric if search else None)
+
+
+def _searching(search: str | None, where: Where) -> Where:
+    if search != "asha" or where.ray is not None:
+        return where
+    if where.submit is not None or where.jobs is not None:
+        raise ConfigError("search = asha: it runs on Ray: --ray auto, local or HOST:PORT are allowed with it")
+    return Where(ray="auto", allow_environment_change=where.allow_environment_change)
+
+
+def _wanted(
+    spec: Path | None, grid: list[str] | None, over: list[str] | None, search: str | None, common: Common, flags: object
+) -> Spec:
+    """Put together what the file and the command line say."""
+    read = read_spec(spec) if spec else Spec()
+    given = parse_grid(grid or [])
+    ranges = dict(read.over or {}) | parse_over(over or [])
+    if bool(ranges) != (search is not None):
+        raise ConfigError("--search and --over belong together: --search random --over lr=log:0.01:0.3")
+    grids = [each | given for each in map(dict, read.grids)] if read.grids else [given] * bool(given)
+    return Spec(layers_of(common, flags, *read.layers), grids, ranges)
+
+
+def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
+    """Show what the runs reached, the best first in a search, and write their page."""
+    complete = [job for job in jobs if job.complete()]
+    if metric:
+        values = {job: value_of(RunDirectory(job.out), metric) for job in complete}
+        complete.sort(key=lambda job: METRICS[metric] * (values[job] or 0.0), reverse=True)
+        best = complete[0] if complete else None
+        stopped = len(jobs) - len(complete)
+        if best is not None:
+            say(
+                f"best {metric}: {values[best] or 0.0:.2f} of {best.label}, {best.out}"
+                + (f"; {stopped} runs were stopped early" if stopped else "")
+            )
+    if complete:
+        rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
+        first = len(rows) < len(complete) and f", the first {ROWS}"
+        say(comparison_table(f"{len(complete)} runs{first or ''} (%)", rows))
+        say(LEGEND)
+        say(f"all in one report: {page.write(read_settings(directories(complete)), out / 'report.html')}")
+
+
+@app.command(help_epilogue="Example: `geodl sweep status runs`")
+def status(out: Annotated[Path, Parameter(help="The directory that holds the runs.")] = Path("runs"), /) -> None:
+    """Show how the runs of a sweep stand, also while it runs: state, phases, accuracy, last error, time left."""
+    jobs = jobs_in(out)
+    if not jobs:
+        say(f"no sweep in {out}; `geodl sweep` starts one")
+        return
+    found = [(job, status_of(job)) for job in jobs]
+    say(table_of(found))
+    counts = {state: sum(each.state == state for _, each in found) for state in {each.state for _, each in found}}
+    say(f"{len(found)} runs: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items())))

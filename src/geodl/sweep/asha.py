@@ -1,0 +1,150 @@
+"""Search that stops poor runs early: Ray Tune's ASHA compares runs after some phases and goes on with the better half.
+
+The runs are those of a random search, in the same directories; the nodes must share the disk that these are on.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from geodl.files import atomic_write, unlink
+from geodl.store import RunDirectory
+from geodl.sweep.cluster import RETRIES, connect, resources, wait_for_lock
+from geodl.sweep.jobs import FOLDER, Job, same_shape
+from geodl.sweep.runner import STOPPED, TURN, Process, State, Told, arguments, environment_of, prepare
+from geodl.sweep.status import METRICS, value_of
+from geodl.training import Interrupted
+
+FIRST = 2
+"""Phases that every run is given: the base phase, and one with new classes."""
+SHARE = 2
+"""One run of so many goes on."""
+
+
+def search(
+    jobs: list[Job], address: str, metric: str, *, told: Told, stop: Callable[[], bool], allow_environment_change: bool
+) -> dict[Job, str]:
+    """Run the jobs as trials; return those that failed and why. Those that were stopped early are marked as such."""
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C comes through `stop`
+    connect(address)
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
+
+    folder = jobs[0].out.parent.resolve() / FOLDER
+    for job in jobs:
+        prepare(job)
+    halt = folder / "stopping"
+    unlink(halt)
+    takes = resources(same_shape(jobs))
+    kind = tune.with_resources(
+        _trial(jobs, metric, halt, allow_environment_change),
+        {"cpu": takes["num_cpus"], "gpu": takes.get("num_gpus", 0)},
+    )
+    longest = max(len(job.config.groups) if job.config.groups else job.config.phases + 1 for job in jobs)
+    scheduler = ASHAScheduler(max_t=longest, grace_period=min(FIRST, longest), reduction_factor=SHARE)
+    tuner = tune.Tuner(
+        kind,
+        param_space={"job": tune.grid_search(list(range(len(jobs))))},
+        tune_config=tune.TuneConfig(metric="value", mode="max" if METRICS[metric] > 0 else "min", scheduler=scheduler),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(folder),
+            verbose=0,
+            callbacks=[_watch(jobs, halt, told, stop)],
+            stop=_stopper(halt),
+            failure_config=tune.FailureConfig(max_failures=RETRIES),
+        ),
+    )
+    results = tuner.fit()
+    if halt.exists():
+        unlink(halt)
+        raise Interrupted(STOPPED)
+    failed = {jobs[r.metrics["config"]["job"]]: r.metrics["failed"] for r in results if (r.metrics or {}).get("failed")}
+    lost = [str(error).strip().splitlines()[-1] for error in results.errors]
+    for job in jobs:
+        if not job.complete() and job not in failed:
+            if lost:
+                failed[job] = f"Ray: {lost.pop()}"
+            else:
+                atomic_write(job.file("stopped"), b"")
+    for job, error in failed.items():
+        atomic_write(job.file("error"), error.encode())
+    return failed
+
+
+def _trial(jobs: list[Job], metric: str, halt: Path, allow_environment_change: bool) -> type[Any]:
+    """Make the class of a trial: a run's process, whose metric is told after each phase."""
+    from ray import tune
+
+    orders = [
+        (
+            arguments(job.file("toml").resolve(), job.out.resolve(), allow_environment_change),
+            job.file("log").resolve(),
+            job.out.resolve(),
+            environment_of(job.config),
+        )
+        for job in jobs
+    ]
+    cwd = Path.cwd()
+
+    class Trial(tune.Trainable):  # type: ignore[misc]
+        """A run; a step is a phase."""
+
+        def setup(self, config: Mapping[str, int]) -> None:
+            command, log, self.out, environment = orders[config["job"]]
+            wait_for_lock(self.out)
+            self.process = Process(command, log, environment, cwd)
+
+        def step(self) -> dict[str, Any]:
+            phase = self.iteration + 1
+            while _completed(self.out) < phase and self.process.result() is None and not halt.exists():
+                time.sleep(TURN)
+            if _completed(self.out) < phase:
+                return {"value": 0.0, "failed": self.process.result() or "", "done": True}
+            store = RunDirectory(self.out)
+            while phase == store.phases and self.process.result() is None:  # it writes its report
+                time.sleep(TURN)
+            return {"value": value_of(store, metric, phase) or 0.0, "failed": "", "done": phase == store.phases}
+
+        def cleanup(self) -> None:
+            self.process.stop()
+            while self.process.result() is None:
+                time.sleep(TURN)
+
+    return Trial
+
+
+def _completed(out: Path) -> int:
+    return RunDirectory(out).completed() if (out / "config.json").exists() else 0
+
+
+def _watch(jobs: list[Job], halt: Path, told: Told, stop: Callable[[], bool]) -> Any:
+    """Make what hears from Tune how the trials stand, and passes on the wish to stop."""
+    from ray import tune
+
+    names: dict[str, State] = {"RUNNING": "running", "TERMINATED": "complete", "ERROR": "failed"}
+
+    class Watch(tune.Callback):  # type: ignore[misc]
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            states: dict[Job, State] = dict.fromkeys(jobs, "waiting")
+            states |= {jobs[trial.config["job"]]: names.get(trial.status, "waiting") for trial in trials}
+            told(states)
+            if stop() and not halt.exists():
+                atomic_write(halt, b"")
+
+    return Watch()
+
+
+def _stopper(halt: Path) -> Any:
+    from ray import tune
+
+    class Stop(tune.Stopper):  # type: ignore[misc]
+        def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+            return False
+
+        def stop_all(self) -> bool:
+            return halt.exists()
+
+    return Stop()

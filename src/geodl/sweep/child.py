@@ -1,0 +1,17 @@
+"""``python -m geodl.sweep.child run ...``: a command of geodl's that the kernel kills when the process that started it dies.
+
+A run whose supervisor is gone would hold its directory against the one that is started in its place. Done here, not between
+fork and exec: there a process with threads, such as Ray's, may hang.
+"""
+
+import ctypes
+import runpy
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+if __name__ == "__main__":
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    runpy.run_module("geodl", run_name="__main__", alter_sys=True)
