@@ -17,7 +17,7 @@ test-slow: $(READY)  ## minutes to hours: real data, many kills
 	$(BIN)/python -m pytest -m slow --timeout=7200
 
 break: $(READY)  ## hostile cases by the thousand, and a table of the failures
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.break
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.break --out docs/reliability.md
 
 lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -23,13 +23,13 @@ def commands(draw: random.Random, folder: Path) -> None:
     put(kind, folder / "it")
     (folder / "outside").mkdir()
     _any_damage(draw, kind, folder)
-    status, out = _geodl("runs", "list", str(folder))
+    status, out = geodl("runs", "list", str(folder))
     assert status == 0
     assert re.search("^sound +interrupted +2/3 ", out, flags=re.M), out
     assert any(line.startswith("it ") for line in out.splitlines()), "the damaged run is hidden"
     words = draw.choice(["runs show", "runs show --json", "results add", "runs rm"]).split()
     more = ["--to", str(folder / "outside" / "kept")] if words[0] == "results" else []
-    status, _ = _geodl(*words[:2], str(folder / "it"), *words[2:], *more)
+    status, _ = geodl(*words[:2], str(folder / "it"), *words[2:], *more)
     assert status in (0, 2)
 
 
@@ -50,8 +50,8 @@ def _any_damage(draw: random.Random, kind: str, folder: Path) -> None:
         (damage.flip if how == 4 else damage.tear)(draw, path / draw_file(draw, kind))
 
 
-def _geodl(*words: str) -> tuple[Any, str]:
-    """Run a command in this process; return its exit status and what it printed."""
+def geodl(*words: str) -> tuple[Any, str]:
+    """Run a command in this process; return its exit status, 0 or 2, and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:

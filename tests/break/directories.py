@@ -40,7 +40,7 @@ def save(run: RunDirectory, t: int) -> None:
 
 
 def build(kind: str, path: Path) -> None:
-    """Make a run that was interrupted in its third phase, or a model of four steps with one begun."""
+    """Make a run that was interrupted in its third phase, or a model of four steps with one begun and one taken back."""
     model = kind == "model"
     run = RunDirectory.create_or_open(path, {"kind": "model"}) if model else make(path)
     with run.lock():
@@ -48,6 +48,8 @@ def build(kind: str, path: Path) -> None:
             save(run, t)
             run.events("learned", phase=t, seconds=1.5, classes=["a", "µ"])
         if model:
+            save(run, 4)
+            run.drop_last_phase(keep=True)
             run.forget_phase(0)
         run.save_progress({"weight": torch.full((4,), 7.0)}, {"step": 7, "epoch": 1})
 
@@ -110,6 +112,7 @@ def answers(path: Path) -> dict[str, Any]:
         "times": lambda: run.times("learned"),
         "stamp": lambda: (run.stamp() or [0])[0],
         "verify": run.verify,
+        "undone": lambda: [run.load_undone(t) for t in run.undone()],
         "summary": summary,
     }
     for t in range(4):
@@ -147,7 +150,8 @@ def check_answers(kind: str, path: Path) -> dict[str, Any]:
         elif name == "times":
             assert found.items() <= right.items(), f"other times: {found}"
         else:
-            missing = None if name == "progress" else False if name.startswith("remembers") else ...
+            nothing = {"progress": None, "undone": []}
+            missing = False if name.startswith("remembers") else nothing.get(name, ...)
             assert found == missing, f"{name}: {found} instead of {right}"
     return given
 
@@ -167,6 +171,13 @@ def go_on(path: Path) -> None:
         assert run.load_metrics(done) == {"headline": "new"}
         run.drop_last_phase()
         assert run.completed() == done
+
+
+def redo(path: Path) -> None:
+    """Bring back the phase that was taken back."""
+    run = RunDirectory(path)
+    with run.lock():
+        run.redo_phase()
 
 
 # Damage.
@@ -192,9 +203,10 @@ def _damaged(draw: random.Random, folder: Path, how: Callable[[random.Random, Pa
     changed = (folder / "it" / name).read_bytes() != sample(kind)[name]
     found = check_answers(kind, folder / "it")
     if changed and Path(name).name in FILES:
-        assert isinstance(found["verify"], Refused), f"{name} passes for sound"
+        checked = attempt(lambda: redo(folder / "it")) if name.startswith("undone") else found["verify"]
+        assert isinstance(checked, Refused), f"{name} passes for sound"
     written = attempt(lambda: go_on(folder / "it"))
-    if name.startswith(("progress", "events")):
+    if name.startswith(("progress", "events", "undone")):
         assert written is None, f"{name} blocks: {written}"
 
 

@@ -53,6 +53,16 @@ def undo(run: RunDirectory) -> None:
 
 
 @write
+def undo_and_keep(run: RunDirectory) -> None:
+    run.drop_last_phase(keep=True)
+
+
+@write
+def redo(run: RunDirectory) -> None:
+    run.redo_phase() if run.undone() else run.drop_last_phase(keep=True)  # a run has nothing to bring back
+
+
+@write
 def forget(run: RunDirectory) -> None:
     run.forget_phase(run.completed() - 2)
 
@@ -92,7 +102,8 @@ def _stopped(
     assert isinstance(result, Refused | Killed), f"{name} was not stopped"
     found = comparable(answers(path))
     # Taking a phase back gives up the progress beyond it first: it must not be there if another phase is saved instead.
-    allowed = [old, new, old | {"progress": None}] if name == "undo" else [old, new]
+    given_up = [old | {"progress": None}, old | {"progress": None, "undone": []}]
+    allowed = [old, new, *(given_up if name in ("undo", "undo_and_keep", "redo") else [])]
     assert found in allowed, f"{name}: neither old nor new"
     if found != new:
         WRITES[name](path)
