@@ -35,11 +35,12 @@ from geodl.events import (
     ignore,
 )
 from geodl.files import fingerprint, interpreting
-from geodl.learner import Base, Learner
+from geodl.learner import Learner
 from geodl.memory import quota
 from geodl.methods import configure
 from geodl.metrics import Trajectory, to_metrics
 from geodl.store import RunDirectory
+from geodl.training import Base
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,8 @@
 """``Learner``: a network, its memory and its class statistics, and what a method does with them. It needs no directory."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -12,7 +10,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from geodl.cache import Cache
 from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
 from geodl.data.batches import Transform, transform_of
 from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
@@ -20,10 +17,10 @@ from geodl.data.intake import take
 from geodl.data.names import class_name, class_names
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
-from geodl.events import BaseAwaited, BaseCached, Event, Listener, ignore
+from geodl.events import Listener, ignore
 from geodl.files import as_path
 from geodl.memory import Memory, quota
-from geodl.methods import Phase, Stage, build, configure, kinds
+from geodl.methods import Phase, build, configure, kinds
 from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
@@ -32,29 +29,17 @@ from geodl.predictors import (
     Judged,
     class_means,
     default_classifier,
-    drift,
-    exemplar_means,
     nearest_mean,
     predict,
 )
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.text import count
-from geodl.training import Checkpoint, Interrupted, NoProgress, Progress, Trainer
-from geodl.training.angles import AngleWatch
-from geodl.training.base import base_key
+from geodl.training import Base, NoProgress, Progress, Trainer, means_of_exemplars, run_stages, settled
 from geodl.training.checkpoint import load_weights
 
 MODEL = {"kind": "model"}
 """The constant configuration of a model directory: what its steps were made with is kept with each step."""
-
-
-@dataclass(frozen=True)
-class Base:
-    """Shared base phases: where they are kept, and the name of the data that phase 0 learns."""
-
-    cache: Cache
-    data: str
 
 
 class Learner:
@@ -125,8 +110,15 @@ class Learner:
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
-            self._train(phase, progress or NoProgress())
-            network, memory = phase.network, self._settled(phase)
+            run_stages(
+                self.trainer,
+                self.method,
+                phase,
+                progress or NoProgress(),
+                listener=self.listener,
+                shared=self.shared_base,
+            )
+            network, memory = phase.network, settled(self.trainer, self.method, phase)
         if self.method.keeps_all_data:
             self.given = train
         self.network, self.memory, self.transform = network, memory, transform
@@ -171,111 +163,6 @@ class Learner:
             ranks=trainer.ranks,
         )
 
-    def _train(self, phase: Phase, progress: Progress) -> None:
-        """Run the method's stages, each from its start or from where it was stopped."""
-        checkpoint = Checkpoint.load(progress)
-        if checkpoint is not None:
-            checkpoint.restore_network(phase.network)
-        self.trainer.listener = self._listening(phase)
-        for number, stage in enumerate(self.method.stages(phase)):
-            if checkpoint is None or number > checkpoint.stage:
-                self._run(phase, stage, number, None, progress)
-            elif number == checkpoint.stage:
-                self._run(phase, stage, number, checkpoint, progress)
-        phase.network.head.thaw()
-
-    def _run(self, phase: Phase, stage: Stage, number: int, checkpoint: Checkpoint | None, progress: Progress) -> None:
-        """Run one stage; the first of phase 0 is taken from the shared base phases, or put there."""
-        key = self._base_key(phase, number)
-        if checkpoint is not None and checkpoint.base != key:
-            key = None  # begun with other threads, devices or versions: what comes of it is nobody else's base
-        with self._claimed(key, phase):
-            if key and checkpoint is None and self._take_base(key, phase):
-                return
-            self.trainer.run(phase, stage, number=number, checkpoint=checkpoint, progress=progress, base=key)
-            if key and self.shared_base is not None and self.trainer.ranks.is_main_process:
-                self.shared_base.cache.put(key, phase.network.state_dict())
-
-    def _claimed(self, key: str | None, phase: Phase) -> ExitStack:
-        """Wait until no other process trains this base phase; hold it for ourselves until the stack is closed."""
-        held, ranks = ExitStack(), self.trainer.ranks
-        if key is None or self.shared_base is None:
-            return held
-        # All ranks ask together, again and again: one that waited alone would keep the others beyond their time limit.
-        told = False
-        while ranks.any(ranks.is_main_process and not self.shared_base.cache.claim(key, held), self.trainer.device):
-            if not told:
-                self.listener(BaseAwaited(phase.index))
-                told = True
-            if ranks.any(self._stop(), self.trainer.device):
-                raise Interrupted("stopped while another run was training the base phase that both share")
-            time.sleep(0.5)
-        return held
-
-    def _listening(self, phase: Phase) -> Listener:
-        """Return the listener of a phase: the user's, and one that takes the angles between the subspaces."""
-        if phase.teacher is None or not self.config.analysis:
-            return self.listener
-        watch = AngleWatch(phase, lambda net, some: self.trainer.features(net, some, phase.transform), self.listener)
-
-        def both(event: Event) -> None:
-            self.listener(event)
-            watch(event)
-
-        return both
-
-    def _base_key(self, phase: Phase, number: int) -> str | None:
-        if self.shared_base is None or phase.index or number:
-            return None
-        machine = (self.trainer.device.type, self.trainer.ranks.world, self.trainer.precision)
-        return base_key(self.config, self.method, phase.transform, self.shared_base.data, phase.new, machine)
-
-    def _take_base(self, key: str, phase: Phase) -> bool:
-        assert self.shared_base is not None
-        entry, trainer = self.shared_base.cache.load(key), self.trainer
-        # Every rank goes the same way, also when only one machine has it.
-        if trainer.ranks.any(entry is None, trainer.device) or entry is None:
-            return False
-        load_weights(phase.network, entry)
-        self.listener(BaseCached(phase.index))
-        return True
-
-    def _settled(self, phase: Phase) -> Memory:
-        """Return the memory for the next phase: exemplars chosen under the trained network, class means."""
-        config, classes = self.config, phase.old + phase.new
-        share = quota(classes, config.exemplars, config.memory_budget)
-        phase.settled = phase.read(phase.at_hand())
-        chosen = self.method.exemplars(phase, share - self.method.held_out(share))
-        means = self._means(phase, phase.settled)
-        taken = self._exemplar_means(phase.network, chosen.images, phase.transform, classes)
-        if taken is not None:  # a class of which no exemplar is kept stands by its class mean
-            taken = _filled(taken, means)
-        # Laid out as they are read back: the last digits of what is computed with them hang on it.
-        own = {name: tensor.contiguous() for name, tensor in self.method.keep(phase).items()}
-        return replace(chosen, means=means, exemplar_means=taken, own=own)
-
-    def _means(self, phase: Phase, now: Features) -> Tensor:
-        """Return the class means (C, d) of NCM: those of classes at hand are taken, the others drift along (SDC)."""
-        classes = phase.old + phase.new
-        taken = class_means(now.pooled, now.labels, classes)
-        moved = phase.memory.means
-        if moved is None:
-            return taken
-        if phase.teacher is not None:
-            before = self.trainer.features(phase.teacher, phase.at_hand(), phase.transform)
-            moved = drift(moved, before.pooled, now.pooled)
-        known = torch.cat([moved, moved.new_zeros(classes - len(moved), moved.shape[1])])
-        return _filled(taken, known)
-
-    def _exemplar_means(
-        self, network: Network, images: Images | None, transform: Transform, classes: int
-    ) -> Tensor | None:
-        """Return the (C, d) means of k-NME: over exemplars and, where mirroring keeps the class, their mirrored copies."""
-        if images is None:
-            return None
-        sides = (False, True) if self.config.flip else (False,)
-        return exemplar_means([self.trainer.features(network, images, transform, mirror=m) for m in sides], classes)
-
     def _one_class(self, train: Images, transform: Transform) -> tuple[Network, Memory]:
         """Keep exemplars of the only class by the features of the untrained network: there is nothing to tell apart."""
         share = quota(1, self.config.exemplars, self.config.memory_budget)
@@ -287,7 +174,7 @@ class Learner:
         found = self.trainer.features(network, train, transform)
         empty = Memory(store_images=self.config.store_images)
         chosen = empty.update(train, found.pooled, [0], quota=share, selection=self.config.selection)
-        taken = self._exemplar_means(network, chosen.images, transform, 1)
+        taken = means_of_exemplars(self.trainer, network, chosen.images, transform, 1)
         return network, replace(chosen, means=class_means(found.pooled, found.labels, 1), exemplar_means=taken)
 
     def _admitted(self, images: Images) -> tuple[Images, tuple[str, ...]]:
@@ -519,11 +406,6 @@ def stored_config(values: Mapping[str, Any]) -> RunConfig:
     there = {key for kind in (*kinds().methods.values(), *kinds().distillations.values()) for key in kind.model_fields}
     known = {key: value for key, value in values.items() if key in there}
     return configure([Layer("the stored configuration", known)]).config
-
-
-def _filled(means: Tensor, others: Tensor) -> Tensor:
-    """Return the means (C, d) with the rows of other means for classes whose mean is unknown (zeros)."""
-    return torch.where((means != 0).any(dim=1, keepdim=True), means, others)
 
 
 def _configured(options: Mapping[str, Any]) -> RunConfig:

@@ -2,5 +2,17 @@
 
 from geodl.training.checkpoint import Checkpoint, NoProgress, Progress
 from geodl.training.loop import Interrupted, Trainer
+from geodl.training.settling import means_of_exemplars, settled
+from geodl.training.stages import Base, run_stages
 
-__all__ = ["Checkpoint", "Interrupted", "NoProgress", "Progress", "Trainer"]
+__all__ = [
+    "Base",
+    "Checkpoint",
+    "Interrupted",
+    "NoProgress",
+    "Progress",
+    "Trainer",
+    "means_of_exemplars",
+    "run_stages",
+    "settled",
+]
