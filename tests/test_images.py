@@ -372,7 +372,7 @@ def test_embedded_files_survive_the_originals(tmp_path):
 def test_references_are_checked(tmp_path):
     images = files(tmp_path)
     mixed = FileImages((*images.items[:2], images.encoded(2)), images.labels)
-    tensors = to_tensors(mixed, embed=False)
+    tensors = to_tensors(mixed, store_images=False)
     back = from_tensors(tensors)
     assert back.items == mixed.items
     images.items[1].write_bytes(b"something else")
@@ -386,7 +386,7 @@ def test_references_are_checked(tmp_path):
 def test_paths_that_are_not_text_can_be_stored_and_named(tmp_path):
     path = Path(str(tmp_path) + "/caf\udce9.png")  # the byte E9, as an old system would have written é
     path.write_bytes(SOUND)
-    back = from_tensors(to_tensors(FileImages((path,), torch.tensor([0])), embed=False))
+    back = from_tensors(to_tensors(FileImages((path,), torch.tensor([0])), store_images=False))
     assert back.items == (path,)
     path.unlink()
     with pytest.raises(DataError) as caught:

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 from tests import tiny
 from tests.test_cli import geodl
 
+from geodl.cache import Cache
+from geodl.cli import many
 from geodl.cli import reproduce as command
 from geodl.config import Layer, preset_layer
-from geodl.errors import ConfigError, TrainingError
-from geodl.events import PhaseEvaluated, StageStarted, StepTaken
+from geodl.errors import ConfigError
 from geodl.experiment import run_config
 from geodl.methods import configure
 from geodl.report.published import SAME, numbers
@@ -20,9 +22,7 @@ from geodl.report.tables import AVERAGE, INCREMENTAL
 from geodl.reproduce import estimate, grid, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
 from geodl.reproduce.steps import Ratio, Shape
-from geodl.sweep import runner
 from geodl.text import duration
-from geodl.training import Interrupted
 
 ALL = ("cifar100", "imagenet-subset", "imagenet")
 
@@ -223,27 +223,36 @@ def test_words_for_times(seconds, words):
 # -- asking first
 
 
-def test_up_to_an_hour_starts_without_asking(monkeypatch):
-    monkeypatch.setattr(command.console, "input", lambda prompt, **_: pytest.fail("asked"))
-    command.confirm(3600, yes=False, terminal=True)
-    command.confirm(3600, yes=False, terminal=False)
-    command.confirm(1e9, yes=True, terminal=False)
-    command.confirm(1e9, yes=True, terminal=True)
-
-
-def test_without_a_terminal_more_than_an_hour_needs_yes():
+def test_without_a_terminal_much_work_needs_yes():
     with pytest.raises(ConfigError, match=r"about 2\.0 h, and there is no terminal to confirm it: add --yes"):
-        command.confirm(7200, yes=False, terminal=False)
+        many.confirm("about 2.0 h", yes=False, terminal=False)
+    many.confirm("about 2.0 h", yes=True, terminal=False)
 
 
 @pytest.mark.parametrize(("answer", "starts"), [("y", True), (" YES ", True), ("", False), ("n", False)])
-def test_more_than_an_hour_is_asked_about(monkeypatch, answer, starts):
-    monkeypatch.setattr(command.console, "input", lambda prompt, **_: answer)
+def test_much_work_is_asked_about(monkeypatch, answer, starts):
+    monkeypatch.setattr(many.console, "input", lambda prompt, **_: answer)
     if starts:
-        command.confirm(3601, yes=False, terminal=True)
+        many.confirm("about 2.0 h", yes=False, terminal=True)
     else:
         with pytest.raises(ConfigError, match="nothing was started"):
-            command.confirm(3601, yes=False, terminal=True)
+            many.confirm("about 2.0 h", yes=False, terminal=True)
+
+
+class Here:
+    """Does runs in this process: starting another takes seconds each time."""
+
+    places = 1
+
+    def __init__(self, config, places=None, *, allow_environment_change=False):
+        self.config = config
+
+    def start(self, job):
+        run_config(job.config, out=job.out, cache=Cache())
+        return self
+
+    def result(self):
+        return ""
 
 
 @pytest.fixture
@@ -256,6 +265,7 @@ def quick(monkeypatch):
         return config_of(training, dataset, length, **options).model_copy(update=tiny if length == "smoke" else {})
 
     monkeypatch.setattr(grid, "config_of", smaller)
+    monkeypatch.setattr(many, "Local", Here)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -272,12 +282,16 @@ def test_dry_run_needs_no_data(quick, tmp_path):
     assert not (tmp_path / "reproduced").exists()
 
 
-def test_long_grids_do_not_start_by_themselves(quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "run_job", lambda *_, **__: pytest.fail("started"))
+@pytest.mark.parametrize(("seconds", "asked"), [(3600, False), (3601, True)])
+def test_more_than_an_hour_does_not_start_by_itself(quick, tmp_path, monkeypatch, seconds, asked):
+    started = []
+    monkeypatch.setattr(command, "carry_out", lambda *_, **__: started.append(1) or False)
     monkeypatch.setattr(command, "load_data", lambda config: tiny.dataset())
+    monkeypatch.setattr(estimate, "plan", lambda jobs, done, speed: [[float(seconds)]] + [[0.0]] * (len(jobs) - 1))
     monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
-    failed = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2)
-    assert "there is no terminal to confirm it: add --yes" in failed.stderr
+    said = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2 if asked else 0)
+    assert ("there is no terminal to confirm it: add --yes" in said.stderr) == asked
+    assert bool(started) != asked
 
 
 def test_missing_data_are_told_before_anything_is_asked(quick, tmp_path, monkeypatch):
@@ -289,25 +303,49 @@ def test_missing_data_are_told_before_anything_is_asked(quick, tmp_path, monkeyp
 def test_a_run_that_fails_does_not_stop_the_others(quick, tmp_path, monkeypatch):
     tried = []
 
-    def fails(config, out, **_):
-        tried.append(out.name)
-        raise TrainingError("the loss is not finite")
+    class Fails(Here):
+        def start(self, job):
+            tried.append(job.label)
+            return self
 
-    monkeypatch.setattr(runner, "run_config", fails)
+        def result(self):
+            return "the loss is not finite"
+
+    monkeypatch.setattr(many, "Local", Fails)
     order = ("reproduce", "table3", "--length", "smoke", "--runs", "1", "--out", "out")
     said = geodl(*order, cwd=tmp_path, status=2)
     assert len(tried) == 4
     assert "4 of 4 runs failed; the first: CE + GeoDL" in said.stderr
+    assert "the loss is not finite" in said.stderr
     assert "Not run yet: 4 of 4 rows" in (tmp_path / "out" / "table3.md").read_text()
 
 
 def test_stopping_stops_the_grid(quick, tmp_path, monkeypatch):
-    def stops(config, **_):
-        raise Interrupted("stopped in phase 1")
+    class Stops(Here):
+        def start(self, job):
+            signal.raise_signal(signal.SIGINT)
+            return self
 
-    monkeypatch.setattr(runner, "run_config", stops)
+        def stop(self):
+            self.asked = True
+
+        def kill(self):
+            assert self.asked
+
+        def result(self):
+            return "stopped" if hasattr(self, "asked") else None
+
+    monkeypatch.setattr(many, "Local", Stops)
     order = ("reproduce", "table3", "--length", "smoke", "--out", "out")
-    assert "stopped in phase 1; the same command continues" in geodl(*order, cwd=tmp_path, status=130).stderr
+    assert "progress is saved; the same command continues" in geodl(*order, cwd=tmp_path, status=130).stderr
+
+
+def test_a_job_array_instead(quick, tmp_path):
+    said = geodl("reproduce", "table3", "--runs", "1", "--submit", "slurm", "--out", "out", cwd=tmp_path).stdout
+    assert "4 runs, 4 of them not complete: about" in said
+    assert "submit them: sbatch " in said
+    lines = (tmp_path / "out" / "runs" / ".sweep" / "array.txt").read_text().splitlines()
+    assert len(lines) == 4
 
 
 # -- what is written
@@ -317,8 +355,11 @@ def test_a_table_from_end_to_end(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
     order = ("reproduce", "init10", "--length", "smoke", "--runs", "2", "--out", "out")
     said = geodl(*order, cwd=tmp_path).stdout
-    assert "run 8 of 8" in said
-    assert said.count("taken from the cache") == 4  # two losses share each base of each seed
+    assert said.count(": complete: ") == 8
+    events = (tmp_path / "out" / "runs").glob("*/events.jsonl")
+    assert (
+        sum('"kind": "cached"' in path.read_text() for path in events) == 4
+    )  # two losses share each base of each seed
     text = (tmp_path / "out" / "init10.md").read_text()
     assert text.startswith("# 10-class start (CIFAR-100)\n")
     assert "cannot be compared" in text
@@ -333,11 +374,11 @@ def test_a_table_from_end_to_end(quick, tmp_path, monkeypatch):
     assert all(row[f"{AVERAGE} runs"] == "2" and float(row[AVERAGE]) > 0 for row in rows)
     assert "difference" not in rows[0]
     assert (tmp_path / "out" / "init10.tex").read_text().startswith("\\begin{tabular}")
-    monkeypatch.setattr(runner, "run_config", lambda *_, **__: pytest.fail("ran again"))
+    monkeypatch.setattr(Here, "start", lambda *_: pytest.fail("ran again"))
     (tmp_path / "out" / "init10.md").unlink()
     assert "8 runs, all complete" in geodl(*order, cwd=tmp_path).stdout
     assert (tmp_path / "out" / "init10.md").read_text() == text
-    shutil.rmtree(next((tmp_path / "out" / "runs").iterdir()) / "phases" / "02")
+    shutil.rmtree(next((tmp_path / "out" / "runs").glob("digits-*")) / "phases" / "02")
     assert "8 runs, 1 of them not complete" in geodl(*order, "--dry-run", cwd=tmp_path).stdout
 
 
@@ -477,13 +518,3 @@ def test_time_and_memory_beside_the_papers():
     assert rows["CE"][3] is None
     assert rows["CE + GeoDL"] == [pytest.approx(300), 2048, None, None, None, None]
     assert table.notes[0].startswith("a network. Steps took turns (3 each)")
-
-
-def test_grid_progress_in_estimated_seconds():
-    job = jobs_of("table3", length="smoke")[0]
-    watch = command.GridWatch(job, [10.0, 4.0, 4.0, 4.0], 100.0, 200.0, "run 2 of 4")
-    watch.stage = StageStarted(phase=1, stage="train", epochs=4, steps=5, epoch=0)
-    taken = StepTaken(phase=1, stage="train", epoch=1, step=5, loss=1.0, rate=1.0)
-    assert watch.passed(taken) == 10 + 4 * (1 * 5 + 5) / 20
-    assert watch.passed(replace(taken, stage="correction", epoch=0, step=1)) == 14
-    assert watch.passed(PhaseEvaluated(phase=1, metrics={})) == 14

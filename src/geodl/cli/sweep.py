@@ -22,8 +22,6 @@ MANY = 1000
 
 app = App(
     name="sweep",
-    help="Run a grid or a search: every combination of some options, several runs at a time, here, on a Ray cluster or by SLURM. "
-    "Complete runs are left out; stopped or killed, the same command goes on.",
     help_epilogue="Example: `geodl sweep --preset digits --grid method=lucir,lucir+geodesic,icarl --grid seed=1,2,3`",
 )
 

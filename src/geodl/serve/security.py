@@ -41,8 +41,8 @@ class Limits:
     jobs:                       teachings that wait.
     """
 
-    predict_body: int = 64 << 20
-    learn_body: int = 1 << 30
+    predict_body: int = 64_000_000
+    learn_body: int = 1_000_000_000
     predict_images: int = 100
     learn_images: int = 10_000
     upload_seconds: float = 600.0

@@ -55,6 +55,7 @@ def search(
             callbacks=[_watch(jobs, halt, told, stop)],
             stop=_stopper(halt),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
         ),
     )
     results = tuner.fit()

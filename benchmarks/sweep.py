@@ -1,0 +1,59 @@
+"""How much faster a sweep is than the same runs one after the other, each with one thread.
+
+Run with `python -m benchmarks.sweep [--runs 8] [--epochs 300] [--jobs 2]`: on two quiet cores eight runs of half a minute or more.
+Aim: at least 1.7 times as fast. Both start the same processes, so that loading torch counts on both sides; no base phase is shared.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def options(epochs):
+    """Return the options of the runs: small images, long phases."""
+    words = f"--preset digits --base-epochs {epochs} --epochs {epochs} --method lucir --distill geodesic"
+    return words.split()
+
+
+def timed(command, folder):
+    """Run a command of geodl's in a folder; return its seconds."""
+    started = time.perf_counter()
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GEODL_CACHE": str(folder / "cache")}
+    subprocess.run(
+        [sys.executable, "-m", "geodl", *command], cwd=folder, env=environment, check=True, capture_output=True
+    )
+    return time.perf_counter() - started
+
+
+def main():
+    """Print the seconds of both, and the ratio."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=2)
+    given = parser.parse_args()
+    seeds = range(1, given.runs + 1)
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = Path(folder) / "one", Path(folder) / "other"
+        one.mkdir()
+        other.mkdir()
+        single = [timed(["run", *options(given.epochs), "--seed", str(seed), "--quiet"], one) for seed in seeds]
+        grid = f"seed={','.join(map(str, seeds))}"
+        together = timed(["sweep", *options(given.epochs), "--grid", grid, "--jobs", str(given.jobs)], other)
+        same = all(
+            path.read_bytes() == (other / path.relative_to(one)).read_bytes()
+            for path in one.glob("runs/*/phases/*/*")
+            if path.name != "extra.json"
+        )
+    print(f"cores: {len(os.sched_getaffinity(0))}, load when it ended: {os.getloadavg()[0]:.1f}")
+    print(f"one after the other: {sum(single):.1f} s ({min(single):.1f} to {max(single):.1f} s a run)")
+    print(f"sweep, {given.jobs} at a time: {together:.1f} s; the same bytes: {'yes' if same else 'NO'}")
+    print(f"{sum(single) / together:.2f} times as fast")
+
+
+if __name__ == "__main__":
+    main()
