@@ -182,6 +182,18 @@ def test_what_is_too_much_on_the_command_line_is_named(capsys):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words", ["info X", "predict X X", "evaluate X X", "learn model X", "report X", "export X a.onnx"]
+)
+def test_a_path_that_is_too_long_is_one_clean_line(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(words.replace("X", "y" * 2000).split())
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_damaged_parquet_is_one_clean_line(tmp_path):
     pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
     for part in ("train", "test"):

@@ -237,7 +237,7 @@ class IncrementalClassifier:
         return RunDirectory.create_or_open(self.path, MODEL)
 
     def _open(self) -> RunDirectory:
-        if not self.path.exists():
+        if not os.path.lexists(self.path):
             raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
         return RunDirectory(self.path)
 

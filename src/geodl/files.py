@@ -63,6 +63,14 @@ def as_path(given: Any, what: str) -> Path:
     raise ConfigError(f"{what}: {type(given).__name__} given that is no path")
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether a folder is at a path or at the end of a link; a path that cannot be is none."""
+    try:
+        return path.is_dir()
+    except OSError:  # such as a name that is too long
+        return False
+
+
 def make_directory(path: Path) -> None:
     """Make a directory and those above it, where they are not there yet."""
     with writing(path):

@@ -228,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output has left: nothing to say, nobody to hear it
         sys.exit(0)
+    except OSError as error:  # what a user named cannot be there, such as a name that is too long
+        _fail(f"{one_line(str(error.filename), 100)}: {error.strerror}" if error.filename else one_line(error))
     sys.exit(status if isinstance(status, int) else 0)
 
 

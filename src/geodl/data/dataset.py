@@ -131,7 +131,7 @@ def need_root(root: Path | None, name: str, what: str, *, shared: bool = False) 
     if root is None:
         where = "data_dir (or the environment's GEODL_DATA)" if shared else "data_dir"
         raise ConfigError(f"{where}: {name} needs {what}")
-    if not root.exists():
+    if not os.path.lexists(root):
         raise DataError(f"{root}: no such file or folder; {name} needs {what}")
     return root
 

@@ -19,6 +19,7 @@ from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words,
 from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
 from geodl.data.names import fault
 from geodl.errors import DataError
+from geodl.files import is_folder
 
 TEST_NAMES = ("test", "val", "validation")
 TWICE = "a link to a folder that is read already"
@@ -80,7 +81,7 @@ def _labelled(found: list[tuple[str, list[Path]]]) -> tuple[FileImages, tuple[st
 
 def _class_files(root: Path, skipped: Skips) -> list[tuple[str, list[Path]]]:
     """List the files of each class, classes and files in natural order."""
-    if not root.is_dir():
+    if not is_folder(root):
         raise DataError(f"{shown(root)}: not a folder; a folder of class folders is needed")
     files: dict[str, list[Path]] = {}
     entries = _entries(root)

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from geodl.data.images import ArrayImages, FileImages, Images, check_header, sho
 from geodl.data.names import class_name, class_names
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
+from geodl.files import is_folder
 from geodl.text import count, one_line
 
 SMALLEST = 4
@@ -193,12 +195,20 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
             items.append(_png(part))
             names.append(f"image {i}")
     # A pipe or a device would be waited for: only files are opened.
-    bad = {i: item for i, item in enumerate(items) if isinstance(item, Path) and not item.is_file()}
+    bad = {i: item for i, item in enumerate(items) if isinstance(item, Path) and not _is_file(item)}
     skipped += [
-        (names[i], "not a regular file" if item.exists() else "no such file or folder") for i, item in bad.items()
+        (names[i], "not a regular file" if os.path.lexists(item) else "no such file or folder")
+        for i, item in bad.items()
     ]
     there = [i for i in range(len(items)) if i not in bad]
     return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], tuple(skipped)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def _unlabelled(kind: Any, content: Any) -> Images:
@@ -208,7 +218,7 @@ def _unlabelled(kind: Any, content: Any) -> Images:
 
 def _files(path: Path, skipped: list[tuple[str, str]]) -> list[Path]:
     """Return a file, or all files below a folder; what cannot be read there is added to `skipped`."""
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     found: list[tuple[str, str]] = []
     files = list(walk(path, path, {identity(path)}, found))
