@@ -397,7 +397,9 @@ def file_layers(path: Path) -> list[Layer]:
     try:
         values = tomllib.loads(read_file(path, limit=TOML_LIMIT).decode())
     except StoreError as error:
-        raise ConfigError(f"config file {path}: {error.__cause__ or error}") from None
+        cause = error.__cause__
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause or error
+        raise ConfigError(f"config file {path}: {reason}") from None
     except RecursionError:
         raise ConfigError(f"config file {path}: tables or lists inside each other too deep") from None
     except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits
