@@ -51,9 +51,9 @@ Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=(),
 Csv = Annotated[bool, Parameter(name="--csv", help="Print CSV.", negative=(), group=_HOW)]
 Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print the result alone.", negative=(), group=_HOW)]
 Classifier = Annotated[
-    Literal["nme", "ncm", "cnn"] | None,
+    Literal["analytic", "nme", "ncm", "cnn"] | None,
     Parameter(
-        help="nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's own output; unset: the best there is.",
+        help="analytic: closed form; nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's own output; unset: the best there is.",
         group=_HOW,
     ),
 ]
