@@ -698,3 +698,17 @@ def test_the_client_in_the_document_works(tmp_path, digits):
         )
     assert done.returncode == 0, done.stderr
     assert re.match(r"done \d+\.\d+\nphoto.jpg (digit \d|unknown) \[\('digit \d', [\d.]+\), ", done.stdout)
+
+
+def test_answers_do_not_wait_for_acknowledgments():
+    """Nagle's algorithm would hold every answer back for 40 ms."""
+    import socket
+
+    from geodl.serve.app import bind
+
+    with (
+        bind("127.0.0.1") as listening,
+        socket.create_connection(listening.getsockname()),
+        listening.accept()[0] as here,
+    ):
+        assert here.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
