@@ -161,6 +161,8 @@ def test_teach_look_rename_remove_and_undo(client, digits):
     actions = [client.post("/api/v1/undo").json()["record"]["action"] for _ in range(3)]
     assert actions == ["remove", "rename", "learn"]
     assert client.names() == ["digit 0", "digit 1"]
+    assert client.post("/api/v1/redo").json()["record"]["action"] == "learn"
+    assert client.names() == ["digit 0", "digit 1", EVIL, "digit 3"]
     assert client.get("/api/v1/jobs").json()[0]["id"] == job["id"]
 
 
