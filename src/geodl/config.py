@@ -40,6 +40,7 @@ def option(
     in_model: InModel | None = None,
     in_grid: bool = False,
     repetition: bool = False,
+    training: bool | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare one option, and its roles.
@@ -54,10 +55,14 @@ def option(
             unless they set it, ``set``: each step has its own.
         in_grid: whether the rows of one table may differ in it and still be rows of that table.
         repetition: whether it says which files and which repetition, not what is done.
+        training: whether only training the network uses it, so that who sets it for `geodl learn` asks for training;
+            unset: if its group is Training or Distillation.
         constraints: pydantic's ``ge``, ``lt``, ...
     """
-    roles = {"identity": identity, "base": base, "in_model": in_model, "in_grid": in_grid, "repetition": repetition}
-    return Field(default, description=description, json_schema_extra={"group": group, **roles}, **constraints)
+    roles: dict[str, Any] = {"group": group, "identity": identity, "base": base, "in_model": in_model}
+    roles |= {"in_grid": in_grid, "repetition": repetition}
+    roles["training"] = group in ("Training", "Distillation") if training is None else training
+    return Field(default, description=description, json_schema_extra=roles, **constraints)
 
 
 class RunConfig(BaseModel):
@@ -67,7 +72,12 @@ class RunConfig(BaseModel):
 
     method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.", in_model="fixed")
     distill: str = option(
-        "none", "Method", "How the old network's knowledge is carried over.", in_model="kept", in_grid=True
+        "none",
+        "Method",
+        "How the old network's knowledge is carried over.",
+        in_model="kept",
+        in_grid=True,
+        training=True,
     )
 
     data: str = option(
@@ -158,6 +168,7 @@ class RunConfig(BaseModel):
         in_model="kept",
         base=True,
         repetition=True,
+        training=False,
     )
 
     image_size: int | None = option(
@@ -173,12 +184,15 @@ class RunConfig(BaseModel):
     )
     padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, le=1024, in_model="fixed")
     flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="kept")
-    jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
+    jitter: float = option(
+        0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set", training=True
+    )
     augment: Literal["none", "trivial"] = option(
         "none",
         "Images",
         "trivial: one random operation of TrivialAugment on each training image, after crop and flip.",
         in_model="set",
+        training=True,
     )
     mean: tuple[float, float, float] = option(
         (0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed"
