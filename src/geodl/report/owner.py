@@ -77,7 +77,9 @@ def owner(run: Run, with_images: bool | None) -> dict[str, Any]:
 def _restored(saved: Phase) -> tuple[Learner | None, str]:
     """Return the learner, or why there is none: what its network needs may not be installed here."""
     try:
-        return Learner.restored(saved), ""
+        learner = Learner.restored(saved)
+        assert learner.network is not None  # built here, so that a package it lacks is named
+        return learner, ""
     except GeodlError as error:
         return None, str(error)
 
