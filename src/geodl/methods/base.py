@@ -145,6 +145,8 @@ class Method:
     """A method of class-incremental learning; as it stands: cross-entropy plus the chosen distillation."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    """As tables name it; unset: its name."""
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[RunConfig]] = RunConfig
@@ -286,5 +288,6 @@ METHODS: dict[str, type[Method]] = {}
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name; a decorator of the method's class."""
+    method.title = vars(method).get("title", method.name)  # not that of a class it inherits from
     METHODS[method.name] = method
     return method
