@@ -142,7 +142,9 @@ class RunConfig(BaseModel):
         0.1, "Training", "Factor of the step schedule at each milestone.", gt=0, le=1, in_model="set"
     )
     momentum: float = option(0.9, "Training", "Momentum of SGD.", ge=0, lt=1, in_model="set")
+    nesterov: bool = option(False, "Training", "Nesterov's momentum.", in_model="set")
     weight_decay: float = option(5e-4, "Training", "Weight decay of SGD.", ge=0, in_model="set")
+    norm_decay: bool = option(True, "Training", "Weight decay also on norms, biases and scales.", in_model="set")
     label_smoothing: float = option(
         0.0, "Training", "Label smoothing of the cross-entropy.", ge=0, lt=1, in_model="set", base=True
     )
