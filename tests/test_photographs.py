@@ -1,5 +1,6 @@
 """Pre-trained features and the closed form: what `learn` does with photographs where the extra is installed."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from geodl import IncrementalClassifier, Learner
 from geodl.app.choices import has_pretrained
-from geodl.errors import ConfigError, DataError
+from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Advised, OptionsChosen
 
 pytestmark = pytest.mark.skipif(not has_pretrained(), reason="the extra `pretrained` is not installed")
@@ -60,6 +61,25 @@ def test_the_default_is_the_closed_form_on_frozen_features_and_it_is_good(taught
     assert len(model.predict(pictures(("disc",), 3)[0]).probabilities[0]) == 4
 
 
+def test_a_model_in_closed_form_speaks_of_no_validation_images(taught, capsys):
+    from geodl.cli import app
+
+    app(["info", str(taught[0].path)], exit_on_error=False, print_error=False)
+    out = capsys.readouterr().out
+    assert "validation" not in out
+    assert re.search(r"^disc +1 .* 14 +10 +\d+\.0 %$", out, re.M)
+    assert "stored images: 40, 491.5 kB (to show, not to learn from)" in out
+    assert "stored features: of 56 images" in out
+
+
+def test_what_can_be_brought_back_is_named_where_nothing_is_left(tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(*pictures(SHAPES[:2], 6))
+    model.undo()
+    with pytest.raises(StoreError, match="redo"):
+        model.info()
+
+
 def test_a_step_says_what_it_chose(tmp_path):
     heard = []
     IncrementalClassifier(tmp_path / "m").learn(*pictures(SHAPES[:2], 6), listener=heard.append)
@@ -105,10 +125,28 @@ def test_removing_a_class_is_never_having_had_it(tmp_path):
 
 def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored(taught, tmp_path):
     model = IncrementalClassifier(tmp_path / "arrows")
-    model.learn(*pictures(("left", "right"), 16))
+    done = model.learn(*pictures(("left", "right"), 16))
+    assert [warning for warning in done.warnings if warning.startswith("Mirrored images of a class look like another")]
+    assert not [warning for step in taught[1] for warning in step.warnings if "irror" in warning]
     assert not Learner.load(tmp_path / "arrows").classifiers()["analytic"].mirrors
     assert model.evaluate(*pictures(("left", "right"), 12, seed=7)).accuracy > 85
     assert Learner.load(taught[0].path).classifiers()["analytic"].mirrors
+
+
+def test_a_network_is_not_trained_on_mirrored_arrows(tmp_path):
+    model, heard = IncrementalClassifier(tmp_path / "m"), []
+    training = {"method": "lucir", "epochs": 1, "network": "convnet", "image_size": 16, "listener": heard.append}
+    model.learn(*pictures(("disc", "ring"), 12), **training)
+    model.learn(*pictures(("left", "right"), 16), **training)
+    found = [
+        choice[1:]
+        for event in heard
+        if isinstance(event, OptionsChosen)
+        for choice in event.choices
+        if choice[0] == "--flip"
+    ]
+    assert [value for value, _ in found] == ["yes", "no"]
+    assert "mirrored ones are taken for another class" in found[1][1]
 
 
 def test_flipping_can_be_set_at_any_step(tmp_path):

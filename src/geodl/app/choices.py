@@ -107,10 +107,12 @@ def choose(
     last: RunConfig | None,
     *,
     trained: bool,
+    mirrors: bool = True,
 ) -> Effective:
     """Choose all options of a step that trains on `images` images; what the user set wins.
 
-    `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already.
+    `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already;
+    `mirrors`: whether mirroring keeps the class of an image.
     """
     wanted = {key: value for key, value in options.items() if key != "adapt"}
     if last is None:
@@ -127,6 +129,7 @@ def choose(
     kind = device_kind(str(wanted.get("accelerator", "auto")))
     if (wanted.get("method") or values["method"]) != "analytic":
         values |= _schedule(images, first=not trained, foreign=bool(values.get("pretrained")), kind=kind)
+        values["flip"] = values["flip"] and mirrors
     return configure([Layer("chosen", values), Layer(YOURS, wanted)])
 
 
@@ -179,7 +182,8 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
         ("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
     ]
     if not closed:
-        mirrored = "gray pictures are often writing" if decoded.grey else "color pictures are often photographs"
+        mirrored = "gray pictures are often writing" if decoded.grey else "mirrored ones are taken for another class"
+        mirrored = "mirrored ones stay in their class" if config.flip else mirrored
         lines += [
             ("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
             ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),
