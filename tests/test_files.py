@@ -1,6 +1,7 @@
 """Atomic files: old or new after every fault, equal bytes for equal values, damage found, one holder of a lock."""
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -18,8 +19,6 @@ from geodl.errors import StoreError
 from geodl.files import (
     atomic_write,
     interpreting,
-    is_locked,
-    locked,
     make_directory,
     read_file,
     read_json,
@@ -30,6 +29,7 @@ from geodl.files import (
     write_json,
     write_tensors,
 )
+from geodl.locks import is_locked, locked
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 STEPS_OF_A_WRITE = ["created", "written", "synced", "renamed", "settled"]
@@ -362,7 +362,7 @@ def test_a_stale_name_in_the_lock_file_blocks_nobody(tmp_path):
 
 
 def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_file(tmp_path, monkeypatch):
-    real = files.fcntl.flock
+    real = fcntl.flock
     calls = []
 
     def replace_then_lock(descriptor, operation):
@@ -371,7 +371,7 @@ def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_file(tmp_path, monke
         calls.append(operation)
         real(descriptor, operation)
 
-    monkeypatch.setattr(files.fcntl, "flock", replace_then_lock)
+    monkeypatch.setattr(fcntl, "flock", replace_then_lock)
     with locked(tmp_path):
         assert len(calls) == 2
         assert is_locked(tmp_path)

@@ -12,29 +12,21 @@ from torch import Tensor
 
 from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
-from geodl.data.intake import take
-from geodl.data.names import class_name, class_names
+from geodl.data.images import Images, concat
+from geodl.data.intake import labelled, with_rows
+from geodl.data.names import class_name
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Listener, ignore
 from geodl.files import as_path
 from geodl.memory import Memory, quota
-from geodl.methods import Phase, build, configure, kinds
+from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
-from geodl.predictors import (
-    Features,
-    Judged,
-    class_means,
-    default_classifier,
-    nearest_mean,
-    predict,
-)
+from geodl.predictors import Features, Judged, class_means, default_classifier, nearest_mean, predict
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
-from geodl.text import count
 from geodl.training import Base, NoProgress, Progress, Trainer, means_of_exemplars, run_stages, settled
 from geodl.training.checkpoint import load_weights
 
@@ -111,7 +103,7 @@ class Learner:
 
         Until a group is learned completely, nothing is changed.
         """
-        train, classes = self._admitted(_labelled(images, labels))
+        train, classes = self._admitted(labelled(images, labels))
         transform = self.transform or transform_of(self.config, train)
         if not self.trained and self.memory.images is not None:  # the first real training: all is new
             train = concat([train, self.memory.images])
@@ -194,7 +186,7 @@ class Learner:
             raise DataError("no images given: at least one is needed")
         new = [images.names[label] for label in sorted(set(images.labels.tolist()))]
         classes = tuple(dict.fromkeys([*self.classes, *new]))
-        return _rows(images, classes), classes
+        return with_rows(images, classes), classes
 
     def _everything(self) -> Images:
         if self.given is None:
@@ -290,11 +282,11 @@ class Learner:
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
         self._known()
-        given = _labelled(images, labels)
+        given = labelled(images, labels)
         unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
         if unknown:
             raise DataError(f"class {unknown[0]!r} was not learned; known are {', '.join(self.classes[:20])}")
-        return _rows(given, self.classes)
+        return with_rows(given, self.classes)
 
     def predict(self, images: Any, *, classifier: str | None = None, **how: Any) -> Predictions:
         """Return the likeliest classes of images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such.
@@ -412,13 +404,6 @@ class Learner:
         self.phases, self.trained = facts["phases"], facts["trained"]
 
 
-def stored_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return a configuration as it was stored with a state, without options that this version no longer has."""
-    there = {key for kind in (*kinds().methods.values(), *kinds().distillations.values()) for key in kind.model_fields}
-    known = {key: value for key, value in values.items() if key in there}
-    return configure([Layer("the stored configuration", known)]).config
-
-
 def _configured(options: Mapping[str, Any]) -> RunConfig:
     """Check the options of a Learner, which is handed its images: those about data sources are refused."""
     about_data = groups_of_options(RunConfig)["Data"]
@@ -435,21 +420,3 @@ def _configured(options: Mapping[str, Any]) -> RunConfig:
 
 def _nearest(means: Tensor, found: Features) -> Tensor:
     return nearest_mean(found.pooled, means)
-
-
-def _labelled(images: Any, labels: Any) -> Images:
-    """Return what was handed over as images whose labels are positions in their names."""
-    if isinstance(images, ArrayImages | FileImages) and labels is None:
-        numbers = range(int(images.labels.max()) + 1 if len(images) else 0)
-        if images.names and len(numbers) > len(images.names):
-            raise DataError(f"label {len(numbers) - 1} has no name: {count(len(images.names), 'class name')} given")
-        return replace(images, names=class_names(images.names or numbers))
-    found = take(images, labels, strict=True)
-    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
-
-
-def _rows(images: Images, classes: Sequence[str]) -> Images:
-    """Return images whose labels are positions in ``classes``."""
-    position = {name: i for i, name in enumerate(classes)}
-    mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
-    return images.relabel(mapping, classes)

@@ -41,9 +41,7 @@ def show(
         print(json.dumps({name: {"value": value, "origin": found.origins[name]} for name, value in values.items()}))
         return
     for title, options in groups_of_options(type(found.config)).items():
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
-        )
+        table = _table(title)
         table.add_column("option", min_width=18)
         table.add_column("value", min_width=24)
         table.add_column("origin", style="dim")
@@ -53,9 +51,13 @@ def show(
         say()
 
 
+def _table(title: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+
+
 def show_presets() -> None:
     """List the presets that ship with the package."""
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = _table()
     for name, text in presets().items():
         table.add_row(f"[bold]{name}[/bold]", text)
     say(table)
@@ -84,6 +86,9 @@ def _method(name: str) -> dict[str, Any]:
         if key != "method" and (key not in common or common[key].default != info.default)
     }
     return {"summary": method.summary, "paper": method.paper, "defaults": own}
+
+
+_PACKAGES = ("torch", "lightning-fabric", "numpy", "pillow", "safetensors", "pydantic")
 
 
 def _extras() -> dict[str, list[str]]:
@@ -121,10 +126,7 @@ def doctor(*, as_json: Json = False) -> None:
         "versions": {
             "geodl": __version__,
             "python": platform.python_version(),
-            **{
-                name: version(name)
-                for name in ("torch", "lightning-fabric", "numpy", "pillow", "safetensors", "pydantic")
-            },
+            **dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True)),
         },
         "machine": {
             "system": platform.platform(),
@@ -151,9 +153,7 @@ def doctor(*, as_json: Json = False) -> None:
         print(json.dumps(facts))
         return
     for title, entries in facts.items():
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
-        )
+        table = _table(title)
         table.add_column(min_width=18)
         for key, value in entries.items():
             table.add_row(key, escape(value))

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from geodl.data.batches import fit
 from geodl.data.folder import identity, natural_key, scan_folder, walk
-from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown, upright_rgb
+from geodl.data.images import ArrayImages, FileImages, Images, check_header, pack, shown, upright_rgb
 from geodl.data.names import class_name, class_names
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
@@ -102,6 +102,24 @@ def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, 
         images = FileImages(items, torch.zeros(len(items), dtype=torch.int64))
         return _labelled("dataset", images, _listed([pair[1] for pair in pairs]), classes or _own_names(source))
     raise DataError(f"{type(source).__name__} given: allowed are a folder, arrays with labels, or a torch Dataset")
+
+
+def labelled(images: Any, labels: Any = None) -> Images:
+    """Return what `take` takes, or images of ours, as images whose labels are positions in their names."""
+    if isinstance(images, ArrayImages | FileImages) and labels is None:
+        numbers = range(int(images.labels.max()) + 1 if len(images) else 0)
+        if images.names and len(numbers) > len(images.names):
+            raise DataError(f"label {len(numbers) - 1} has no name: {count(len(images.names), 'class name')} given")
+        return replace(images, names=class_names(images.names or numbers))
+    found = take(images, labels, strict=True)
+    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
+
+
+def with_rows(images: Images, classes: Sequence[str]) -> Images:
+    """Return images whose labels are positions in `classes`, found by their names; -1 where there is none."""
+    position = {name: i for i, name in enumerate(classes)}
+    mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
+    return images.relabel(mapping, classes)
 
 
 def _folder(root: Path, strict: bool) -> Intake:

@@ -33,8 +33,9 @@ from geodl.events import (
     TimeEstimated,
     part_of,
 )
-from geodl.files import interpreting, is_locked, locked, make_directory, names_in, read_json, remove, write_json
+from geodl.files import interpreting, make_directory, names_in, read_json, remove, write_json
 from geodl.learner import MODEL
+from geodl.locks import is_locked, locked
 from geodl.serve.security import Refused
 from geodl.store import RunDirectory
 from geodl.text import printable

@@ -16,24 +16,20 @@ from geodl.files import (
     atomic_write,
     canonical_json,
     drop_folder,
-    interpreting,
-    is_directory,
     json_file,
-    locked,
     make_directory,
     move,
     parse_object,
     parse_tensors,
-    read_tensors,
     remove_temporaries,
     sync_directory,
     temporary_for,
     tensor_file,
     unlink,
     write_synced,
-    write_tensors,
     writing,
 )
+from geodl.locks import locked
 from geodl.store.events import append_event, read_events
 from geodl.store.phases import (
     FILES,
@@ -46,7 +42,7 @@ from geodl.store.phases import (
     read_listed,
     read_manifest,
 )
-from geodl.store.progress import drop_checkpoint, is_odd, set_aside
+from geodl.store.progress import drop_checkpoint, load_checkpoint, save_checkpoint, set_aside
 from geodl.store.record import (
     FORMAT,
     differences,
@@ -54,6 +50,7 @@ from geodl.store.record import (
     read_record,
     refuse_difference,
     refuse_foreign,
+    start_over,
     write_record,
 )
 from geodl.store.undone import NAME as UNDONE
@@ -121,7 +118,7 @@ class RunDirectory:
             if run is not None and run.kind != record["config"].get("kind", "run"):  # not even --fresh removes a model
                 raise StoreError(f"{path} is the directory of a {run.kind}; use another one")
             if run is None or fresh:
-                _start_over(path, record)
+                start_over(path, record)
                 return cls(path)
             refuse_difference(path, "configuration", differences(run.config, record["config"]), "--fresh")
             then, now = ({key: env.get(key) for key in must_match} for env in (run.environment, record["environment"]))
@@ -196,15 +193,12 @@ class RunDirectory:
 
     def load_phase(self, t: int) -> Phase:
         """Read phase `t`, verified."""
-        model, memory, metrics, extra, *more = self._read(t, *FILES, optional=(STATISTICS,))
-        folder = phase_path(self.path, t)
-        return Phase(
-            parse_tensors(model, folder / "model.safetensors"),
-            parse_tensors(memory, folder / "memory.safetensors"),
-            parse_object(metrics, folder / "metrics.json"),
-            parse_object(extra, folder / "extra.json"),
-            parse_tensors(more[0], folder / STATISTICS) if more else {},
+        found = self._read(t, *FILES, optional=(STATISTICS,))
+        model, memory, metrics, extra, *more = (
+            _parsed(data, phase_path(self.path, t) / name)
+            for data, name in zip(found, (*FILES, STATISTICS), strict=False)
         )
+        return Phase(model, memory, metrics, extra, *(more or [{}]))
 
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
@@ -280,8 +274,7 @@ class RunDirectory:
     def load_undone(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of a phase that was taken back, verified."""
         folder = phase_path(self.path, t, UNDONE)
-        data = read_listed(folder, "extra.json", read_manifest(folder, t))
-        return parse_object(data, folder / "extra.json")
+        return parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
 
     def forget_phase(self, t: int) -> None:
         """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
@@ -318,18 +311,19 @@ class RunDirectory:
 
     def load_memory(self, t: int) -> dict[str, Tensor]:
         """Read the memory of phase `t` alone, verified."""
-        (data,) = self._read(t, "memory.safetensors")
-        return parse_tensors(data, phase_path(self.path, t) / "memory.safetensors")
+        return self._load(t, "memory.safetensors")
 
     def load_extra(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of phase `t`, verified."""
-        (data,) = self._read(t, "extra.json")
-        return parse_object(data, phase_path(self.path, t) / "extra.json")
+        return self._load(t, "extra.json")
 
     def load_metrics(self, t: int) -> dict[str, Any]:
         """Read the metrics of phase `t` alone, verified."""
-        (data,) = self._read(t, "metrics.json")
-        return parse_object(data, phase_path(self.path, t) / "metrics.json")
+        return self._load(t, "metrics.json")
+
+    def _load(self, t: int, name: str) -> dict[str, Any]:
+        (data,) = self._read(t, name)
+        return _parsed(data, phase_path(self.path, t) / name)
 
     def stamp(self) -> tuple[int, int, int] | None:
         """Return what tells the last complete phase from any other, also from one taken back; None: there is none."""
@@ -349,26 +343,16 @@ class RunDirectory:
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace the checkpoint of the phase in work; `state` is JSON-ready."""
         self._require_lock()
-        if is_odd(self._checkpoint):
-            set_aside(self._checkpoint)
-        make_directory(self._checkpoint.parent)
-        # Tensors and state in one file: one rename replaces both.
-        write_tensors(
-            self._checkpoint, tensors, {"phase": str(self.completed()), "state": canonical_json(state).decode()}
-        )
+        save_checkpoint(self._checkpoint, self.completed(), tensors, state)
 
     def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Read the last checkpoint of the phase in work, verified; None where there is none that is sound.
 
         A damaged one can always be computed again: whoever holds the lock sets it aside and says so.
         """
-        phase = str(self.completed())
+        phase = self.completed()
         try:
-            tensors, metadata = read_tensors(self._checkpoint)
-            with interpreting(self._checkpoint):
-                if metadata["phase"] != phase:
-                    return None  # killed after its phase was saved and before it was removed
-                return tensors, parse_object(metadata["state"].encode(), self._checkpoint)
+            return load_checkpoint(self._checkpoint, phase)
         except MissingFileError:
             return None
         except StoreError as error:
@@ -414,21 +398,12 @@ def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
     raise StoreError(f"{path} is being changed by another process all the time: run the same command again")
 
 
+def _parsed(data: bytes, path: Path) -> dict[str, Any]:
+    return parse_tensors(data, path) if path.suffix == ".safetensors" else parse_object(data, path)
+
+
 def _unreadable(error: BaseException | None) -> bool:
     """Return whether a file could not be read here and now: it may well be sound."""
     return isinstance(getattr(error, "__cause__", None), OSError | MemoryError) and not isinstance(
         error, MissingFileError
     )
-
-
-def _start_over(path: Path, record: dict[str, Any]) -> None:
-    """Remove what geodl wrote, newest first, so that a kill on the way leaves a shorter but sound run."""
-    drop_checkpoint(path / "progress" / "checkpoint.safetensors")
-    for name in ("events.jsonl", "report.html"):
-        unlink(path / name)
-    if is_directory(path / "tensorboard"):
-        for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
-            unlink(curves)
-    for t in reversed(phase_numbers(path)):
-        drop_folder(phase_path(path, t))
-    write_record(path, record)

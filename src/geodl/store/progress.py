@@ -1,9 +1,42 @@
 """`progress/`: the checkpoint of the phase in work, and what may stand in its way. It can always be computed again."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from geodl.files import is_directory, move, remove, unlink, writing
+from torch import Tensor
+
+from geodl.files import (
+    canonical_json,
+    interpreting,
+    is_directory,
+    make_directory,
+    move,
+    parse_object,
+    read_tensors,
+    remove,
+    unlink,
+    write_tensors,
+    writing,
+)
+
+
+def save_checkpoint(path: Path, phase: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    """Replace the checkpoint: tensors and state in one file, so that one rename replaces both."""
+    if is_odd(path):
+        set_aside(path)
+    make_directory(path.parent)
+    write_tensors(path, tensors, {"phase": str(phase), "state": canonical_json(state).decode()})
+
+
+def load_checkpoint(path: Path, phase: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Read the checkpoint, verified; None where it is of another phase than the one in work."""
+    tensors, metadata = read_tensors(path)
+    with interpreting(path):
+        if metadata["phase"] != str(phase):
+            return None  # killed after its phase was saved and before it was removed
+        return tensors, parse_object(metadata["state"].encode(), path)
 
 
 def is_odd(checkpoint: Path) -> bool:

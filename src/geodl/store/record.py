@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from geodl.errors import StoreError
-from geodl.files import TEMPORARY, MissingFileError, names_in, read_json, signed, verified, write_json
+from geodl.files import (
+    TEMPORARY,
+    MissingFileError,
+    drop_folder,
+    is_directory,
+    names_in,
+    read_json,
+    signed,
+    unlink,
+    verified,
+    write_json,
+)
+from geodl.store.phases import phase_numbers, phase_path
+from geodl.store.progress import drop_checkpoint
 
 FORMAT = 2
 NAME = "config.json"
@@ -67,3 +80,19 @@ def refuse_difference(path: Path, what: str, found: Sequence[str], remedy: str) 
         raise StoreError(
             f"{path} was made with another {what}: {'; '.join(found)}. Use another directory, or {remedy} to start over"
         )
+
+
+def start_over(path: Path, record: dict[str, Any]) -> None:
+    """Write the record of a new run, what geodl wrote before being removed.
+
+    Newest first, so that a kill on the way leaves a shorter but sound run.
+    """
+    drop_checkpoint(path / "progress" / "checkpoint.safetensors")
+    for name in ("events.jsonl", "report.html"):
+        unlink(path / name)
+    if is_directory(path / "tensorboard"):
+        for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
+            unlink(curves)
+    for t in reversed(phase_numbers(path)):
+        drop_folder(phase_path(path, t))
+    write_record(path, record)
