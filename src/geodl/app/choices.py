@@ -168,7 +168,7 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
 
     how = "closed form on frozen pre-trained features" if closed else "trained with the geodesic distillation"
     reason = (
-        "seconds, no training"
+        "it has seen other images and is not trained further: this takes seconds"
         if closed
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )
