@@ -169,7 +169,7 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
     how = "closed form on frozen pre-trained features" if closed else "trained with the geodesic distillation"
     reason = (
         "it has seen other images and is not trained further: this takes seconds"
-        if closed
+        if closed and (config.pretrained or config.weights)
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )
     size = f"{config.image_size} x {config.image_size} pixels"
