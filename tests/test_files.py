@@ -40,7 +40,7 @@ def fail_at(monkeypatch, step, failure):
         if name == step:
             raise failure
 
-    monkeypatch.setattr(files, "_crash_point", crash)
+    monkeypatch.setattr(files, "crash_point", crash)
 
 
 @pytest.mark.parametrize("step", STEPS_OF_A_WRITE)
@@ -211,8 +211,10 @@ def test_sizes_are_looked_at_before_a_file_is_read(tmp_path, monkeypatch):
     path = tmp_path / "huge"
     write_tensors(path, {"w": torch.zeros(2)})
     os.truncate(path, 2**42)
-    read = files._read
-    monkeypatch.setattr(files, "_read", lambda file, path, size: read(file, path, size) if size <= 2**26 else fail())
+    read = files.read_from
+    monkeypatch.setattr(
+        files, "read_from", lambda file, path, size: read(file, path, size) if size <= 2**26 else fail()
+    )
     with pytest.raises(StoreError, match=r"huge is too large: 4398\.0 GB, where at most 67\.1 MB are read"):
         read_json(path)
     with pytest.raises(StoreError, match="huge is damaged: it has 4398046511104 bytes, and was written with 8"):
@@ -238,7 +240,7 @@ def test_a_file_that_fails_while_it_is_read_is_named(tmp_path, failure, words):
             raise failure
 
     with pytest.raises(StoreError, match=f"cannot read .*file: {words}"):
-        files._read(Failing(), tmp_path / "file", 7 * 10**9)
+        files.read_from(Failing(), tmp_path / "file", 7 * 10**9)
 
 
 @pytest.mark.parametrize(

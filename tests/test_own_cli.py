@@ -209,6 +209,7 @@ def test_options_reach_the_step(geodl, tmp_path):
     out = geodl(
         "learn", str(tmp_path / "m"), "week1", "--backbone", "convnet", "--image-size", "12", "--flip", *QUICK
     ).out
+    assert re.search(r"--method +lucir +trained, with geodesic distillation, since --network is set", out)
     assert re.search(r"--backbone +convnet +as you set it", out)
     assert re.search(r"--image-size +12 x 12 pixels +as you set it", out)
     assert re.search(r"--flip +yes +as you set it", out)

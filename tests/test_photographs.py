@@ -125,6 +125,8 @@ def test_removing_a_class_is_never_having_had_it(tmp_path):
     without.learn(*two, **QUICK, precision="32")
     test = pictures(SHAPES, 5, seed=5)[0]
     np.testing.assert_allclose(with_it.predict(test).probabilities, without.predict(test).probabilities, atol=2e-3)
+    measured = [(model.info()["accuracy"], model.info()["confusions"]) for model in (with_it, without)]
+    assert measured[0] == measured[1]
 
 
 def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored(taught, tmp_path):

@@ -237,6 +237,19 @@ def test_nearest_means_see_mirrored_exemplars_only_where_mirroring_keeps_the_cla
     assert flip == (not torch.allclose(means, class_means(views[0], exemplars.labels, 2)))
 
 
+@pytest.mark.parametrize("norm_decay", [True, False])
+def test_weight_decay_spares_norms_biases_and_scales_where_asked(norm_decay):
+    network = build_network("resnet8", 3, head="cosine")
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    optimizer = Schedule(1, lr=0.5, weight_decay=0.1, norm_decay=norm_decay).optimizer(network.parameters())
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, after in network.named_parameters():
+        spared = not norm_decay and ("bn" in name or "downsample.1" in name or name == "head.scale")
+        torch.testing.assert_close(after, before[name] * (1.0 if spared else 0.95), msg=name)
+
+
 # -- continuing
 
 
@@ -254,6 +267,7 @@ def test_a_complete_run_is_not_computed_again(tmp_path, data):
         ("lucir", {"distill": "geodesic", "finetune_epochs": 2}),
         ("bic", {"correction_epochs": 4}),
         ("mnemonics", {"outer_steps": 3}),
+        ("finetune", {"norm_decay": False, "nesterov": True}),
     ],
 )
 def test_stopped_after_any_step_it_goes_on_to_the_same_bytes(tmp_path, data, method, more):
@@ -291,7 +305,7 @@ def test_a_fault_at_every_write_leaves_a_run_that_goes_on_to_the_same_bytes(tmp_
         nonlocal points
         points += 1
 
-    monkeypatch.setattr(files, "_crash_point", count)
+    monkeypatch.setattr(files, "crash_point", count)
     run_config(config, out=tmp_path / "counted", data=data)
     assert points > 20
     for point in range(0, points, max(1, points // 15)):  # every kind of write is met by one point or another
@@ -304,10 +318,10 @@ def test_a_fault_at_every_write_leaves_a_run_that_goes_on_to_the_same_bytes(tmp_
                 raise CrashError
 
         directory = tmp_path / f"crash-{point}"
-        monkeypatch.setattr(files, "_crash_point", crash)
+        monkeypatch.setattr(files, "crash_point", crash)
         with pytest.raises(CrashError):
             run_config(config, out=directory, data=data)
-        monkeypatch.setattr(files, "_crash_point", lambda step, path: None)
+        monkeypatch.setattr(files, "crash_point", lambda step, path: None)
         run_config(config, out=directory, data=data)
         assert contents(directory) == contents(tmp_path / "whole"), f"crash point {point}"
 
@@ -575,7 +589,14 @@ def test_a_base_phase_is_shared_only_by_equals(tmp_path, data, change):
 
 @pytest.mark.parametrize(
     "options",
-    [{"clip_norm": 0.5}, {"label_smoothing": 0.1}, {"schedule": "onecycle"}, {"jitter": 0.25}],
+    [
+        {"clip_norm": 0.5},
+        {"label_smoothing": 0.1},
+        {"schedule": "onecycle"},
+        {"jitter": 0.25},
+        {"nesterov": True},
+        {"norm_decay": False},
+    ],
 )
 def test_options_change_the_result_and_keep_it_finite(tmp_path, data, options):
     plain = run_config(tiny.config(method="lucir", distill="geodesic"), out=tmp_path / "plain", data=data)

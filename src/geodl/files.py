@@ -32,7 +32,7 @@ class MissingFileError(StoreError):
     """A file that is not there."""
 
 
-def _crash_point(step: str, path: Path) -> None:
+def crash_point(step: str, path: Path) -> None:
     """Do nothing; tests replace this function to stop a write after any of its steps."""
 
 
@@ -133,20 +133,20 @@ def sync_directory(directory: Path) -> None:
 def write_synced(path: Path, data: bytes) -> None:
     """Write a new file down to the disk."""
     with path.open("xb") as file:
-        _crash_point("created", path)
+        crash_point("created", path)
         file.write(data)
         file.flush()
-        _crash_point("written", path)
+        crash_point("written", path)
         os.fsync(file.fileno())
-    _crash_point("synced", path)
+    crash_point("synced", path)
 
 
 def move(source: Path, target: Path) -> None:
     """Rename a finished file or directory: the one instant at which the old state becomes the new one."""
     source.replace(target)
-    _crash_point("renamed", target)
+    crash_point("renamed", target)
     sync_directory(target.parent)
-    _crash_point("settled", target)
+    crash_point("settled", target)
 
 
 def unlink(path: Path) -> None:
@@ -154,7 +154,7 @@ def unlink(path: Path) -> None:
     with writing(path):
         if os.path.lexists(path):
             path.unlink()
-            _crash_point("removed", path)
+            crash_point("removed", path)
             sync_directory(path.parent)
 
 
@@ -207,10 +207,11 @@ def read_file(path: Path, *, limit: int | None = None, size: int | None = None) 
             raise StoreError(f"{path} is damaged: it has {found} bytes, and was written with {size}")
         if limit is not None and found > limit:
             raise StoreError(f"{path} is too large: {readable(found)}, where at most {readable(limit)} are read")
-        return _read(file, path, found)  # not more: it may be growing
+        return read_from(file, path, found)  # not more: it may be growing
 
 
-def _read(file: BinaryIO, path: Path, size: int) -> bytes:
+def read_from(file: BinaryIO, path: Path, size: int) -> bytes:
+    """Read at most `size` bytes of an open file; what goes wrong is a StoreError that names its `path`."""
     try:
         return file.read(size)
     except OSError as error:
@@ -332,13 +333,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read what `write_tensors` wrote, onto the CPU, and verify it: a single changed bit is an error."""
     with open_regular(path) as file, interpreting(path):
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(_read(file, path, 8), "little")
-        header = json.loads(_read(file, path, min(length, JSON_LIMIT)))
+        length = int.from_bytes(read_from(file, path, 8), "little")
+        header = json.loads(read_from(file, path, min(length, JSON_LIMIT)))
         envelope = json.loads(header.pop("__metadata__")["geodl"])
         if 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0) != size:
             raise ValueError("its size is not that of its tensors")
         file.seek(0)
-        tensors = parse_tensors(_read(file, path, size), path)
+        tensors = parse_tensors(read_from(file, path, size), path)
         metadata, sound = envelope["metadata"], _checksum(tensors, envelope["metadata"]) == envelope["sha256"]
     if not sound:
         raise StoreError(f"{path} {DAMAGED}")

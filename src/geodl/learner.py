@@ -75,12 +75,23 @@ class Learner:
         self.listener, self.shared_base = listener, shared_base
         self._stop, self._decided_precision = stop, decided_precision
         self.classes: tuple[str, ...] = ()
-        self.network: Network | None = None
+        self._weights: Mapping[str, Tensor] | None = None
         self.memory = Memory(store_images=self.config.store_images)
         self.transform: Transform | None = None
         self.phases = 0
         self.trained = False
         self.given: Images | None = None
+
+    @cached_property
+    def network(self) -> Network | None:
+        """The network, which a saved learner builds on first use; None before anything is learned."""
+        if self._weights is None:
+            return None
+        # Without the first weights: neither the package nor the file that they came from is needed any more.
+        network = self._built(len(self.classes), weights=None, pretrained=False)
+        load_weights(network, self._weights)
+        self._weights = None
+        return network.eval()
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -352,11 +363,13 @@ class Learner:
         own = self.memory.own
         statistics = {name: own[name] for name in own if name in self.method.statistics}
         rest = {name: own[name] for name in own if name not in statistics}
-        return self._known()[0].state_dict(), replace(self.memory, own=rest).to_tensors(), statistics
+        built = "network" in vars(self) or self._weights is None
+        model = self._known()[0].state_dict() if built else dict(self._weights or {})
+        return model, replace(self.memory, own=rest).to_tensors(), statistics
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
-        transform = self._known()[1]
+        transform = self.transform or self._known()[1]  # without building the network
         return {
             "config": self.config.identity() | {"image_size": transform.size},  # found by now, where it was left open
             "transform": transform.to_dict(),
@@ -390,10 +403,8 @@ class Learner:
     def restore(self, saved: SavedPhase) -> None:
         """Take over a state that was saved, keeping our own configuration."""
         facts = saved.extra
-        # Without the first weights: neither the package nor the file that they came from is needed any more.
-        self.network = self._built(len(facts["classes"]), weights=None, pretrained=False)
-        load_weights(self.network, saved.model)
-        self.network.eval()
+        vars(self).pop("network", None)
+        self._weights = saved.model
         memory = Memory.from_tensors(saved.memory)
         self.memory = replace(memory, own={**memory.own, **saved.statistics})
         self.transform = Transform.from_dict(facts["transform"])

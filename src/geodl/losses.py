@@ -39,6 +39,8 @@ class Distillation(nn.Module):
 
     name: ClassVar[str]
     """As `--distill NAME` finds it."""
+    title: ClassVar[str]
+    """As tables name it; unset: its name."""
     Options: ClassVar[type[BaseModel]]
     """Its own options; their names must differ from all others."""
     of_features: ClassVar[bool]
@@ -92,6 +94,7 @@ def register(kind: Kind) -> Kind:
     """Make a distillation known by its name; a decorator of its class."""
     if kind.name in (*DISTILLATIONS, "none"):
         raise ConfigError(f"a distillation named {kind.name!r} is there already")
+    kind.title = vars(kind).get("title", kind.name)  # not that of a class it inherits from
     DISTILLATIONS[kind.name] = kind
     return kind
 
@@ -107,6 +110,7 @@ class LogitDistillation(Distillation):
     """
 
     name = "lwf"
+    title = "LwF"
     of_features = False
 
     class Options(BaseModel):
@@ -139,6 +143,7 @@ class CosineDistillation(Distillation):
     """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; a zero row counts 0."""
 
     name = "cosine"
+    title = "Cos"
     of_features = True
 
     class Options(BaseModel):
@@ -190,6 +195,7 @@ class GeodesicDistillation(Distillation):
     """
 
     name = "geodesic"
+    title = "GeoDL"
     of_features = True
 
     class Options(BaseModel):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from geodl.app.advice import advise
 from geodl.app.before import LONG, advise_before, training_seconds
-from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain
+from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain, training_asked
 from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
 from geodl.config import RunConfig
@@ -146,7 +146,7 @@ def _before(
     confirm: Callable[[float], bool],
 ) -> None:
     """Say what would serve better and how long training will take, and ask where that is long."""
-    chosen = bool({"method", "network", "weights", "adapt"} & options.keys())
+    chosen = bool({"method", "weights"} & options.keys() or training_asked(options))
     for sentence in advise_before(config, first=last is None, chosen=chosen):
         listener(Advised(sentence))
     if config.method == "analytic" or classes < 2:

@@ -169,7 +169,8 @@ def _series(images: Images) -> Tensor:
 
 def mirrors(images: Images) -> bool:
     """Return whether mirroring keeps the class, as far as thumbnails tell it: False where copies are taken for another class."""
-    classes, labels = images.labels.unique(return_inverse=True)
+    classes = torch.tensor(sorted(set(images.labels.tolist())))
+    labels = torch.searchsorted(classes, images.labels)
     rows = torch.cat([(labels == c).nonzero().squeeze(1)[:THUMBNAILS] for c in range(len(classes))])
     rows = rows[:: max(1, len(rows) // MOST_THUMBNAILS)]
     pixels, labels = fit(images.select(rows), SIDE).pixels, labels[rows]

@@ -187,8 +187,10 @@ def without(state: State, name: str) -> State:
     left = {digest for images in kept for digest in images.item_digests()}
     metrics: dict[str, Any] = {}
     if state.metrics:
-        rest = {each: confusion.without(gone) for each, confusion in confusions_of(state.metrics).items()}
-        metrics = to_metrics(state.metrics["phase"], rest)
+        left_out = learner.left_out()  # where the fit is another without the class, so is what it says of the rest
+        before = confusions_of(state.metrics) if left_out is None else {}
+        rest = {each: confusion.without(gone) for each, confusion in before.items()}
+        metrics = to_metrics(state.metrics["phase"], rest if left_out is None else {"analytic": left_out})
     # The key of the last step goes, too: the same images may be learned again.
     return replace(
         state,

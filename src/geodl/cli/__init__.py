@@ -167,7 +167,7 @@ COMMANDS = [
         "results:write",
         RESEARCH,
         "Write a page from such files: every row of the paper, and whether its comparisons hold.",
-        "geodl results write results/cifar100-cpu --out docs/results.md",
+        "geodl results write results/cifar100-cpu --out docs/results/cifar100-cpu.md",
     ),
     ("cache show", "runs:show_cache", ABOUT, "Show where the cache is and how large.", "geodl cache show"),
     ("cache clear", "runs:clear", ABOUT, "Remove all trained base phases from the cache.", "geodl cache clear"),

@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 import torch
 from cyclopts import Parameter
 
-from geodl.cli.display import say
+from geodl.cli.display import console, progress_bar, say
 from geodl.cli.many import Where, carry_out, confirm, places
-from geodl.errors import TrainingError
+from geodl.errors import ConfigError, TrainingError
+from geodl.events import Event, FeaturesTaken
 from geodl.experiment import load_data
 from geodl.report.results import DATA_NAMES
-from geodl.reproduce import estimate, outputs, steps
+from geodl.reproduce import beyond, estimate, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, choose, config_of, grid
 from geodl.sweep.jobs import named
 from geodl.text import duration
@@ -22,7 +23,9 @@ TURNS = {"paper": 30, "cpu": 30, "smoke": 5}
 
 
 def reproduce(
-    what: Annotated[str, Parameter(help=f"{', '.join(ARTEFACTS)}, or all.")],
+    what: Annotated[
+        str, Parameter(help=f"{', '.join(ARTEFACTS)}, all, or beyond: the closed form over given weights.")
+    ],
     /,
     *,
     dataset: Literal["cifar100", "imagenet-subset", "imagenet"] | None = None,
@@ -32,6 +35,7 @@ def reproduce(
     out: Path | None = None,
     data_dir: Path | None = None,
     threads: int | None = None,
+    weights: Path | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     yes: Annotated[bool, Parameter(negative=())] = False,
     where: Annotated[Where, Parameter(name="*")] = Where(),  # noqa: B008  # frozen
@@ -54,11 +58,18 @@ def reproduce(
         Where the data are.
     threads
         CPU threads of each run; unset: one.
+    weights
+        beyond: a file with a backbone that was trained on the 50 base classes.
     dry_run
         Print the runs and an estimate of their time, run nothing; needs no data.
     yes
         Start without asking, however long it takes.
     """
+    if what == "beyond":
+        _beyond(weights, phases, data_dir, threads, out or Path("reproduced") / "beyond")
+        return
+    if weights is not None:
+        raise ConfigError(f"weights = {weights}: used by `geodl reproduce beyond` alone")
     source, chosen = choose(what, dataset, phases)
     jobs = grid(chosen, source, length, runs=runs, data_dir=data_dir, threads=threads)
     out = out or Path("reproduced") / f"{source}-{length}"
@@ -91,6 +102,35 @@ def reproduce(
         say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
     if failed:
         raise TrainingError(failed)
+
+
+def _beyond(
+    weights: Path | None, phases: list[int] | None, data_dir: Path | None, threads: int | None, out: Path
+) -> None:
+    """Learn the protocols in closed form and write the table."""
+    if weights is None:
+        raise ConfigError("beyond needs --weights FILE: a backbone that was trained on the 50 base classes")
+    options = {"data_dir": data_dir, "threads": threads}
+    config = beyond.beyond_config(weights, {name: value for name, value in options.items() if value is not None})
+    data, found = load_data(config), {}
+    with progress_bar(console, hidden=not console.is_terminal) as bar:
+        task = bar.add_task("  reading images", total=len(data.train) + 2 * len(data.test), state="")
+        read = 0
+
+        def show(event: Event) -> None:
+            nonlocal read
+            if isinstance(event, FeaturesTaken):
+                bar.update(task, completed=read + event.done)
+                read += event.total if event.done == event.total else 0
+
+        for t, trajectories in beyond.beyond(config, data, phases or beyond.PHASES, show):
+            found[t] = [beyond.measured(trajectories)]
+            say(
+                f"T = {t}: {len(data.classes)} classes learned, final accuracy {trajectories['analytic'].accuracy[-1]:.2f} %"
+            )
+    table = beyond.headline(found)
+    files = table.write(out / "beyond", f"Beyond the paper: {weights.name}")
+    say(f"{table.markdown()}\nbeyond: {', '.join(map(str, files))}")
 
 
 def _announce(

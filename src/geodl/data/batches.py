@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -88,8 +88,8 @@ def transform_of(config: RunConfig, images: Images | None = None, *, size: int =
     """Return the transform of a run; without image_size as large as the images in memory, or as ``size`` says."""
     if isinstance(images, ArrayImages):
         size = min(images.pixels.shape[2:])
-    names = ("mean", "std", "padding", "flip", "jitter", "crop", "augment")
-    return Transform(config.image_size or size, **{name: getattr(config, name) for name in names})
+    named = {field.name for field in fields(Transform)} & set(RunConfig.model_fields)
+    return Transform(config.image_size or size, **{name: getattr(config, name) for name in named})
 
 
 class Batch(NamedTuple):

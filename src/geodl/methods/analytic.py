@@ -78,6 +78,7 @@ class Analytic(Method):
     """head = (G + lambda I)^-1 C over random features of a frozen network: the same whatever the cut into phases."""
 
     name = "analytic"
+    title = "Closed form"
     summary = "closed form: the backbone is trained in phase 0 alone, every phase is one linear system; no exemplars"
     paper = (
         "Zhuang et al.: ACIL, NeurIPS 2022; McDonnell et al.: RanPAC, NeurIPS 2023 (several levels of features: ours)"

@@ -5,7 +5,7 @@ which schedule. The ordinary phase is the first stage; corrections and fine-tuni
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -90,7 +90,24 @@ class Schedule:
     milestones: tuple[float, ...] = ()
     decay: float = 0.1
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 0.0
+    norm_decay: bool = True
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.SGD:
+        """Return SGD over the parameters that need gradients; a vector or a number is a norm's, a bias or a scale."""
+        groups: dict[float, list[nn.Parameter]] = {}
+        for parameter in parameters:
+            if parameter.requires_grad:
+                decay = self.weight_decay if parameter.ndim > 1 or self.norm_decay else 0.0
+                groups.setdefault(decay, []).append(parameter)
+        return torch.optim.SGD(
+            [{"params": moved, "weight_decay": decay} for decay, moved in groups.items()],
+            self.lr,
+            self.momentum,
+            nesterov=self.nesterov,
+            fused=True,
+        )
 
     def lr_at(self, epoch: int, step: int, steps: int) -> float:
         """Return the rate for step ``step`` of ``steps`` in epoch ``epoch``, all counted from 0."""
@@ -128,6 +145,8 @@ class Method:
     """A method of class-incremental learning; as it stands: cross-entropy plus the chosen distillation."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    """As tables name it; unset: its name."""
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[RunConfig]] = RunConfig
@@ -194,7 +213,9 @@ class Method:
             milestones=config.milestones,
             decay=config.lr_decay,
             momentum=config.momentum,
+            nesterov=config.nesterov,
             weight_decay=config.weight_decay,
+            norm_decay=config.norm_decay,
         )
 
     def losses(
@@ -267,5 +288,6 @@ METHODS: dict[str, type[Method]] = {}
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name; a decorator of the method's class."""
+    method.title = vars(method).get("title", method.name)  # not that of a class it inherits from
     METHODS[method.name] = method
     return method

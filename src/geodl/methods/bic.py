@@ -29,6 +29,7 @@ class Bic(Method):
     """Weighted cross-entropy and distillation; then the new classes' logits become alpha * logit + beta; linear head."""
 
     name = "bic"
+    title = "BiC"
     summary = (
         "as lwf with weights by class counts, then a bias correction of the new classes' logits on held-out images"
     )

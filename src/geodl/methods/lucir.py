@@ -40,6 +40,7 @@ class Lucir(Method):
     """Cross-entropy on a cosine head + feature distillation + margin ranking (LUCIR Eq. 9)."""
 
     name = "lucir"
+    title = "LUCIR"
     summary = "cosine head, imprinting, feature distillation, margin ranking; with --distill geodesic LUCIR + GeoDL"
     paper = "Hou, Pan, Loy, Wang, Lin: Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     Config = LucirConfig

@@ -59,7 +59,7 @@ class Checkpoint:
         tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
         if module is not network:
             tensors |= {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
-        for i, parameter in enumerate(optimizer.param_groups[0]["params"]):
+        for i, parameter in enumerate(_moved(optimizer)):
             buffer = optimizer.state[parameter].get("momentum_buffer")
             if buffer is not None:
                 tensors[f"momentum.{i}"] = buffer
@@ -92,7 +92,7 @@ class Checkpoint:
         own = self._part("module")
         if own:
             module.load_state_dict(own)
-        parameters = optimizer.param_groups[0]["params"]
+        parameters = _moved(optimizer)
         for i, buffer in self._part("momentum").items():
             parameter = parameters[int(i)]
             # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
@@ -102,6 +102,11 @@ class Checkpoint:
     def _part(self, name: str) -> dict[str, Tensor]:
         prefix = f"{name}."
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
+
+
+def _moved(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters that an optimizer moves, group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def load_weights(network: Network, tensors: Mapping[str, Tensor]) -> None:

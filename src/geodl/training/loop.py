@@ -131,13 +131,7 @@ class Trainer:
         """
         progress, schedule = progress or NoProgress(), stage.schedule
         stage.module.to(self.device)
-        optimizer = torch.optim.SGD(
-            [p for p in stage.module.parameters() if p.requires_grad],
-            schedule.lr,
-            schedule.momentum,
-            weight_decay=schedule.weight_decay,
-            fused=True,
-        )
+        optimizer = schedule.optimizer(stage.module.parameters())
         epoch, step = checkpoint.restore(stage.module, optimizer) if checkpoint is not None else (0, 0)
         # Compiled for training alone: evaluation comes in other shapes and modes, each of which would be compiled anew.
         compiled: Any = torch.compile(stage.module) if self.config.compile and number == 0 else stage.module

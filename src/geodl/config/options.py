@@ -1,33 +1,16 @@
-"""The options of a run: one validated definition for the command line, TOML files and Python.
+"""Options, each declared once with its roles."""
 
-``RunConfig`` declares what every method has. A method's own class, in the method's file, inherits it, adds its options and
-restates the defaults it wants otherwise; a distillation declares its options beside its loss, and they are there only where
-it is in use. Values come in layers (preset, file, command line; later ones win) and ``resolve`` merges them, so that the
-origin of every value can be told.
-"""
-
-import difflib
 import hashlib
 import json
-import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
-
-from geodl.errors import ConfigError, StoreError
-from geodl.files import read_file
-from geodl.text import one_line
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 InModel = Literal["fixed", "kept", "set"]
 MANY = 1_000_000
 """More epochs, classes or images than anybody means; the limit of options that count."""
 SEEDS = 2**63 - 1
-TOML_LIMIT = 2**20  # bytes
 
 
 def option(
@@ -40,6 +23,7 @@ def option(
     in_model: InModel | None = None,
     in_grid: bool = False,
     repetition: bool = False,
+    training: bool | None = None,
     **constraints: Any,
 ) -> Any:
     """Declare one option, and its roles.
@@ -54,10 +38,14 @@ def option(
             unless they set it, ``set``: each step has its own.
         in_grid: whether the rows of one table may differ in it and still be rows of that table.
         repetition: whether it says which files and which repetition, not what is done.
+        training: whether only training the network uses it, so that who sets it for `geodl learn` asks for training;
+            unset: if its group is Training or Distillation.
         constraints: pydantic's ``ge``, ``lt``, ...
     """
-    roles = {"identity": identity, "base": base, "in_model": in_model, "in_grid": in_grid, "repetition": repetition}
-    return Field(default, description=description, json_schema_extra={"group": group, **roles}, **constraints)
+    roles: dict[str, Any] = {"group": group, "identity": identity, "base": base, "in_model": in_model}
+    roles |= {"in_grid": in_grid, "repetition": repetition}
+    roles["training"] = group in ("Training", "Distillation") if training is None else training
+    return Field(default, description=description, json_schema_extra=roles, **constraints)
 
 
 class RunConfig(BaseModel):
@@ -67,7 +55,12 @@ class RunConfig(BaseModel):
 
     method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.", in_model="fixed")
     distill: str = option(
-        "none", "Method", "How the old network's knowledge is carried over.", in_model="kept", in_grid=True
+        "none",
+        "Method",
+        "How the old network's knowledge is carried over.",
+        in_model="kept",
+        in_grid=True,
+        training=True,
     )
 
     data: str = option(
@@ -142,7 +135,9 @@ class RunConfig(BaseModel):
         0.1, "Training", "Factor of the step schedule at each milestone.", gt=0, le=1, in_model="set"
     )
     momentum: float = option(0.9, "Training", "Momentum of SGD.", ge=0, lt=1, in_model="set")
+    nesterov: bool = option(False, "Training", "Nesterov's momentum.", in_model="set")
     weight_decay: float = option(5e-4, "Training", "Weight decay of SGD.", ge=0, in_model="set")
+    norm_decay: bool = option(True, "Training", "Weight decay also on norms, biases and scales.", in_model="set")
     label_smoothing: float = option(
         0.0, "Training", "Label smoothing of the cross-entropy.", ge=0, lt=1, in_model="set", base=True
     )
@@ -158,6 +153,7 @@ class RunConfig(BaseModel):
         in_model="kept",
         base=True,
         repetition=True,
+        training=False,
     )
 
     image_size: int | None = option(
@@ -173,12 +169,15 @@ class RunConfig(BaseModel):
     )
     padding: int = option(4, "Images", "Padding of the pad crop.", ge=0, le=1024, in_model="fixed")
     flip: bool = option(True, "Images", "Mirror images at random (and the exemplars of k-NME).", in_model="kept")
-    jitter: float = option(0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set")
+    jitter: float = option(
+        0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set", training=True
+    )
     augment: Literal["none", "trivial"] = option(
         "none",
         "Images",
         "trivial: one random operation of TrivialAugment on each training image, after crop and flip.",
         in_model="set",
+        training=True,
     )
     mean: tuple[float, float, float] = option(
         (0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed"
@@ -258,7 +257,7 @@ class RunConfig(BaseModel):
     @classmethod
     def having(cls, role: str, *values: Any) -> list[str]:
         """Return the names of the options that have a role, or one of some values of it."""
-        return [name for name, info in cls.model_fields.items() if _extra(info)[role] in (values or (True,))]
+        return [name for name, info in cls.model_fields.items() if roles_of(info)[role] in (values or (True,))]
 
     def identity(self) -> dict[str, Any]:
         """Return the options that decide what is computed, ready for JSON: those that the hash of a run covers."""
@@ -276,143 +275,11 @@ def restate(name: str, default: Any) -> Any:
     return Field(default, description=common.description, json_schema_extra=common.json_schema_extra)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """Values from one origin.
-
-    A key that is a method's name holds a table for that method alone, and ``distillation`` a table of such tables.
-    """
-
-    origin: str
-    values: Mapping[str, Any]
-
-    def table(self, name: str) -> Mapping[str, Any]:
-        """Return a table by its name; an empty one where there is none."""
-        found = self.values.get(name, {})
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"{name} = {one_line(repr(found))} in {self.origin}: a table of options is allowed here")
-        return found
-
-    def flat(self, methods: Collection[str], *tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge tables over the common values."""
-        flat = {key: value for key, value in self.values.items() if key not in methods and key != "distillation"}
-        for table in tables:
-            flat |= table
-        return flat
-
-
-@dataclass(frozen=True)
-class Effective:
-    """A checked configuration and, for every option, where its value came from."""
-
-    config: RunConfig
-    origins: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Kinds:
-    """The classes of options there are: those of the methods, and what the distillations add."""
-
-    methods: Mapping[str, type[RunConfig]]
-    distillations: Mapping[str, type[BaseModel]]
-
-    def of(self, method: str, distill: str) -> type[RunConfig]:
-        """Return the class of a method with a distillation: its options are there only where it is in use."""
-        return self.methods[method] if distill == "none" else _joined(self.methods[method], self.distillations[distill])
-
-    def owners(self, key: str) -> list[str]:
-        """Name the methods and distillations that have an option."""
-        return [name for name, kind in self.methods.items() if key in kind.model_fields] + [
-            f"the distillation {name}" for name, kind in self.distillations.items() if key in kind.model_fields
-        ]
-
-
-@cache
-def _joined(method: type[RunConfig], distillation: type[BaseModel]) -> type[RunConfig]:
-    bases: Any = (distillation, method)
-    made: Any = create_model(f"{method.__name__}And{distillation.__qualname__}", __base__=bases)
-    return cast(type[RunConfig], made)
-
-
-def resolve(layers: Sequence[Layer], kinds: Kinds) -> Effective:
-    """Merge layers, later ones winning, over the defaults of the method they name, and check the result."""
-    method, _ = _last(layers, "method", RunConfig.model_fields["method"].default, kinds.methods)
-    for layer in layers:
-        _check_tables(layer, kinds)
-    flats = [Layer(layer.origin, layer.flat(kinds.methods, layer.table(method))) for layer in layers]
-    allowed = ["none", *kinds.distillations]
-    distill, _ = _last(flats, "distill", kinds.methods[method].model_fields["distill"].default, allowed)
-    kind = kinds.of(method, distill)
-    values: dict[str, Any] = {}
-    origins = {name: _default_origin(name, info, method, distill) for name, info in kind.model_fields.items()}
-    for layer, common in zip(layers, flats, strict=True):
-        own = layer.table("distillation").get(distill, {})
-        flat = dict(common.values) | dict(own)
-        for key in flat:
-            if key not in kind.model_fields:
-                raise ConfigError(_unknown(key, layer.origin, f"{method} with distill = {distill}", kind, kinds))
-        values |= flat
-        origins |= dict.fromkeys(flat, layer.origin)
-    try:
-        return Effective(kind(**values), origins)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, origins)) from None
-
-
-def _last(layers: Sequence[Layer], key: str, default: str, allowed: Collection[str]) -> tuple[str, str]:
-    """Return what the last layer says of a choice by name, and where it says so."""
-    named = [layer for layer in layers if key in layer.values]
-    value, origin = (named[-1].values[key], f" ({named[-1].origin})") if named else (default, "")
-    if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{key} = {one_line(repr(value))}{origin}: {', '.join(allowed)} are allowed")
-    return value, origin
-
-
-def _default_origin(name: str, info: Any, method: str, distill: str) -> str:
-    common = RunConfig.model_fields.get(name)
-    if name == "method" or (common is not None and common.default == info.default):
-        return "default"
-    return f"default of {distill if _extra(info)['group'] == 'Distillation' else method}"
-
-
-def presets() -> dict[str, str]:
-    """Return the names of the presets in the package, each with its first comment line."""
-    files = (item for item in resources.files("geodl").joinpath("presets").iterdir() if item.name.endswith(".toml"))
-    found = {
-        item.name.removesuffix(".toml"): item.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for item in files
-    }
-    return dict(sorted(found.items()))
-
-
-def preset_layer(name: str) -> Layer:
-    """Read a preset that ships inside the package."""
-    if not isinstance(name, str) or name not in presets():
-        raise ConfigError(f"preset = {one_line(repr(name))}: {', '.join(presets())} are allowed")
-    text = resources.files("geodl").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
-    return Layer(f"preset {name}", tomllib.loads(text))
-
-
-def file_layers(path: Path) -> list[Layer]:
-    """Read a TOML file of options; its key ``preset`` names a preset to stand on."""
-    try:
-        values = tomllib.loads(read_file(path, limit=TOML_LIMIT).decode())
-    except StoreError as error:
-        cause = error.__cause__
-        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause or error
-        raise ConfigError(f"config file {path}: {reason}") from None
-    except RecursionError:
-        raise ConfigError(f"config file {path}: tables or lists inside each other too deep") from None
-    except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits
-        raise ConfigError(f"config file {path}: not TOML: {one_line(error)}") from None
-    below = [preset_layer(values.pop("preset"))] if "preset" in values else []
-    return [*below, Layer(f"file {path}", values)]
-
-
 def groups_of_options(kind: type[RunConfig]) -> dict[str, dict[str, Any]]:
     """Return the options by group, in the order of their declaration: group -> name -> pydantic's field."""
     grouped: dict[str, dict[str, Any]] = {}
     for name, info in kind.model_fields.items():
-        grouped.setdefault(str(_extra(info)["group"]), {})[name] = info
+        grouped.setdefault(str(roles_of(info)["group"]), {})[name] = info
     return grouped
 
 
@@ -422,48 +289,6 @@ def derive(seed: int, *keys: int | str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def _extra(info: Any) -> dict[str, Any]:
+def roles_of(info: Any) -> dict[str, Any]:
+    """Return group and roles of an option, given pydantic's field."""
     return dict(info.json_schema_extra)
-
-
-def _check_tables(layer: Layer, kinds: Kinds) -> None:
-    """Refuse unknown keys also in the tables of methods and distillations that are not used now."""
-    distillations = layer.table("distillation")
-    for name in distillations:
-        if name not in kinds.distillations:
-            raise ConfigError(
-                f"distillation.{one_line(repr(name)[1:-1])} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
-            )
-    tables: list[tuple[str, type[BaseModel], Mapping[str, Any]]]
-    tables = [(name, kind, layer.table(name)) for name, kind in kinds.methods.items()]
-    inner = Layer(f"{layer.origin}, table distillation", distillations)
-    tables += [(name, kind, inner.table(name)) for name, kind in kinds.distillations.items()]
-    for name, kind, table in tables:
-        for key in table:
-            # A method's table may also hold options of the distillation that it is used with.
-            if key not in kind.model_fields and not (name in kinds.methods and _distills(key, kinds)):
-                raise ConfigError(_unknown(key, f"{layer.origin}, table {name}", name, kind, kinds))
-
-
-def _distills(key: str, kinds: Kinds) -> bool:
-    return any(key in kind.model_fields for kind in kinds.distillations.values())
-
-
-def _unknown(key: str, origin: str, user: str, kind: type[BaseModel], kinds: Kinds) -> str:
-    owners = kinds.owners(key)
-    shown = one_line(repr(key)[1:-1])
-    if owners:
-        return f"{shown} ({origin}): an option of {', '.join(owners)}, not of {user}"
-    close = difflib.get_close_matches(key, [*kind.model_fields, "preset"], n=1)
-    hint = f"did you mean {close[0]}?" if close else "`geodl config show` lists the options"
-    return f"{shown} ({origin}): no such option; {hint}"
-
-
-def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
-    first = error.errors(include_url=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
-    if not first["loc"]:
-        return message
-    key = str(first["loc"][0])
-    return f"{key} = {one_line(repr(first['input']))} ({origins[key]}): {one_line(message)}"

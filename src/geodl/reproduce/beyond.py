@@ -1,0 +1,123 @@
+"""Beyond the paper: its protocols in closed form, over a backbone that was trained on the base classes and is never moved."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl.config import Layer, RunConfig, preset_layer
+from geodl.data import ClassIncremental
+from geodl.data.dataset import Dataset
+from geodl.data.images import Images
+from geodl.errors import ConfigError
+from geodl.events import Listener, ignore
+from geodl.experiment import scenario_of
+from geodl.learner import Learner
+from geodl.methods import configure
+from geodl.metrics import Confusion, Trajectory
+from geodl.predictors import Features
+from geodl.report.published import numbers
+from geodl.report.results import estimate
+from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Table
+from geodl.training import Trainer
+
+PHASES = (5, 10, 25)
+OTHERS: dict[str, dict[int, float]] = {
+    "ACIL (closed form, base of 160 epochs)": {5: 66.30, 10: 66.07, 25: 65.95},
+    "ACIL (TrivialAugment, 300 epochs)": {25: 71.05},
+    "DS-AL (TrivialAugment, 300 epochs)": {25: 71.28},
+    "DER (expands the network, 20 exemplars a class)": {5: 71.69, 10: 70.42},
+    "FOSTER (expands the network, 20 exemplars a class)": {5: 71.08, 10: 68.61, 25: 64.95},
+}
+"""What others published for CIFAR-100, 50 base classes, with phase 0 in the average."""
+NOTES = (
+    f"{AVERAGE}: mean accuracy after phases 1 to T; {INCREMENTAL}: with phase 0; in %. Ours with several seeds: mean ± sample "
+    "standard deviation. Test images are used once, at the end; nothing was chosen by them.",
+    "The paper's rows: ResNet-32, 160 epochs a phase, 20 exemplars a class, which the closed form does not keep. Rows of others are as they "
+    "were published, with their own bases, augmentation and class orders; DER and FOSTER train several networks.",
+)
+
+
+def beyond_config(weights: Path, options: Mapping[str, Any]) -> RunConfig:
+    """Return the configuration: that of the preset cifar100-analytic, with a backbone from a file that is never trained."""
+    if not weights.is_file():
+        raise ConfigError(f"weights = {weights}: no such file; results/bases/ of the project has trained backbones")
+    return configure([preset_layer("cifar100-analytic"), Layer("reproduce", {**options, "weights": weights})]).config
+
+
+def beyond(
+    config: RunConfig, data: Dataset, phases: Sequence[int] = PHASES, listener: Listener = ignore
+) -> Iterator[tuple[int, dict[str, Trajectory]]]:
+    """Yield each number of phases T with what every classifier reached; each image is read once for all of them."""
+    reader = _Reader(config)
+    for t in phases:
+        scenario = scenario_of(config.model_copy(update={"phases": t}), data)
+        yield t, _through(Learner(config, listener=listener), reader, scenario)
+
+
+def _through(learner: Learner, reader: "_Reader", scenario: ClassIncremental) -> dict[str, Trajectory]:
+    learner.trainer = reader
+    found: list[dict[str, Confusion]] = []
+    for phase in scenario:
+        learner.learn(phase.train)
+        found.append(learner.evaluate(phase.test))
+    return {name: Trajectory(scenario.groups, [each[name] for each in found]) for name in found[0]}
+
+
+class _Reader(Trainer):
+    """Reads every image once: what a network that never moves makes of it stays the same."""
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._places: dict[tuple[str, bool], int] = {}
+        self._known: dict[str, Tensor] = {}
+
+    def features(self, network: Any, images: Images, transform: Any, **how: Any) -> Features:
+        """Return what the network makes of images, as `Trainer.features`; without logits, which nothing here asks for."""
+        keys = [(digest, how.get("mirror", False)) for digest in images.item_digests()]
+        fresh = [row for row, key in enumerate(keys) if key not in self._places]
+        if fresh:
+            found = super().features(network, images.select(fresh), transform, **how)
+            parts = {"pooled": found.pooled, **found.levels}
+            self._places |= {keys[row]: len(self._places) + i for i, row in enumerate(fresh)}
+            self._known = {name: torch.cat([self._known.get(name, rows[:0]), rows]) for name, rows in parts.items()}
+        places = torch.tensor([self._places[key] for key in keys])
+        taken = {name: rows[places] for name, rows in self._known.items()}
+        return Features(taken.pop("pooled"), torch.empty(len(images), 0), images.labels, taken)
+
+
+# ---------------------------------------------------------------------------------------------------------- table
+
+Found = Mapping[int, Sequence[Mapping[str, Mapping[str, Any]]]]
+"""For each T the results of some runs: classifier -> average, average_incremental, final, forgetting."""
+
+
+def measured(found: Mapping[str, Trajectory]) -> dict[str, dict[str, Any]]:
+    """Return the results of one run as `headline` takes them."""
+    return {name: each.to_dict() | {"final": each.accuracy[-1]} for name, each in found.items()}
+
+
+def headline(found: Found) -> Table:
+    """Put what the closed form reached beside the paper's Table 1 and what others published, for each T."""
+    ours = {"analytic": "closed form", "analytic_single": "closed form, without mirrored test images"}
+    measures = {INCREMENTAL: "average_incremental", AVERAGE: "average", "final": "final", "forgetting": "forgetting"}
+    rows: list[list[Cell]] = [
+        [f"geodl: {words}", shown, *(_over_runs(found[t], name, measure) for t in found)]
+        for shown, measure in measures.items()
+        for name, words in ours.items()
+        if any(name in run for runs in found.values() for run in runs)
+    ]
+    paper: dict[tuple[str, bool | None], dict[int | None, float]] = {}
+    for number in numbers():
+        if (number.table, number.metric, number.dataset) == ("Table 1", "average", "cifar100"):
+            paper.setdefault((number.row, number.includes_phase0), {})[number.phases] = number.value
+    for (row, includes), values in paper.items():
+        rows.append([f"{row} (the paper's Table 1)", INCREMENTAL if includes else AVERAGE, *map(values.get, found)])
+    rows += [[row, INCREMENTAL, *map(values.get, found)] for row, values in OTHERS.items()]
+    return Table(["CIFAR-100, 50 base classes", "figure", *(f"T = {t}" for t in found)], rows, NOTES)
+
+
+def _over_runs(runs: Sequence[Mapping[str, Mapping[str, Any]]], classifier: str, measure: str) -> Cell:
+    return estimate([run.get(classifier, {}).get(measure) for run in runs])

@@ -1,0 +1,75 @@
+"""The closed form over given weights: the same as runs of the method, each image read once; the table beside the published ones."""
+
+import pytest
+from safetensors.torch import save_file
+from tests import tiny
+
+from geodl.cli import main, reproduce
+from geodl.errors import ConfigError
+from geodl.events import FeaturesTaken
+from geodl.experiment import results_of, run_config
+from geodl.nets import build_network
+from geodl.reproduce.beyond import beyond, beyond_config, headline, measured
+
+
+def weights(tmp_path, network):
+    path = tmp_path / "base.safetensors"
+    tensors = build_network(network, 2, head="cosine", seed=3).backbone.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return path
+
+
+def test_it_equals_runs_of_the_method_and_reads_each_image_once(tmp_path):
+    data = tiny.dataset(classes=8)
+    options = {"method": "analytic", "weights": weights(tmp_path, "convnet"), "flip": True, "expansion": 64}
+    options |= {"exemplars": 0, "base": 2}
+    config = tiny.config(**options)
+    heard: list[FeaturesTaken] = []
+
+    def listen(event):
+        if isinstance(event, FeaturesTaken) and event.done == event.total:
+            heard.append(event)
+
+    found = dict(beyond(config, data, (2, 6), listen))
+    assert sum(event.total for event in heard) == len(data.train) + 2 * len(data.test)
+    for t in (2, 6):
+        run = results_of(run_config(tiny.config(**options, phases=t), out=tmp_path / str(t), data=data))
+        for name in ("analytic", "analytic_single"):
+            assert found[t][name].to_dict() == run[name].to_dict()
+
+
+def test_the_table_has_ours_the_papers_and_others(tmp_path):
+    data = tiny.dataset(classes=8)
+    options = {"method": "analytic", "weights": weights(tmp_path, "convnet"), "exemplars": 0, "expansion": 64}
+    runs = {t: [measured(each)] for t, each in beyond(tiny.config(**options), data, (2, 3))}
+    rows = {(row[0], row[1]): row[2:] for row in headline({5: runs[2], 10: runs[3]}).rows}
+    ours = rows["geodl: closed form", "average 0..T"]
+    assert [cell.mean for cell in ours] == [runs[t][0]["analytic"]["average_incremental"] for t in (2, 3)]
+    assert rows["LUCIR + GeoDL (the paper's Table 1)", "average 1..T"] == [65.14, 65.03]
+    assert rows["LUCIR (the paper's Table 1)", "average 0..T"] == [63.17, 60.14]
+    assert rows["DS-AL (TrivialAugment, 300 epochs)", "average 0..T"] == [None, None]
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce, "load_data", lambda config: tiny.dataset(classes=100, train=2, test=1, size=32))
+    small = lambda file, options: beyond_config(file, {**options, "expansion": 64})  # noqa: E731
+    monkeypatch.setattr(reproduce.beyond, "beyond_config", small)
+    words = ["reproduce", "beyond", "--weights", str(weights(tmp_path, "resnet32")), "--phases", "1", "--threads", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, "--out", str(tmp_path / "out")])
+    assert not stopped.value.code
+    assert "geodl: closed form" in capsys.readouterr().out
+    assert "LUCIR + GeoDL" in (tmp_path / "out" / "beyond.md").read_text()
+
+
+@pytest.mark.parametrize("words", [["beyond"], ["beyond", "--weights", "nowhere"], ["table1", "--weights", "some"]])
+def test_bad_weights_are_one_line(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["reproduce", *words])
+    assert stopped.value.code == 2
+    assert "weights" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        beyond_config(tmp_path / "nowhere", {})
