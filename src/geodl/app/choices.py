@@ -18,6 +18,8 @@ VALIDATION = 10
 """At most so many images of a class are set aside to measure its accuracy on."""
 
 PRETRAINED = "efficientnet-lite0"
+ENLARGED, SMALL = 4, 128
+"""So many times, up to so many pixels a side, a pre-trained network sees small pictures enlarged."""
 CLOSED_FORM = {"method": "analytic", "distill": "none", "keep_features": True, "exemplars": 10}
 METHODS = ("analytic", "lucir", "finetune")
 """The methods that learn a person's images: in closed form, or by training."""
@@ -80,10 +82,14 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
 
 
 def _pretrained(network: str, side: int) -> dict[str, Any]:
-    """Return what a pre-trained network expects; large photographs are seen at its own size, small ones as they are."""
+    """Return what a pre-trained network expects; large photographs are seen at its own size, others as they are.
+
+    Small pictures are enlarged, up to four times: features of what the network was trained on are larger than theirs.
+    """
     known = expected_images(network)
     if network == PRETRAINED:
-        known["image_size"] = min(max(side // 32 * 32, 64), known["image_size"])
+        seen = max(side, min(ENLARGED * side, SMALL)) // 16 * 16
+        known["image_size"] = min(max(seen, SMALL // 2), known["image_size"])
     return {"pretrained": True} | known
 
 
@@ -171,8 +177,8 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
     asked = training_asked({key: getattr(config, key) for key, origin in found.origins.items() if origin == YOURS})
     how += f", since --{asked.replace('_', '-')} is set" if asked and first else ""
     reason = (
-        "seconds, no training"
-        if closed
+        "it has seen other images and is not trained further: this takes seconds"
+        if closed and (config.pretrained or config.weights)
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )
     size = f"{config.image_size} x {config.image_size} pixels"
