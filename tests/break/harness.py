@@ -6,9 +6,9 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,19 +16,36 @@ from unittest import mock
 
 from geodl.errors import GeodlError
 
-Case = Callable[[random.Random, Path], None]
-FAMILIES: dict[str, Case] = {}
+Case = Callable[..., None]
 MEMORY = Path("/dev/shm")
 """A file system in the memory, where there is one: thousands of cases need not wait for the disk."""
 SECONDS = 20.0
 """A case that takes longer hangs: the slowest takes a second."""
+LARGE_SECONDS = 900.0
+"""The same for a case at its full size."""
 
 
-def family(name: str) -> Callable[[Case], Case]:
-    """Register a family: a function that makes one case of (randomness, empty folder), and raises where it fails."""
+@dataclass(frozen=True)
+class Family:
+    """How a case is made; of a large one there are `most` cases, whose sizes are small unless `full` ones are asked for."""
+
+    case: Case
+    most: int | None = None
+    full: Mapping[str, int] = field(default_factory=dict)
+
+    def cases(self, wanted: int) -> int:
+        """Return how many cases are run where so many are wanted of each family."""
+        return wanted if self.most is None else min(wanted, self.most)
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(name: str, most: int | None = None, **full: int) -> Callable[[Case], Case]:
+    """Register a family: a function that makes one case of (randomness, empty folder, sizes), and raises where it fails."""
 
     def register(case: Case) -> Case:
-        FAMILIES[name] = case
+        FAMILIES[name] = Family(case, most, full)
         return case
 
     return register
@@ -80,16 +97,19 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def run(name: str, numbers: Iterable[int], seconds: float = SECONDS) -> list[Failure]:
-    """Run the cases of a family with these numbers; return those that failed."""
+def run(name: str, numbers: Iterable[int], seconds: float | None = None, *, full: bool = False) -> list[Failure]:
+    """Run the cases of a family with these numbers, `full`: at their full size; return those that failed."""
     failures = []
+    family = FAMILIES[name]
+    sizes = family.full if full else {}
+    seconds = seconds or (LARGE_SECONDS if sizes else SECONDS)
     logging.getLogger("geodl").setLevel(logging.ERROR)
     with mock.patch("os.fsync"):
         for number in numbers:
             folder = Path(tempfile.mkdtemp(prefix="geodl-break-", dir=MEMORY if MEMORY.is_dir() else None))
             try:
                 with limited(seconds):
-                    FAMILIES[name](random.Random(f"{name} {number}"), folder)
+                    family.case(random.Random(f"{name} {number}"), folder, **sizes)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:

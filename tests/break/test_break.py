@@ -7,14 +7,14 @@ import pytest
 
 from geodl.errors import StoreError
 
-from .harness import FAMILIES, Failure, attempt, run, table
+from .harness import FAMILIES, Failure, Family, attempt, run, table
 
 CASES = 18
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_family(name):
-    assert run(name, range(CASES)) == []
+    assert run(name, range(FAMILIES[name].cases(CASES))) == []
 
 
 def traceback(draw, folder):
@@ -40,7 +40,7 @@ def loop(draw, folder):
 
 @pytest.mark.parametrize("case", [traceback, two_lines, pipe, loop])
 def test_failures_are_noticed(monkeypatch, case):
-    monkeypatch.setitem(FAMILIES, "planted", case)
+    monkeypatch.setitem(FAMILIES, "planted", Family(case))
     began = time.monotonic()
     (failure,) = run("planted", [7], seconds=0.2)
     assert (failure.family, failure.number) == ("planted", 7)

@@ -40,6 +40,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "classes": classes,
         "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
         "accuracy": accuracy_of(state.metrics),
+        "left_out": state.learner.left_out() is not None,
         "confusions": _confusions(state),
         "network": state.config.network,
         "parameters": _parameters(state),
@@ -71,10 +72,9 @@ def _undone(store: RunDirectory) -> list[dict[str, Any]]:
 def _features(state: State) -> dict[str, Any]:
     """Count the images whose features are kept one by one, and the bytes of these; `sums`: sums over all images are kept."""
     own = state.learner.memory.own
-    kept = [tensor for name, tensor in own.items() if name.startswith("z.")]
     return {
-        "images": len(kept[0]) if kept else 0,
-        "bytes": sum(tensor.nbytes for tensor in kept),
+        "images": state.stored_features,
+        "bytes": sum(tensor.nbytes for name, tensor in own.items() if name.startswith("z.")),
         "sums": "gram" in own,
     }
 

@@ -18,6 +18,8 @@ VALIDATION = 10
 """At most so many images of a class are set aside to measure its accuracy on."""
 
 PRETRAINED = "efficientnet-lite0"
+ENLARGED, SMALL = 4, 128
+"""So many times, up to so many pixels a side, a pre-trained network sees small pictures enlarged."""
 CLOSED_FORM = {"method": "analytic", "distill": "none", "keep_features": True, "exemplars": 10}
 METHODS = ("analytic", "lucir", "finetune")
 """The methods that learn a person's images: in closed form, or by training."""
@@ -80,10 +82,14 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
 
 
 def _pretrained(network: str, side: int) -> dict[str, Any]:
-    """Return what a pre-trained network expects; large photographs are seen at its own size, small ones as they are."""
+    """Return what a pre-trained network expects; large photographs are seen at its own size, others as they are.
+
+    Small pictures are enlarged, up to four times: features of what the network was trained on are larger than theirs.
+    """
     known = expected_images(network)
     if network == PRETRAINED:
-        known["image_size"] = min(max(side // 32 * 32, 64), known["image_size"])
+        seen = max(side, min(ENLARGED * side, SMALL)) // 16 * 16
+        known["image_size"] = min(max(seen, SMALL // 2), known["image_size"])
     return {"pretrained": True} | known
 
 
@@ -107,10 +113,12 @@ def choose(
     last: RunConfig | None,
     *,
     trained: bool,
+    mirrors: bool = True,
 ) -> Effective:
     """Choose all options of a step that trains on `images` images; what the user set wins.
 
-    `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already.
+    `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already;
+    `mirrors`: whether mirroring keeps the class of an image.
     """
     wanted = {key: value for key, value in options.items() if key != "adapt"}
     if last is None:
@@ -127,6 +135,7 @@ def choose(
     kind = device_kind(str(wanted.get("accelerator", "auto")))
     if (wanted.get("method") or values["method"]) != "analytic":
         values |= _schedule(images, first=not trained, foreign=bool(values.get("pretrained")), kind=kind)
+        values["flip"] = values["flip"] and mirrors
     return configure([Layer("chosen", values), Layer(YOURS, wanted)])
 
 
@@ -168,8 +177,8 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
     asked = training_asked({key: getattr(config, key) for key, origin in found.origins.items() if origin == YOURS})
     how += f", since --{asked.replace('_', '-')} is set" if asked and first else ""
     reason = (
-        "seconds, no training"
-        if closed
+        "it has seen other images and is not trained further: this takes seconds"
+        if closed and (config.pretrained or config.weights)
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )
     size = f"{config.image_size} x {config.image_size} pixels"
@@ -179,7 +188,8 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
         ("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
     ]
     if not closed:
-        mirrored = "gray pictures are often writing" if decoded.grey else "color pictures are often photographs"
+        mirrored = "gray pictures are often writing" if decoded.grey else "mirrored ones are taken for another class"
+        mirrored = "mirrored ones stay in their class" if config.flip else mirrored
         lines += [
             ("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
             ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),

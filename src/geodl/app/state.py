@@ -87,6 +87,11 @@ class State:
         return sum(len(part) for part in (self.learner.memory.images, self.validation) if part is not None)
 
     @property
+    def stored_features(self) -> int:
+        """Of how many images it keeps the features, one by one."""
+        return len(self.learner.memory.own.get("labels", ()))
+
+    @property
     def stored_bytes(self) -> int:
         """How many bytes they take: they are stored as pixels, at the size that the network sees."""
         return self.stored_images * 3 * self.transform.size**2

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from geodl import __version__
 from geodl.cache import Cache
 from geodl.cli.display import console, say
 from geodl.cli.options import Common, Flags, effective
 from geodl.config import RunConfig, groups_of_options, presets
 from geodl.data.sources import sources
+from geodl.devices import device_kind, explain_precision
 from geodl.files import readable
 from geodl.methods import METHODS
 
@@ -86,14 +89,16 @@ def _method(name: str) -> dict[str, Any]:
 
 
 _PACKAGES = ("torch", "lightning-fabric", "numpy", "pillow", "safetensors", "pydantic")
-_EXTRAS = {
-    "parquet": ("pyarrow",),
-    "hub": ("datasets",),
-    "timm": ("timm",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "tensorboard": ("tensorboard",),
-    "serve": ("fastapi", "uvicorn", "python-multipart"),
-}
+
+
+def _extras() -> dict[str, list[str]]:
+    """Return the packages of each extra for users, as the installed package declares them."""
+    found: dict[str, list[str]] = {}
+    for requirement in importlib.metadata.requires("geodl") or []:
+        match = re.match(r"([\w.-]+).*; extra == ['\"](\w+)['\"]", requirement)
+        if match and match[2] != "test":
+            found.setdefault(match[2], []).append(match[1])
+    return found
 
 
 def _data_found() -> str:
@@ -119,7 +124,7 @@ def doctor(*, as_json: Json = False) -> None:
     cache = Cache()
     facts: dict[str, dict[str, str]] = {
         "versions": {
-            "geodl": version("geodl"),
+            "geodl": __version__,
             "python": platform.python_version(),
             **dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True)),
         },
@@ -128,13 +133,14 @@ def doctor(*, as_json: Json = False) -> None:
             "cores": str(os.cpu_count()),
             "threads": f"{torch.get_num_threads()} (OMP_NUM_THREADS = {os.environ.get('OMP_NUM_THREADS', 'unset')})",
             "devices": ", ".join(devices) or "CPU only",
+            "precision auto": explain_precision(device_kind("auto")),
             "executable": sys.executable,
         },
         "extras": {
             name: f"missing: pip install 'geodl[{name}]'"
             if "missing" in (versions := [version(package) for package in packages])
             else ", ".join(f"{package} {found}" for package, found in zip(packages, versions, strict=True))
-            for name, packages in _EXTRAS.items()
+            for name, packages in _extras().items()
         },
         "data": {
             **sources(),

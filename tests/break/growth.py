@@ -1,0 +1,137 @@
+"""A model that grows: many classes, many steps, many files. Large cases, of which the fast tests run small ones."""
+
+import io
+import json
+import os
+import random
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from geodl.app.state import UNDO
+from geodl.classifier import IncrementalClassifier
+from geodl.store import RunDirectory
+
+from .commands import geodl
+from .harness import family
+
+SIDE = 8
+QUICK: dict[str, Any] = {"network": "convnet", "epochs": 1, "threads": 1, "workers": 1, "precision": "32"}
+SHOWN = 20
+
+
+def pictures(draw: random.Random, number: int) -> Any:
+    """Return so many small pictures, no two alike: (N, H, W, 3)."""
+    generator = torch.Generator().manual_seed(draw.randrange(2**32))
+    return torch.randint(0, 256, (number, SIDE, SIDE, 3), dtype=torch.uint8, generator=generator).numpy()
+
+
+@family("many classes", most=8, classes=1600)
+def many_classes(draw: random.Random, folder: Path, classes: int = 40) -> None:
+    """Very many classes in one or a few steps: all are known, listed and predicted, and one of them can be removed."""
+    names = [f"class {i}" for i in range(classes)]
+    draw.shuffle(names)
+    method, each = draw.choice(["finetune", "lucir"]), draw.randint(2, 4)
+    model = IncrementalClassifier(folder / "model")
+    cut = draw.randint(2, classes - 2)
+    for part in [names] if draw.random() < 0.5 else [names[:cut], names[cut:]]:
+        labels = [name for name in part for _ in range(each)]
+        model.learn(pictures(draw, len(labels)), labels, method=method, exemplars=1, **QUICK)
+    assert sorted(model.classes) == sorted(names)
+    found = model.predict(pictures(draw, 5), top=classes, threshold=float("-inf"))
+    assert all(sorted(name for name, _ in one.top) == sorted(names) for one in found)
+    assert len(json.loads(geodl("info", str(model.path), "--json")[1])["classes"]) == classes
+    assert len(geodl("info", str(model.path))[1].splitlines()) < 100, "more than a person reads"
+    gone = draw.choice(names)
+    model.remove(gone, for_good=True)
+    assert sorted([*model.classes, gone]) == sorted(names)
+
+
+@family("many steps", most=4, steps=100)
+def many_steps(draw: random.Random, folder: Path, steps: int = 6) -> None:
+    """One step after the other, some taken back or brought back: the classes are as they should be, and old states are gone."""
+    model, number = IncrementalClassifier(folder / "model"), count()
+    states: list[list[str]] = []
+    undone: list[list[str]] = []
+
+    def learn() -> list[str]:
+        name = f"class {next(number)}"
+        model.learn(pictures(draw, 3), [name] * 3, method="finetune", exemplars=1, **QUICK)
+        return [*(states[-1] if states else []), name]
+
+    for step in range(steps):
+        what = draw.choice(["learn"] * 6 + ["rename", "remove", "undo", "redo"]) if step > 1 else "learn"
+        known = states[-1] if states else []
+        if what == "undo" and len(states) > 1 and RunDirectory(model.path).remembers(len(states) - 2):
+            model.undo()
+            undone.append(states.pop())
+        elif what == "redo" and undone:
+            model.redo()
+            states.append(undone.pop())
+        else:
+            if what == "rename" and known:
+                old, new = draw.choice(known), f"class {next(number)}"
+                model.rename(old, new)
+                states.append([new if name == old else name for name in known])
+            elif what == "remove" and len(known) > 2:
+                gone = draw.choice(known)
+                model.remove(gone)
+                states.append([name for name in known if name != gone])
+            else:
+                states.append(learn())
+            undone.clear()
+        assert list(model.classes) == states[-1], f"after {what}"
+    assert len(model.predict(pictures(draw, 2), top=1)) == 2
+    run = RunDirectory(model.path)
+    run.verify()
+    assert run.completed() == len(states)
+    assert len(list(run.path.rglob("model.safetensors"))) <= UNDO + 1 + len(undone)
+
+
+@family("many files", most=2, files=100_000)
+def many_files(draw: random.Random, folder: Path, files: int = 300) -> None:
+    """Very many files, most of them bad: each is used or named, a person is told of the first ones, JSON of all."""
+    good = 12
+    source, model = folder / "images", str(folder / "model")
+    for name in ("a", "b"):
+        (source / name).mkdir(parents=True)
+        for i, picture in enumerate(pictures(draw, good)):
+            (source / name / f"good {i}.png").write_bytes(_png(picture))
+        _fill(draw, source / name, files // 2 - good)
+    options = ["--network", "convnet", "--method", "finetune", "--epochs", "1", "--threads", "1", "--workers", "2"]
+    status, told = geodl("learn", model, str(source), *options)
+    assert status == 0
+    assert f"skipped: {files - 2 * good};" in told
+    assert len(told.splitlines()) < SHOWN + 30
+    assert f"and {files - 2 * good - SHOWN} more" in told
+    status, told = geodl("predict", model, str(source), "--json", "--workers", "2")
+    found = json.loads(told)
+    named = [each["image"] for part in ("predictions", "skipped") for each in found[part]]
+    assert len(set(named)) == files
+    assert len(found["predictions"]) >= 2 * good
+    status, told = geodl("learn", str(folder / "other"), str(source), "--strict", *options)
+    assert status == 2
+    assert not told
+    assert not (folder / "other").exists()
+
+
+def _png(picture: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _fill(draw: random.Random, folder: Path, number: int) -> None:
+    """Fill a folder with bad files, most of them under many names: that is quick, and to a reader all the same."""
+    bad = np.frombuffer(_png(pictures(draw, 1)[0]), dtype=np.uint8)
+    for i in range(number):
+        path = folder / f"bad {i}.png"
+        if i % 1000 == 0:
+            path.write_bytes(draw.choice([b"", b"no picture", bad[: draw.randrange(8, 50)].tobytes(), bytes(100)]))
+            last = path
+        else:
+            os.link(last, path)
