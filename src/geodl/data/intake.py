@@ -3,9 +3,7 @@
 import hashlib
 import io
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from geodl.data.batches import fit
+from geodl.data.batches import fit, in_threads
 from geodl.data.folder import identity, natural_key, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, check_header, pack, shown, upright_rgb
 from geodl.data.names import class_name, class_names
@@ -284,26 +282,13 @@ def squares(
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
-    waiting: deque[tuple[range, list[Future[Tensor | str]]]] = deque()
-    pool = ThreadPoolExecutor(max(workers, 1))
-    try:
-        for start in range(0, len(images), batch):
-            part = range(start, min(start + batch, len(images)))
-            waiting.append((part, [pool.submit(square, images, i, size) for i in part]))
-            if len(waiting) > 2:
-                yield _collect(*waiting.popleft(), size)
-        while waiting:
-            yield _collect(*waiting.popleft(), size)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _collect(part: range, tasks: list[Future[Tensor | str]], size: int) -> tuple[list[int], Tensor, list[Any]]:
-    found = [task.result() for task in tasks]
-    good = [(i, pixels) for i, pixels in zip(part, found, strict=True) if isinstance(pixels, Tensor)]
-    bad = [(i, reason) for i, reason in zip(part, found, strict=True) if isinstance(reason, str)]
-    stacked = torch.stack([pixels for _, pixels in good]) if good else torch.empty(0, 3, size, size, dtype=torch.uint8)
-    return [i for i, _ in good], stacked, bad
+    parts = (range(start, min(start + batch, len(images))) for start in range(0, len(images), batch))
+    groups = ((part, ((images, i, size) for i in part)) for part in parts)
+    for part, found in in_threads(square, groups, max(workers, 1), 2):
+        good = [(i, pixels) for i, pixels in zip(part, found, strict=True) if isinstance(pixels, Tensor)]
+        bad = [(i, reason) for i, reason in zip(part, found, strict=True) if isinstance(reason, str)]
+        empty = torch.empty(0, 3, size, size, dtype=torch.uint8)
+        yield [i for i, _ in good], torch.stack([pixels for _, pixels in good]) if good else empty, bad
 
 
 def _refuse_tiny(images: Images, i: int) -> None:
