@@ -12,6 +12,7 @@ from geodl.config import RunConfig
 from geodl.data.batches import Transform
 from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.data.names import typed_name
+from geodl.files import part
 from geodl.learner import Learner
 from geodl.memory import without_class
 from geodl.metrics import confusions_of, to_metrics
@@ -143,9 +144,8 @@ def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _load(store: RunDirectory, phase: int) -> State:
     found = store.load_phase(phase)
-    extra, prefix = found.extra, "validation."
+    extra, held = found.extra, part(found.memory, "validation")
     learner = Learner.restored(found)
-    held = {key.removeprefix(prefix): value for key, value in found.memory.items() if key.startswith(prefix)}
     # A learner that was saved by itself, or the learner of a run, has no story.
     unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
     return State(
