@@ -113,14 +113,8 @@ class Learner:
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
-            run_stages(
-                self.trainer,
-                self.method,
-                phase,
-                progress or NoProgress(),
-                listener=self.listener,
-                shared=self.shared_base,
-            )
+            kept = progress or NoProgress()
+            run_stages(self.trainer, self.method, phase, kept, listener=self.listener, shared=self.shared_base)
             network, memory = phase.network, settled(self.trainer, self.method, phase)
         if self.method.keeps_all_data:
             self.given = train
@@ -170,9 +164,8 @@ class Learner:
         """Keep exemplars of the only class by the features of the untrained network: there is nothing to tell apart."""
         share = quota(1, self.config.exemplars, self.config.memory_budget)
         if not share:
-            raise ConfigError(
-                f"exemplars = {self.config.exemplars}: the first step needs two classes or more, since nothing can be kept of one"
-            )
+            given = f"exemplars = {self.config.exemplars}"
+            raise ConfigError(f"{given}: the first step needs two classes or more, since nothing can be kept of one")
         network = self._built(1)
         found = self.trainer.features(network, train, transform)
         empty = Memory(store_images=self.config.store_images)
