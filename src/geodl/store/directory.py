@@ -16,6 +16,7 @@ from geodl.files import (
     atomic_write,
     canonical_json,
     drop_folder,
+    fingerprint,
     interpreting,
     is_directory,
     json_file,
@@ -59,12 +60,14 @@ from geodl.store.record import (
 from geodl.store.undone import NAME as UNDONE
 from geodl.store.undone import bring_back, drop_undone, set_undone, undone_phases
 
+FORMS = "tensors"
+"""Where extra.json keeps the form of the tensors beside it."""
 T = TypeVar("T")
 _log = logging.getLogger("geodl")
 
 
 class Phase(NamedTuple):
-    """What is kept of a completed phase."""
+    """What is kept of a completed phase, and where it was read."""
 
     model: dict[str, Tensor]
     memory: dict[str, Tensor]
@@ -72,6 +75,7 @@ class Phase(NamedTuple):
     extra: dict[str, Any]
     statistics: dict[str, Tensor]
     """Large sums that only the next phase needs; empty where there are none, or no longer."""
+    path: Path
 
 
 class RunDirectory:
@@ -176,7 +180,8 @@ class RunDirectory:
         self._require_lock()
         if t != self.completed():
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
-        parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(extra))
+        forms = {FORMS: [form(part) for part in (model, memory, statistics or {})]}
+        parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(dict(extra) | forms))
         contents = dict(zip(FILES, parts, strict=True))
         if statistics:
             contents[STATISTICS] = tensor_file(statistics)
@@ -198,13 +203,17 @@ class RunDirectory:
         """Read phase `t`, verified."""
         model, memory, metrics, extra, *more = self._read(t, *FILES, optional=(STATISTICS,))
         folder = phase_path(self.path, t)
-        return Phase(
-            parse_tensors(model, folder / "model.safetensors"),
-            parse_tensors(memory, folder / "memory.safetensors"),
-            parse_object(metrics, folder / "metrics.json"),
-            parse_object(extra, folder / "extra.json"),
-            parse_tensors(more[0], folder / STATISTICS) if more else {},
-        )
+        facts = parse_object(extra, folder / "extra.json")
+        forms = facts.pop(FORMS, None)
+        tensors = [
+            parse_tensors(data, folder / name)
+            for name, data in zip((*FILES[:2], STATISTICS), (model, memory, *more), strict=False)
+        ]
+        # Signed anew, tensors of other shapes would pass for sound, and break whatever computes with them.
+        if forms is not None and [form(part) for part in tensors] != forms[: len(tensors)]:
+            raise StoreError(f"{folder} is damaged: its tensors have other names, types or shapes than were saved")
+        found = parse_object(metrics, folder / "metrics.json")
+        return Phase(tensors[0], tensors[1], found, facts, tensors[2] if more else {}, folder)
 
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
@@ -324,7 +333,11 @@ class RunDirectory:
     def load_extra(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of phase `t`, verified."""
         (data,) = self._read(t, "extra.json")
-        return parse_object(data, phase_path(self.path, t) / "extra.json")
+        return {
+            key: entry
+            for key, entry in parse_object(data, phase_path(self.path, t) / "extra.json").items()
+            if key != FORMS
+        }
 
     def load_metrics(self, t: int) -> dict[str, Any]:
         """Read the metrics of phase `t` alone, verified."""
@@ -396,6 +409,11 @@ class RunDirectory:
         """Tell when events of these kinds were written last: phase -> time."""
         found = (event for event in self.read_events() if event["kind"] in kinds)
         return {event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)}
+
+
+def form(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of the names, types and shapes of tensors."""
+    return fingerprint({name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()})
 
 
 def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
