@@ -16,6 +16,7 @@ from geodl.files import (
     atomic_write,
     canonical_json,
     drop_folder,
+    fingerprint,
     json_file,
     make_directory,
     move,
@@ -56,12 +57,14 @@ from geodl.store.record import (
 from geodl.store.undone import NAME as UNDONE
 from geodl.store.undone import bring_back, drop_undone, set_undone, undone_phases
 
+FORMS = "tensors"
+"""Where extra.json keeps the form of the tensors beside it."""
 T = TypeVar("T")
 _log = logging.getLogger("geodl")
 
 
 class Phase(NamedTuple):
-    """What is kept of a completed phase."""
+    """What is kept of a completed phase, and where it was read."""
 
     model: dict[str, Tensor]
     memory: dict[str, Tensor]
@@ -69,6 +72,7 @@ class Phase(NamedTuple):
     extra: dict[str, Any]
     statistics: dict[str, Tensor]
     """Large sums that only the next phase needs; empty where there are none, or no longer."""
+    path: Path
 
 
 class RunDirectory:
@@ -173,7 +177,8 @@ class RunDirectory:
         self._require_lock()
         if t != self.completed():
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
-        parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(extra))
+        forms = {FORMS: [form(part) for part in (model, memory, statistics or {})]}
+        parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(dict(extra) | forms))
         contents = dict(zip(FILES, parts, strict=True))
         if statistics:
             contents[STATISTICS] = tensor_file(statistics)
@@ -193,12 +198,16 @@ class RunDirectory:
 
     def load_phase(self, t: int) -> Phase:
         """Read phase `t`, verified."""
+        folder = phase_path(self.path, t)
         found = self._read(t, *FILES, optional=(STATISTICS,))
-        model, memory, metrics, extra, *more = (
-            _parsed(data, phase_path(self.path, t) / name)
-            for data, name in zip(found, (*FILES, STATISTICS), strict=False)
-        )
-        return Phase(model, memory, metrics, extra, *(more or [{}]))
+        parsed = [_parsed(data, folder / name) for data, name in zip(found, (*FILES, STATISTICS), strict=False)]
+        model, memory, metrics, extra, statistics = parsed if len(parsed) > len(FILES) else [*parsed, {}]
+        forms = extra.pop(FORMS, None)
+        # Signed anew, tensors of other shapes would pass for sound, and break whatever computes with them.
+        tensors = [model, memory, *([statistics] if len(parsed) > len(FILES) else [])]
+        if forms is not None and [form(part) for part in tensors] != forms[: len(tensors)]:
+            raise StoreError(f"{folder} is damaged: its tensors have other names, types or shapes than were saved")
+        return Phase(model, memory, metrics, extra, statistics, folder)
 
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
@@ -315,7 +324,7 @@ class RunDirectory:
 
     def load_extra(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of phase `t`, verified."""
-        return self._load(t, "extra.json")
+        return {key: entry for key, entry in self._load(t, "extra.json").items() if key != FORMS}
 
     def load_metrics(self, t: int) -> dict[str, Any]:
         """Read the metrics of phase `t` alone, verified."""
@@ -380,6 +389,11 @@ class RunDirectory:
         """Tell when events of these kinds were written last: phase -> time."""
         found = (event for event in self.read_events() if event["kind"] in kinds)
         return {event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)}
+
+
+def form(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of the names, types and shapes of tensors."""
+    return fingerprint({name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()})
 
 
 def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
