@@ -283,7 +283,8 @@ class RunDirectory:
     def load_undone(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of a phase that was taken back, verified."""
         folder = phase_path(self.path, t, UNDONE)
-        return parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
+        found = parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
+        return {key: entry for key, entry in found.items() if key != FORMS}
 
     def forget_phase(self, t: int) -> None:
         """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
