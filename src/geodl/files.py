@@ -321,6 +321,11 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
             raise ValueError(str(error)) from error
 
 
+def part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `name` and a dot, without that."""
+    return {key[len(name) + 1 :]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors of any shape, type and device atomically, with a checksum; equal values give equal bytes."""
     atomic_write(path, tensor_file(tensors, metadata or {}))

@@ -150,17 +150,10 @@ class CosineDistillation(Distillation):
         """Options of the cosine distillation."""
 
         cosine_weight: float = option(
-            5.0,
-            "Distillation",
-            "Weight of the cosine distillation, before the factor sqrt(old/new).",
-            ge=0,
-            in_model="kept",
+            5.0, "Distillation", "Weight of the cosine distillation (times sqrt(old/new)).", ge=0, in_model="kept"
         )
         cosine_features: Literal["pooled", "grid"] = option(
-            "pooled",
-            "Distillation",
-            "What cosine distillation compares: pooled features, or GeoDL's 2 x 2 grid.",
-            in_model="kept",
+            "pooled", "Distillation", "What is compared: pooled features, or GeoDL's 2 x 2 grid.", in_model="kept"
         )
 
     def __init__(
@@ -202,11 +195,7 @@ class GeodesicDistillation(Distillation):
         """Options of the geodesic distillation."""
 
         geodesic_weight: float = option(
-            6.0,
-            "Distillation",
-            "Weight of the geodesic distillation, before the factor sqrt(old/new).",
-            ge=0,
-            in_model="kept",
+            6.0, "Distillation", "Weight of the geodesic distillation (times sqrt(old/new)).", ge=0, in_model="kept"
         )
         subspace_dim: int = option(
             127, "Distillation", "Dimension n of the subspaces.", ge=1, le=MANY, in_model="kept", in_grid=True
@@ -216,10 +205,7 @@ class GeodesicDistillation(Distillation):
         )
         center: bool = option(True, "Distillation", "Find the subspaces about the mean of the batch.", in_model="kept")
         geodesic_distance: Literal["cosine", "squared"] = option(
-            "cosine",
-            "Distillation",
-            "1 - cos of the projected rows, or the squared distance of unit rows.",
-            in_model="kept",
+            "cosine", "Distillation", "1 - cos of projected rows, or squared distance of unit rows.", in_model="kept"
         )
 
     def __init__(

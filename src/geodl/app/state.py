@@ -12,7 +12,7 @@ from geodl.config import RunConfig
 from geodl.data.batches import Transform
 from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.data.names import typed_name
-from geodl.files import interpreting
+from geodl.files import interpreting, part
 from geodl.learner import Learner
 from geodl.memory import insist_on_labels, without_class
 from geodl.metrics import confusions_of, to_metrics
@@ -149,9 +149,8 @@ def _load(store: RunDirectory, phase: int) -> State:
 
 
 def _state(found: Phase) -> State:
-    extra, prefix = found.extra, "validation."
+    extra, held = found.extra, part(found.memory, "validation")
     learner = Learner.restored(found)
-    held = {key.removeprefix(prefix): value for key, value in found.memory.items() if key.startswith(prefix)}
     # A learner that was saved by itself, or the learner of a run, has no story.
     unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
     validation = from_tensors(held) if held else None

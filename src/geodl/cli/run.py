@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,34 +22,21 @@ from geodl.store import RunDirectory
 from geodl.text import count
 from geodl.training import Interrupted
 
-_HOW = Group("How to run", sort_key=6)
-Out = Annotated[Path | None, Parameter(help="Directory of the run; unset: runs/NAME-HASH.", group=_HOW)]
+_how = partial(Parameter, group=Group("How to run", sort_key=6), negative=())
+Out = Annotated[Path | None, _how(help="Directory of the run; unset: runs/NAME-HASH.")]
 
 
 @dataclass(frozen=True)
 class How:
     """What does not change what is computed."""
 
-    fresh: Annotated[
-        bool, Parameter(help="Start over, removing what a run with this directory left.", negative=(), group=_HOW)
-    ] = False
+    fresh: Annotated[bool, _how(help="Start over, removing what a run with this directory left.")] = False
     allow_environment_change: Annotated[
-        bool,
-        Parameter(
-            help="Continue with another number of threads or kind of device: last digits may differ.",
-            negative=(),
-            group=_HOW,
-        ),
+        bool, _how(help="Continue with another number of threads or kind of device: last digits may differ.")
     ] = False
-    cache: Annotated[
-        bool, Parameter(help="Share trained base phases between runs.", negative="--no-cache", group=_HOW)
-    ] = True
-    quiet: Annotated[
-        bool, Parameter(name=("--quiet", "-q"), help="Print the result alone.", negative=(), group=_HOW)
-    ] = False
-    as_json: Annotated[bool, Parameter(name="--json", help="Print the result as JSON.", negative=(), group=_HOW)] = (
-        False
-    )
+    cache: Annotated[bool, _how(help="Share trained base phases between runs.", negative="--no-cache")] = True
+    quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False
+    as_json: Annotated[bool, _how(name="--json", help="Print the result as JSON.")] = False
 
     @property
     def silent(self) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from geodl.config import derive
 from geodl.errors import TrainingError
+from geodl.files import part
 from geodl.geometry import working_dtype
 
 Blocks = Mapping[str, Tensor]
@@ -64,16 +65,12 @@ class Standardization:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all numbers as named tensors."""
-        return {f"{part}.{name}": x for part in ("mean", "scale") for name, x in getattr(self, part).items()}
+        return {f"{kind}.{name}": x for kind in ("mean", "scale") for name, x in getattr(self, kind).items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Standardization:
         """Undo `to_tensors`."""
-        mean, scale = (
-            {name.removeprefix(part): x for name, x in tensors.items() if name.startswith(part)}
-            for part in ("mean.", "scale.")
-        )
-        return cls(mean, scale)
+        return cls(part(tensors, "mean"), part(tensors, "scale"))
 
 
 def share_out(total: int, widths: Mapping[str, int]) -> dict[str, int]:

@@ -79,12 +79,12 @@ def _joined(method: type[RunConfig], distillation: type[BaseModel]) -> type[RunC
 
 def resolve(layers: Sequence[Layer], kinds: Kinds) -> Effective:
     """Merge layers, later ones winning, over the defaults of the method they name, and check the result."""
-    method, _ = _last(layers, "method", RunConfig.model_fields["method"].default, kinds.methods)
+    method = _last(layers, "method", RunConfig.model_fields["method"].default, kinds.methods)
     for layer in layers:
         _check_tables(layer, kinds)
     flats = [Layer(layer.origin, layer.flat(kinds.methods, layer.table(method))) for layer in layers]
     allowed = ["none", *kinds.distillations]
-    distill, _ = _last(flats, "distill", kinds.methods[method].model_fields["distill"].default, allowed)
+    distill = _last(flats, "distill", kinds.methods[method].model_fields["distill"].default, allowed)
     kind = kinds.of(method, distill)
     values: dict[str, Any] = {}
     origins = {name: _default_origin(name, info, method, distill) for name, info in kind.model_fields.items()}
@@ -102,13 +102,13 @@ def resolve(layers: Sequence[Layer], kinds: Kinds) -> Effective:
         raise ConfigError(_explain(error, origins)) from None
 
 
-def _last(layers: Sequence[Layer], key: str, default: str, allowed: Collection[str]) -> tuple[str, str]:
-    """Return what the last layer says of a choice by name, and where it says so."""
+def _last(layers: Sequence[Layer], key: str, default: str, allowed: Collection[str]) -> str:
+    """Return what the last layer says of a choice by name."""
     named = [layer for layer in layers if key in layer.values]
     value, origin = (named[-1].values[key], f" ({named[-1].origin})") if named else (default, "")
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{key} = {one_line(repr(value))}{origin}: {', '.join(allowed)} are allowed")
-    return value, origin
+    return value
 
 
 def _default_origin(name: str, info: Any, method: str, distill: str) -> str:
@@ -156,9 +156,9 @@ def _check_tables(layer: Layer, kinds: Kinds) -> None:
     distillations = layer.table("distillation")
     for name in distillations:
         if name not in kinds.distillations:
-            raise ConfigError(
-                f"distillation.{one_line(repr(name)[1:-1])} ({layer.origin}): no such distillation; {', '.join(kinds.distillations)} are allowed"
-            )
+            allowed = ", ".join(kinds.distillations)
+            shown = f"distillation.{one_line(repr(name)[1:-1])} ({layer.origin})"
+            raise ConfigError(f"{shown}: no such distillation; {allowed} are allowed")
     tables: list[tuple[str, type[BaseModel], Mapping[str, Any]]]
     tables = [(name, kind, layer.table(name)) for name, kind in kinds.methods.items()]
     inner = Layer(f"{layer.origin}, table distillation", distillations)
@@ -166,12 +166,9 @@ def _check_tables(layer: Layer, kinds: Kinds) -> None:
     for name, kind, table in tables:
         for key in table:
             # A method's table may also hold options of the distillation that it is used with.
-            if key not in kind.model_fields and not (name in kinds.methods and _distills(key, kinds)):
+            distills = any(key in each.model_fields for each in kinds.distillations.values())
+            if key not in kind.model_fields and not (name in kinds.methods and distills):
                 raise ConfigError(_unknown(key, f"{layer.origin}, table {name}", name, kind, kinds))
-
-
-def _distills(key: str, kinds: Kinds) -> bool:
-    return any(key in kind.model_fields for kind in kinds.distillations.values())
 
 
 def _unknown(key: str, origin: str, user: str, kind: type[BaseModel], kinds: Kinds) -> str:

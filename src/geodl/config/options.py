@@ -55,12 +55,7 @@ class RunConfig(BaseModel):
 
     method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.", in_model="fixed")
     distill: str = option(
-        "none",
-        "Method",
-        "How the old network's knowledge is carried over.",
-        in_model="kept",
-        in_grid=True,
-        training=True,
+        "none", "Method", "How old knowledge is carried over.", in_model="kept", in_grid=True, training=True
     )
 
     data: str = option(
@@ -76,12 +71,7 @@ class RunConfig(BaseModel):
     image_column: str | None = option(None, "Data", "Hub: the column of images; unset: auto-detected.")
     label_column: str | None = option(None, "Data", "Hub: the column of labels; unset: auto-detected.")
     base: int | None = option(
-        None,
-        "Data",
-        "Classes of phase 0; unset: half of them; 0: no more than in the other phases.",
-        ge=0,
-        le=MANY,
-        in_grid=True,
+        None, "Data", "Classes of phase 0; unset: half; 0: as in the other phases.", ge=0, le=MANY, in_grid=True
     )
     phases: int = option(
         5, "Data", "Incremental phases T; 0: one phase with all the classes.", ge=0, le=MANY, in_grid=True
@@ -90,9 +80,7 @@ class RunConfig(BaseModel):
         None, "Data", "Sizes of the groups, or lists of class names, instead of base and phases."
     )
     order: str | tuple[str, ...] = option(
-        "lucir-1993",
-        "Data",
-        "Class order: lucir-1993, icarl-1993, natural, seed (with order_seed), or a list of names.",
+        "lucir-1993", "Data", "Class order: lucir-1993, icarl-1993, natural, seed (with order_seed), or names."
     )
     order_seed: int | None = option(None, "Data", "Seed of the class order, with order = seed.", ge=0, lt=2**32)
 
@@ -110,12 +98,7 @@ class RunConfig(BaseModel):
         None, "Network", "A file with weights for the backbone: safetensors, .pth or .pt.", in_model="kept"
     )
     scale: float = option(
-        1.0,
-        "Network",
-        "Initial scale sigma of the cosine head (about 10 suits short schedules).",
-        gt=0,
-        in_model="fixed",
-        base=True,
+        1.0, "Network", "Initial scale of the cosine head; short schedules: 10.", gt=0, in_model="fixed", base=True
     )
 
     epochs: int = option(160, "Training", "Epochs of each phase.", ge=1, le=MANY, in_model="set")
@@ -157,12 +140,7 @@ class RunConfig(BaseModel):
     )
 
     image_size: int | None = option(
-        None,
-        "Images",
-        "Side of the images fed to the network; unset: that of the data.",
-        ge=1,
-        le=4096,
-        in_model="fixed",
+        None, "Images", "Side of the network's images; unset: that of the data.", ge=1, le=4096, in_model="fixed"
     )
     crop: Literal["pad", "resized"] = option(
         "pad", "Images", "Training crop: pad and crop, or crop and resize.", in_model="fixed"
@@ -173,11 +151,7 @@ class RunConfig(BaseModel):
         0.0, "Images", "Color jitter: brightness, contrast, saturation.", ge=0, lt=1, in_model="set", training=True
     )
     augment: Literal["none", "trivial"] = option(
-        "none",
-        "Images",
-        "trivial: one random operation of TrivialAugment on each training image, after crop and flip.",
-        in_model="set",
-        training=True,
+        "none", "Images", "trivial: TrivialAugment on each image, after crop and flip.", in_model="set", training=True
     )
     mean: tuple[float, float, float] = option(
         (0.5071, 0.4866, 0.4409), "Images", "Mean of the colors.", in_model="fixed"
@@ -187,13 +161,7 @@ class RunConfig(BaseModel):
     )
 
     exemplars: int = option(
-        20,
-        "Memory",
-        "Exemplars: per class, or in total, as memory_budget says.",
-        ge=0,
-        le=MANY,
-        in_model="kept",
-        in_grid=True,
+        20, "Memory", "Exemplars a class, or in total (memory_budget).", ge=0, le=MANY, in_model="kept", in_grid=True
     )
     memory_budget: Literal["per_class", "total"] = option(
         "per_class", "Memory", "What exemplars counts.", in_model="kept"
@@ -222,10 +190,7 @@ class RunConfig(BaseModel):
         "auto", "Machine", "Kind of device; auto: cuda where there is one.", identity=False, in_model="set"
     )
     precision: Literal["auto", "32", "bf16"] = option(
-        "auto",
-        "Machine",
-        "Arithmetic of the network: 32 bits, or bf16; auto: bf16 where the device has it.",
-        in_model="set",
+        "auto", "Machine", "Arithmetic: 32 bits, or bf16; auto: bf16 where the device has it.", in_model="set"
     )
     compile: bool = option(
         False, "Machine", "torch.compile the network: pays for long phases.", in_model="set", base=True

@@ -150,6 +150,8 @@ class Method:
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[RunConfig]] = RunConfig
+    head: Literal["cosine", "linear"] = "cosine"
+    """Which head the network has."""
     base_loss: str = ""
     """The loss of phase 0 by name: methods with the same one share trained base phases; empty: this method's alone."""
     keeps_all_data: ClassVar[bool] = False
@@ -157,11 +159,6 @@ class Method:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-
-    @property
-    def head(self) -> Literal["cosine", "linear"]:
-        """Which head the network has."""
-        return "cosine"
 
     @property
     def distills_features(self) -> bool:

@@ -35,13 +35,9 @@ class Bic(Method):
     )
     paper = "Wu, Chen, Wang, Ye, Liu, Guo, Fu: Large Scale Incremental Learning, CVPR 2019"
     Config = BicConfig
+    head = "linear"
     base_loss = "cross-entropy"
     config: BicConfig
-
-    @property
-    def head(self) -> Literal["cosine", "linear"]:
-        """Linear, as published."""
-        return "linear"
 
     def held_out(self, quota: int) -> int:
         """2 of 20: a tenth, at least one; none where that would leave nothing to train on."""

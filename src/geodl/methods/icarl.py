@@ -43,7 +43,7 @@ class Icarl(Method):
         return "mean sigmoid" if self.config.sigmoid else "cross-entropy"
 
     @property
-    def head(self) -> Literal["cosine", "linear"]:
+    def head(self) -> Literal["cosine", "linear"]:  # type: ignore[override]
         """Linear as published; cosine with feature distillation."""
         return "cosine" if self.distills_features else "linear"
 

@@ -22,9 +22,5 @@ class Lwf(Method):
     summary = "cross-entropy + distillation of the old classes' logits, linear head, read under CNN"
     paper = "Li, Hoiem: Learning without Forgetting, TPAMI 2017"
     Config = LwfConfig
+    head = "linear"
     base_loss = "cross-entropy"
-
-    @property
-    def head(self) -> Literal["cosine", "linear"]:
-        """Linear, as published."""
-        return "linear"

@@ -1,6 +1,6 @@
 """A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,14 +17,7 @@ from geodl.nets.heads import CosineHead, Head, LinearHead
 from geodl.nets.timm_backbone import expected_by_timm, timm_backbone
 from geodl.nets.weights import load_weights
 
-BACKBONES: dict[str, Callable[[], Backbone]] = {
-    "convnet": resnet.convnet,
-    "efficientnet-lite0": efficientnet_lite.EfficientNetLite0,
-    "resnet8": resnet.resnet8,
-    "resnet18": resnet.resnet18,
-    "resnet20": resnet.resnet20,
-    "resnet32": resnet.resnet32,
-}
+BACKBONES = {"efficientnet-lite0": efficientnet_lite.EfficientNetLite0, **resnet.BACKBONES}
 
 
 class Output(NamedTuple):

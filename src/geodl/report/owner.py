@@ -10,7 +10,7 @@ from torch import Tensor
 
 from geodl.data.images import Images, from_tensors
 from geodl.errors import GeodlError
-from geodl.files import interpreting, readable
+from geodl.files import interpreting, part, readable
 from geodl.learner import Learner
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.predictors import Judged, default_classifier
@@ -100,8 +100,7 @@ def _confusion(metrics: Mapping[str, Any], learner: Learner | None) -> Confusion
 
 
 def _validation(memory: Mapping[str, Tensor]) -> Images | None:
-    prefix = "validation."
-    found = {key.removeprefix(prefix): part for key, part in memory.items() if key.startswith(prefix)}
+    found = part(memory, "validation")
     return from_tensors(found) if found else None
 
 

@@ -10,26 +10,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
+from geodl import files
 from geodl.errors import StoreError
-from geodl.files import (
-    MissingFileError,
-    atomic_write,
-    canonical_json,
-    drop_folder,
-    fingerprint,
-    json_file,
-    make_directory,
-    move,
-    parse_object,
-    parse_tensors,
-    remove_temporaries,
-    sync_directory,
-    temporary_for,
-    tensor_file,
-    unlink,
-    write_synced,
-    writing,
-)
 from geodl.locks import locked
 from geodl.store.events import append_event, read_events
 from geodl.store.phases import (
@@ -114,9 +96,9 @@ class RunDirectory:
         records the new one. `fresh` starts over: it removes what geodl wrote there, and nothing else.
         """
         wanted = {"config": config, "environment": environment or {}, "format": FORMAT, "phases": phases}
-        record: dict[str, Any] = json.loads(canonical_json(wanted))  # as it reads back: tuples become lists
+        record: dict[str, Any] = json.loads(files.canonical_json(wanted))  # as it reads back: tuples become lists
         refuse_foreign(path)
-        make_directory(path)
+        files.make_directory(path)
         with locked(path):
             run = cls(path) if has_record(path) else None
             if run is not None and run.kind != record["config"].get("kind", "run"):  # not even --fresh removes a model
@@ -143,7 +125,7 @@ class RunDirectory:
                 raise StoreError(f"{self.path} was replaced by another process: run the same command again")
             phases = [phase_path(self.path, t) for t in phase_numbers(self.path)]
             for directory in (self.path, self.path / "phases", self.path / "progress", *phases):
-                remove_temporaries(directory)
+                files.remove_temporaries(directory)
             if not self.undone():
                 drop_undone(self.path)
             self._writable = True
@@ -178,21 +160,21 @@ class RunDirectory:
         if t != self.completed():
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
         forms = {FORMS: [form(part) for part in (model, memory, statistics or {})]}
-        parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(dict(extra) | forms))
-        contents = dict(zip(FILES, parts, strict=True))
+        tensors, facts = map(files.tensor_file, (model, memory)), map(files.json_file, (metrics, dict(extra) | forms))
+        contents = dict(zip(FILES, (*tensors, *facts), strict=True))
         if statistics:
-            contents[STATISTICS] = tensor_file(statistics)
+            contents[STATISTICS] = files.tensor_file(statistics)
         contents[MANIFEST] = manifest_file(t, describe(contents))
         target = phase_path(self.path, t)
-        temporary = temporary_for(target)
-        with writing(target, temporary):
+        temporary = files.temporary_for(target)
+        with files.writing(target, temporary):
             target.parent.mkdir(exist_ok=True)
-            sync_directory(self.path)
+            files.sync_directory(self.path)
             temporary.mkdir()
             for name, data in contents.items():
-                write_synced(temporary / name, data)
-            sync_directory(temporary)
-            move(temporary, target)
+                files.write_synced(temporary / name, data)
+            files.sync_directory(temporary)
+            files.move(temporary, target)
         drop_undone(self.path)
         self.clear_progress()
 
@@ -266,7 +248,7 @@ class RunDirectory:
             set_undone(self.path, done - 1)
         else:
             drop_undone(self.path)
-            drop_folder(phase_path(self.path, done - 1))
+            files.drop_folder(phase_path(self.path, done - 1))
 
     def undone(self) -> list[int]:
         """Return the numbers of the phases that were taken back and can be brought back, in that order."""
@@ -283,7 +265,7 @@ class RunDirectory:
     def load_undone(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of a phase that was taken back, verified."""
         folder = phase_path(self.path, t, UNDONE)
-        found = parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
+        found = files.parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
         return {key: entry for key, entry in found.items() if key != FORMS}
 
     def forget_phase(self, t: int) -> None:
@@ -305,9 +287,9 @@ class RunDirectory:
             manifest = {}  # a damaged manifest stays as it is: nothing unverified is signed anew
         if forgotten & manifest.keys():  # first, so that no manifest ever names a file that is gone
             kept = {name: entry for name, entry in manifest.items() if name not in forgotten}
-            atomic_write(folder / MANIFEST, manifest_file(t, kept))
+            files.atomic_write(folder / MANIFEST, manifest_file(t, kept))
         for name in sorted(forgotten):
-            unlink(folder / name)
+            files.unlink(folder / name)
 
     def remembers(self, t: int) -> bool:
         """Return whether phase `t` is there with its model and memory."""
@@ -316,8 +298,7 @@ class RunDirectory:
             manifest = read_manifest(folder, t)
         except StoreError:
             return False
-        files = ("memory.safetensors", "model.safetensors")
-        return all(name in manifest and os.path.lexists(folder / name) for name in files)
+        return all(name in manifest and os.path.lexists(folder / name) for name in FILES[:2])
 
     def load_memory(self, t: int) -> dict[str, Tensor]:
         """Read the memory of phase `t` alone, verified."""
@@ -363,7 +344,7 @@ class RunDirectory:
         phase = self.completed()
         try:
             return load_checkpoint(self._checkpoint, phase)
-        except MissingFileError:
+        except files.MissingFileError:
             return None
         except StoreError as error:
             if self._writable:
@@ -394,7 +375,7 @@ class RunDirectory:
 
 def form(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of the names, types and shapes of tensors."""
-    return fingerprint({name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()})
+    return files.fingerprint({name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()})
 
 
 def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
@@ -414,11 +395,11 @@ def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
 
 
 def _parsed(data: bytes, path: Path) -> dict[str, Any]:
-    return parse_tensors(data, path) if path.suffix == ".safetensors" else parse_object(data, path)
+    return files.parse_tensors(data, path) if path.suffix == ".safetensors" else files.parse_object(data, path)
 
 
 def _unreadable(error: BaseException | None) -> bool:
     """Return whether a file could not be read here and now: it may well be sound."""
     return isinstance(getattr(error, "__cause__", None), OSError | MemoryError) and not isinstance(
-        error, MissingFileError
+        error, files.MissingFileError
     )
