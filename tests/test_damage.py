@@ -10,11 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 from tests import tiny
-from tests.directories import content, contents, make, metrics_of, no_waiting, rewrite, save_phase, save_progress  # noqa: F401
+from tests.directories import (  # noqa: F401
+    content,
+    contents,
+    make,
+    metrics_of,
+    no_waiting,
+    rewrite,
+    save_phase,
+    save_progress,
+    sign_phase,
+)
 from tests.test_cli import geodl
 
 from geodl.errors import StoreError
 from geodl.experiment import run_config
+from geodl.files import tensor_file
 from geodl.reproduce import records
 from geodl.store import RunDirectory, list_runs, summarize
 
@@ -188,6 +199,15 @@ def test_a_phase_that_is_replaced_while_it_is_read_is_read_anew(store, monkeypat
 
     monkeypatch.setattr(directory, "read_manifest", take_back_and_save)
     assert RunDirectory(store.path).load_metrics(2) == {"headline": "another"}
+
+
+def test_tensors_of_another_form_that_were_signed_anew_are_found(run):
+    folder = run.path / "phases" / "01"
+    (folder / "model.safetensors").write_bytes(tensor_file({"weight": torch.zeros(4, 2), "steps": torch.tensor(10)}))
+    sign_phase(folder)
+    with pytest.raises(StoreError, match=r"phases/01 is damaged: its tensors have other names, types or shapes"):
+        run.load_phase(1)
+    assert run.load_phase(0).extra == {"t": 0}
 
 
 # Runs.

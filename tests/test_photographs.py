@@ -105,6 +105,18 @@ def test_no_picture_is_stored_with_exemplars_0(tmp_path):
     assert not any(tensor.dtype == torch.uint8 for tensor in memory.to_tensors().values())
 
 
+def test_the_pictures_that_are_kept_to_show_are_those_that_were_mistaken(tmp_path):
+    noise = np.random.default_rng(0).integers(
+        0, 255, (30, 64, 64, 3), dtype=np.uint8
+    )  # two classes that nobody can tell apart
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(*pictures(SHAPES[:1], 4), **QUICK)
+    model.learn(noise, ["a", "b"] * 15, **QUICK, exemplars=3)
+    judged = Learner.load(tmp_path / "m").judged(model.validation)
+    assert torch.bincount(judged.labels).tolist() == [4, 3, 3]
+    assert (judged.predictions != judged.labels)[judged.labels > 0].all()
+
+
 def test_the_order_of_the_steps_leaves_no_trace(tmp_path):
     """Kept features: one step with all classes, or two, give the same predictions."""
     a, b = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
@@ -200,10 +212,10 @@ def test_a_model_in_closed_form_cannot_be_trained_later(taught):
 def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):
     from PIL import Image
 
-    for name in ("week1/disc/a.png", "week2/ring/b.png"):
+    for seed, name in enumerate(("test/disc/a.png", "week1/disc/a.png", "week2/ring/b.png")):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True)
-        Image.fromarray(picture(path.parent.name, np.random.default_rng(0))).save(path)
+        Image.fromarray(picture(path.parent.name, np.random.default_rng(seed))).save(path)
     with pytest.raises(DataError, match="week1"):
         IncrementalClassifier(tmp_path / "m").learn(tmp_path / "photos")
     assert not (tmp_path / "m").exists()

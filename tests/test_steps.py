@@ -13,6 +13,7 @@ from tests.tiny import dataset
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
+from geodl.files import locked
 from geodl.learner import Learner
 from geodl.store import RunDirectory
 
@@ -224,6 +225,57 @@ def test_removed_for_good_nothing_of_the_images_is_left(tmp_path):
     assert model.info()["features"]["images"] == 24
     with pytest.raises(StoreError, match="nothing to bring back"):
         model.redo()
+
+
+def job(model, key, labels):
+    """Put what a server that was killed took in and did not learn into a model's directory."""
+    folder = model.path / "teaching" / key
+    folder.mkdir(parents=True)
+    for i, label in enumerate(labels):
+        (folder / str(i)).write_bytes(f"a picture of {label}".encode())
+    (folder / "job.json").write_text(json.dumps({"labels": labels, "names": labels, "made": "today", "source": None}))
+    return folder
+
+
+def test_removed_for_good_what_a_server_took_in_is_gone_too(model, geodl):
+    mine, other, torn = job(model, "a", ["class 0", "new"]), job(model, "b", ["new"]), job(model, "c", ["class 0"])
+    (torn / "job.json").unlink()  # killed while the pictures came in: nobody knows what they are of
+    geodl("remove", model.path, "class 0")
+    assert mine.exists()
+    assert torn.exists()
+    assert "no image of it is left" in geodl("remove", model.path, "class 0", "--for-good").out
+    assert sorted(path.name for path in (model.path / "teaching").iterdir()) == [other.name]
+    kept = b"".join(path.read_bytes() for path in model.path.rglob("*") if path.is_file())
+    assert b"a picture of class 0" not in kept
+
+
+def test_removed_for_good_behind_a_link_nothing_is_touched(model, tmp_path):
+    folder = job(model, "a", ["class 0"])
+    folder.parent.rename(tmp_path / "elsewhere")
+    folder.parent.symlink_to(tmp_path / "elsewhere")
+    model.remove("class 0", for_good=True)
+    assert (tmp_path / "elsewhere" / "a" / "0").exists()
+
+
+def test_what_waits_in_a_running_server_is_not_said_to_be_removed(model):
+    folder = job(model, "a", ["class 0"])
+    with locked(folder), pytest.raises(StoreError, match="images of 'class 0' wait to be learned by a server"):
+        model.remove("class 0", for_good=True)
+    assert model.classes == ("class 0", "class 1")
+
+
+def test_a_class_that_was_removed_can_still_be_removed_for_good(model):
+    model.remove("class 0")
+    model.learn(*part(0), **QUICK)
+    model.undo()  # kept aside, with the images
+    with pytest.raises(ConfigError, match="no class 'class 0'"):
+        model.remove("class 0")
+    model.remove("class 0", for_good=True)
+    assert model.info()["undo"] == 0
+    with pytest.raises(StoreError, match="nothing to bring back"):
+        model.redo()
+    with pytest.raises(ConfigError, match="no class 'nothing'"):
+        model.remove("nothing", for_good=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ export

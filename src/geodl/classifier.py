@@ -11,13 +11,14 @@ import torch
 
 from geodl.app import state as states
 from geodl.app.choices import checked
+from geodl.app.handed_over import forget_class, refuse_waiting
 from geodl.app.state import State, last_record
 from geodl.data.images import Images
 from geodl.data.intake import Problems, insist, take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
 from geodl.events import ImagesPredicted, Listener, ignore
-from geodl.files import as_path
+from geodl.files import as_path, unlink
 from geodl.learner import MODEL
 from geodl.metrics import Confusion, finite
 from geodl.predicting import Predictions, Recognizer
@@ -214,12 +215,19 @@ class IncrementalClassifier:
             store.events("renamed", phase=store.completed() - 1, old=old, new=new)
 
     def remove(self, name: str, *, for_good: bool = False) -> None:
-        """Remove a class with its images and features; `for_good` removes all other states and the page, so that none is left."""
+        """Remove a class with its images and features.
+
+        for_good: also from all other states, the page, and what a server took in and has not learned, so that none is
+        left; a class that was removed before, too.
+        """
         with self._writing() as store:
-            states.save(store, states.without(self._state(), name))
+            if for_good:
+                refuse_waiting(self.path, name)
+            states.save(store, states.without(self._state(), name, again=for_good))
             if for_good:
                 states.forget(store, before=store.completed() - 1)
-                (self.path / "report.html").unlink(missing_ok=True)  # it may show images
+                unlink(self.path / "report.html")  # it may show images
+                forget_class(self.path, name)
             store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
 
     def export(self, path: str | Path, *, force: bool = False) -> dict[str, Any]:

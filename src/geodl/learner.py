@@ -18,8 +18,8 @@ from geodl.data.names import class_name
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Listener, ignore
-from geodl.files import as_path
-from geodl.memory import Memory, quota
+from geodl.files import as_path, interpreting
+from geodl.memory import Memory, insist_on_labels, quota
 from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
@@ -381,20 +381,26 @@ class Learner:
     @classmethod
     def restored(cls, saved: SavedPhase, *, config: RunConfig | None = None, **how: Any) -> Self:
         """Return the learner that was saved as a phase of a directory; how: as for the constructor."""
-        learner = cls(config or stored_config(saved.extra["config"]), **how)
+        with interpreting(saved.path):
+            learner = cls(config or stored_config(saved.extra["config"]), **how)
         learner.restore(saved)
         return learner
 
     def restore(self, saved: SavedPhase) -> None:
         """Take over a state that was saved, keeping our own configuration."""
+        with interpreting(saved.path):
+            self._restore(saved)
+
+    def _restore(self, saved: SavedPhase) -> None:
         facts = saved.extra
         vars(self).pop("network", None)
         self._weights = saved.model
         memory = Memory.from_tensors(saved.memory)
         self.memory = replace(memory, own={**memory.own, **saved.statistics})
         self.transform = Transform.from_dict(facts["transform"])
-        self.classes = tuple(facts["classes"])
-        self.phases, self.trained = facts["phases"], facts["trained"]
+        self.classes = tuple(str(name) for name in facts["classes"])
+        self.phases, self.trained = int(facts["phases"]), facts["trained"]
+        insist_on_labels(len(self.classes), memory.images, memory.held)
 
 
 def _configured(options: Mapping[str, Any]) -> RunConfig:

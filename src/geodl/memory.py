@@ -142,6 +142,13 @@ class Memory:
         return cls(images("images"), images("held"), means, exemplar_means, part(tensors, "own"), store_images)
 
 
+def insist_on_labels(classes: int, *stored: Images | None) -> None:
+    """Raise a ValueError where stored images have labels of no class."""
+    for images in stored:
+        if images is not None and len(images) and not 0 <= images.labels.min() <= images.labels.max() < classes:
+            raise ValueError(f"an image is labelled {int(images.labels.max())} of {classes} classes")
+
+
 def without_class(images: Images, gone: int) -> Images | None:
     """Leave out the images of a class and close the gap in the labels; None where nothing is left."""
     rest = images.select(images.labels != gone)

@@ -18,7 +18,7 @@ directory, or a wrong result presented as right. Every case is made again by its
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.break", description=__doc__)
-    parser.add_argument("--cases", type=int, default=1000, help="cases of each family; fewer where each is large")
+    parser.add_argument("--cases", type=int, default=600, help="cases of each family; fewer where each is large")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--family", choices=list(FAMILIES), action="append", help="only this one; may be repeated")
     parser.add_argument("--small", action="store_true", help="large cases at the size they have in the fast tests")

@@ -30,7 +30,7 @@ def pictures(draw: random.Random, number: int) -> Any:
     return torch.randint(0, 256, (number, SIDE, SIDE, 3), dtype=torch.uint8, generator=generator).numpy()
 
 
-@family("many classes", most=8, classes=1600)
+@family("many classes", most=4, classes=1600)
 def many_classes(draw: random.Random, folder: Path, classes: int = 40) -> None:
     """Very many classes in one or a few steps: all are known, listed and predicted, and one of them can be removed."""
     names = [f"class {i}" for i in range(classes)]
@@ -51,7 +51,7 @@ def many_classes(draw: random.Random, folder: Path, classes: int = 40) -> None:
     assert sorted([*model.classes, gone]) == sorted(names)
 
 
-@family("many steps", most=4, steps=100)
+@family("many steps", most=3, steps=100)
 def many_steps(draw: random.Random, folder: Path, steps: int = 6) -> None:
     """One step after the other, some taken back or brought back: the classes are as they should be, and old states are gone."""
     model, number = IncrementalClassifier(folder / "model"), count()
@@ -92,7 +92,7 @@ def many_steps(draw: random.Random, folder: Path, steps: int = 6) -> None:
     assert len(list(run.path.rglob("model.safetensors"))) <= UNDO + 1 + len(undone)
 
 
-@family("many files", most=2, files=100_000)
+@family("many files", most=1, files=100_000)
 def many_files(draw: random.Random, folder: Path, files: int = 300) -> None:
     """Very many files, most of them bad: each is used or named, a person is told of the first ones, JSON of all."""
     good = 12

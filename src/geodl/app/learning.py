@@ -243,14 +243,21 @@ class _Step:
         return fit(images, self.config.image_size, workers=self.config.workers)
 
     def _shown(self) -> Tensor:
-        """Choose pictures to keep and show, (N,) bool: the first of each class, as many as are wanted and it lacks."""
-        labels = self.ready.images.labels
+        """Choose pictures to keep and show, (N,) bool: of each class, as many as are wanted and it lacks, mistaken ones first."""
+        labels, own = self.ready.images.labels, self.learner.memory.own
+        order = torch.arange(len(labels))
+        if "rows" in own:
+            truth, said = own["validated"].T
+            mistaken = own["rows"][truth != said] - (
+                len(own["labels"]) - len(labels)
+            )  # of this step's images, the last
+            order = order[torch.isin(order, mistaken).logical_not().long().argsort(stable=True)]
         there = None if self.last is None else self.last.validation
         have = torch.bincount(torch.empty(0, dtype=torch.int64) if there is None else there.labels)
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         for label in self.ready.present:
             lacking = min(self.config.exemplars, VALIDATION) - (int(have[label]) if label < len(have) else 0)
-            chosen[(labels == label).nonzero().squeeze(1)[: max(lacking, 0)]] = True
+            chosen[order[labels[order] == label][: max(lacking, 0)]] = True
         return chosen
 
     def _record(self, images: int, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from geodl.config import RunConfig
 from geodl.data.batches import Transform
 from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.data.names import typed_name
-from geodl.files import part
+from geodl.files import interpreting, part
 from geodl.learner import Learner
-from geodl.memory import without_class
+from geodl.memory import insist_on_labels, without_class
 from geodl.metrics import confusions_of, to_metrics
 from geodl.nets import Network
 from geodl.predictors import default_classifier
-from geodl.store import RunDirectory, read_steadily
+from geodl.store import Phase, RunDirectory, read_steadily
 
 UNDO = 3
 """So many steps can be taken back; states before them are removed."""
@@ -144,13 +144,22 @@ def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _load(store: RunDirectory, phase: int) -> State:
     found = store.load_phase(phase)
+    with interpreting(found.path):
+        return _state(found)
+
+
+def _state(found: Phase) -> State:
     extra, held = found.extra, part(found.memory, "validation")
     learner = Learner.restored(found)
     # A learner that was saved by itself, or the learner of a run, has no story.
     unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
+    validation = from_tensors(held) if held else None
+    insist_on_labels(len(learner.classes), validation)
+    if found.metrics:
+        confusions_of(found.metrics)  # here, where what is wrong with them is the file's fault
     return State(
         learner=learner,
-        validation=from_tensors(held) if held else None,
+        validation=validation,
         seen=found.memory.get("seen", torch.empty(0, dtype=torch.int64)),
         classes=tuple(KnownClass(**known) for known in extra.get("known", unknown)),
         stored=extra.get("stored", {}),
@@ -177,8 +186,11 @@ def renamed(state: State, old: str, new: str) -> State:
     )
 
 
-def without(state: State, name: str) -> State:
-    """Remove a class: its row in the head, its mean, its images."""
+def without(state: State, name: str, *, again: bool = False) -> State:
+    """Remove a class: its row in the head, its mean, its images; `again`: one that was removed before is no error."""
+    record = {"action": "remove", "class": name}
+    if again and name not in state.names and record in state.history:
+        return replace(state, history=(*state.history, record))
     gone = state.learner.position(name)
     learner = copy(state.learner)
     learner.remove(name)
@@ -199,6 +211,6 @@ def without(state: State, name: str) -> State:
         classes=tuple(known for i, known in enumerate(state.classes) if i != gone),
         stored={digest: source for digest, source in state.stored.items() if digest in left},
         learned="",
-        history=(*state.history, {"action": "remove", "class": name}),
+        history=(*state.history, record),
         metrics=metrics,
     )

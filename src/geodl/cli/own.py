@@ -201,7 +201,7 @@ def predict(
         table_predictions(found, top)
     if not as_json:
         say_skipped(found.skipped, to_errors=True)
-        if len(found):
+        if len(found) > 1:
             errors.print(f"{count(len(found), 'image')}, {found.rate:.0f} images/s", markup=False)
     if not len(found):
         raise DataError("no image could be read" if found.skipped else "no images found")

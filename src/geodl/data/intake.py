@@ -130,7 +130,8 @@ def _folder(root: Path, strict: bool) -> Intake:
         )
     paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
     if all(len(path.parts) > 2 for path in paths):
-        part = root / ("train" if "train" in classes else paths[0].parts[0])
+        # Not the images that are to be tested with, as far as names tell.
+        part = root / min(classes, key=lambda name: (name != "train", name.lower().startswith(("test", "val"))))
         raise DataError(
             f"{shown(root)}: its folders hold folders, not images, so they are parts of a dataset, not classes; give one of them, "
             f"such as {shown(part)}"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from geodl.data.images import Images, from_tensors
 from geodl.errors import GeodlError
-from geodl.files import part, readable
+from geodl.files import interpreting, part, readable
 from geodl.learner import Learner
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.predictors import Judged, default_classifier
@@ -46,6 +46,11 @@ def owner(run: Run, with_images: bool | None) -> dict[str, Any]:
     if not done:
         return {"name": run.path.name, "classes": []}
     saved = directory.load_phase(done - 1)
+    with interpreting(saved.path):
+        return _of(run, directory, saved, with_images)
+
+
+def _of(run: Run, directory: RunDirectory, saved: Phase, with_images: bool | None) -> dict[str, Any]:
     learner, problem = _restored(saved)
     confusion = _confusion(saved.metrics, learner)
     unknown = [{"name": name, "step": 1, "images": 0} for name in saved.extra["classes"]]

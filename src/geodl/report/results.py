@@ -133,7 +133,8 @@ class Run:
         if not self.metrics:
             return Memory()
         directory = RunDirectory(self.path)
-        return Memory.from_tensors(directory.load_memory(directory.completed() - 1))
+        with interpreting(self.path):
+            return Memory.from_tensors(directory.load_memory(directory.completed() - 1))
 
     @property
     def label(self) -> str:
@@ -164,7 +165,9 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read the directory of a run or of a model; a phase in work is left out."""
     with interpreting(path):
-        return read_steadily(path, _read_run)
+        run = read_steadily(path, _read_run)
+        _ = run.results  # here, where what is wrong with them is the file's fault
+        return run
 
 
 def _read_run(directory: RunDirectory) -> Run:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from geodl.app.handed_over import FOLDER, discard, interrupted, read_job
 from geodl.classifier import IncrementalClassifier
 from geodl.data.images import FileImages
 from geodl.data.intake import Intake, Problems
@@ -33,7 +34,7 @@ from geodl.events import (
     TimeEstimated,
     part_of,
 )
-from geodl.files import interpreting, make_directory, names_in, read_json, remove, write_json
+from geodl.files import make_directory, write_json
 from geodl.learner import MODEL
 from geodl.locks import is_locked, locked
 from geodl.serve.security import Refused
@@ -43,7 +44,6 @@ from geodl.training import Interrupted
 
 _log = logging.getLogger("geodl")
 
-FOLDER = "teaching"
 REMEMBERED = 20
 """So many ended jobs are still told about."""
 
@@ -121,7 +121,9 @@ class Teacher:
         self._closing = False
         self._changing = threading.Lock()  # held while a job goes from one state to another
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        for job in _interrupted(path):
+        for folder, left in interrupted(path):
+            count = len(left.labels)
+            job = Job(folder.name, count, left.classes, left.made, folder, left.source, "interrupted", "")
             self.jobs[job.id] = job
         self._thread = threading.Thread(target=self._work, name="teaching", daemon=True)
         self._thread.start()
@@ -143,7 +145,7 @@ class Teacher:
             yield folder
         finally:
             if folder.name not in self.jobs:
-                _discard(folder)
+                discard(folder)
 
     def add(self, folder: Path, labels: Sequence[str], names: Sequence[str]) -> Job:
         """Queue the images 0, 1, ... that were written into a folder of `preparing`; the names are for people alone."""
@@ -195,6 +197,9 @@ class Teacher:
         with self._changing:
             if job.state != "interrupted":
                 raise Refused(409, f"the job is {job.state}; only one that was interrupted can be gone on with")
+            if not job.folder.exists():  # its images were removed with their class
+                self._end(job, "cancelled")
+                raise Refused(409, "the images of the job are no longer there")
             job.state, job.doing = "waiting", "waiting"
         return self._queued(job)
 
@@ -278,7 +283,8 @@ class Teacher:
 
     def _end(self, job: Job, state: State, error: str | None = None) -> None:
         job.held.close()
-        _discard(job.folder)
+        with suppress(StoreError):  # the next start finds what could not be removed
+            discard(job.folder)
         job.error = printable(error) if error else None
         job.doing, job.part = "", 1.0 if state == "done" else job.part
         job.state = state
@@ -302,40 +308,12 @@ def _told(learned: Mapping[str, Any]) -> dict[str, Any]:
     return {name: learned[name] for name in names}
 
 
-def _discard(folder: Path) -> None:
-    remove(folder)
-    with suppress(OSError):  # other jobs may be in it
-        folder.parent.rmdir()
-
-
 def _intake(folder: Path) -> Intake:
     """Return the images of a job, read from its folder."""
-    path = folder / "job.json"
-    record = read_json(path)
-    with interpreting(path):
-        labels, names = list(record["labels"]), list(record["names"])
-        classes = tuple(dict.fromkeys(labels))
-        position = {label: i for i, label in enumerate(classes)}
-        rows = torch.tensor([position[label] for label in labels], dtype=torch.int64)
-    files = tuple(folder / str(i) for i in range(len(labels)))
-    shown = tuple(f"{label}/{name}" for label, name in zip(labels, names, strict=True))
+    found = read_job(folder)
+    classes = tuple(found.classes)
+    position = {label: i for i, label in enumerate(classes)}
+    rows = torch.tensor([position[label] for label in found.labels], dtype=torch.int64)
+    files = tuple(folder / str(i) for i in range(len(rows)))
+    shown = tuple(f"{label}/{name}" for label, name in zip(found.labels, found.names, strict=True))
     return Intake("what was handed over", FileImages(files, rows), classes, shown)
-
-
-def _interrupted(path: Path) -> Iterator[Job]:
-    """Find the jobs whose server was killed or stopped; what is left of one that never began is removed."""
-    for name in names_in(path / FOLDER):
-        folder = path / FOLDER / name
-        if is_locked(folder):
-            continue  # of another server that runs
-        try:
-            record = read_json(folder / "job.json")
-            with interpreting(folder / "job.json"):
-                labels, source = list(record["labels"]), record["source"]
-                classes = dict(Counter(labels))
-                where = None if source is None else Path(source)
-                job = Job(name, len(labels), classes, str(record["made"]), folder, where, "interrupted", "")
-        except StoreError:
-            _discard(folder)
-        else:
-            yield job

@@ -39,12 +39,14 @@ from geodl.store.record import (
 from geodl.store.undone import NAME as UNDONE
 from geodl.store.undone import bring_back, drop_undone, set_undone, undone_phases
 
+FORMS = "tensors"
+"""Where extra.json keeps the form of the tensors beside it."""
 T = TypeVar("T")
 _log = logging.getLogger("geodl")
 
 
 class Phase(NamedTuple):
-    """What is kept of a completed phase."""
+    """What is kept of a completed phase, and where it was read."""
 
     model: dict[str, Tensor]
     memory: dict[str, Tensor]
@@ -52,6 +54,7 @@ class Phase(NamedTuple):
     extra: dict[str, Any]
     statistics: dict[str, Tensor]
     """Large sums that only the next phase needs; empty where there are none, or no longer."""
+    path: Path
 
 
 class RunDirectory:
@@ -156,8 +159,9 @@ class RunDirectory:
         self._require_lock()
         if t != self.completed():
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
-        parts = (files.tensor_file(model), files.tensor_file(memory), files.json_file(metrics), files.json_file(extra))
-        contents = dict(zip(FILES, parts, strict=True))
+        forms = {FORMS: [form(part) for part in (model, memory, statistics or {})]}
+        tensors, facts = map(files.tensor_file, (model, memory)), map(files.json_file, (metrics, dict(extra) | forms))
+        contents = dict(zip(FILES, (*tensors, *facts), strict=True))
         if statistics:
             contents[STATISTICS] = files.tensor_file(statistics)
         contents[MANIFEST] = manifest_file(t, describe(contents))
@@ -176,12 +180,16 @@ class RunDirectory:
 
     def load_phase(self, t: int) -> Phase:
         """Read phase `t`, verified."""
+        folder = phase_path(self.path, t)
         found = self._read(t, *FILES, optional=(STATISTICS,))
-        model, memory, metrics, extra, *more = (
-            _parsed(data, phase_path(self.path, t) / name)
-            for data, name in zip(found, (*FILES, STATISTICS), strict=False)
-        )
-        return Phase(model, memory, metrics, extra, *(more or [{}]))
+        parsed = [_parsed(data, folder / name) for data, name in zip(found, (*FILES, STATISTICS), strict=False)]
+        model, memory, metrics, extra, statistics = parsed if len(parsed) > len(FILES) else [*parsed, {}]
+        forms = extra.pop(FORMS, None)
+        # Signed anew, tensors of other shapes would pass for sound, and break whatever computes with them.
+        tensors = [model, memory, *([statistics] if len(parsed) > len(FILES) else [])]
+        if forms is not None and [form(part) for part in tensors] != forms[: len(tensors)]:
+            raise StoreError(f"{folder} is damaged: its tensors have other names, types or shapes than were saved")
+        return Phase(model, memory, metrics, extra, statistics, folder)
 
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
@@ -257,7 +265,8 @@ class RunDirectory:
     def load_undone(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of a phase that was taken back, verified."""
         folder = phase_path(self.path, t, UNDONE)
-        return files.parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
+        found = files.parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
+        return {key: entry for key, entry in found.items() if key != FORMS}
 
     def forget_phase(self, t: int) -> None:
         """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
@@ -297,7 +306,7 @@ class RunDirectory:
 
     def load_extra(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of phase `t`, verified."""
-        return self._load(t, "extra.json")
+        return {key: entry for key, entry in self._load(t, "extra.json").items() if key != FORMS}
 
     def load_metrics(self, t: int) -> dict[str, Any]:
         """Read the metrics of phase `t` alone, verified."""
@@ -362,6 +371,11 @@ class RunDirectory:
         """Tell when events of these kinds were written last: phase -> time."""
         found = (event for event in self.read_events() if event["kind"] in kinds)
         return {event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)}
+
+
+def form(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of the names, types and shapes of tensors."""
+    return files.fingerprint({name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()})
 
 
 def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
