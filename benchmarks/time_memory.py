@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from geodl.config import DISTILLATIONS
 from geodl.reproduce import outputs, steps
 
 SHAPES = {"cifar": steps.CIFAR, "imagenet": steps.IMAGENET}
@@ -30,7 +29,7 @@ def main() -> None:
     for name in arguments.shapes or SHAPES:
         shape = replace(SHAPES[name], batch=arguments.batch)
         times = steps.time_steps(shape, arguments.turns)
-        peaks = {distill: steps.peak(distill, shape) for distill in DISTILLATIONS}
+        peaks = {distill: steps.peak(distill, shape) for distill in steps.LOSSES}
         about = (
             f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}, threads: {arguments.threads}"
         )
