@@ -67,7 +67,7 @@ class Learner:
         self.listener, self.shared_base = listener, shared_base
         self._stop, self._decided_precision = stop, decided_precision
         self.classes: tuple[str, ...] = ()
-        self._weights: Mapping[str, Tensor] | None = None
+        self._saved: SavedPhase | None = None
         self.memory = Memory(store_images=self.config.store_images)
         self.transform: Transform | None = None
         self.phases = 0
@@ -77,12 +77,13 @@ class Learner:
     @cached_property
     def network(self) -> Network | None:
         """The network, which a saved learner builds on first use; None before anything is learned."""
-        if self._weights is None:
+        if self._saved is None:
             return None
         # Without the first weights: neither the package nor the file that they came from is needed any more.
-        network = self._built(len(self.classes), weights=None, pretrained=False)
-        load_weights(network, self._weights)
-        self._weights = None
+        with interpreting(self._saved.path):
+            network = self._built(len(self.classes), weights=None, pretrained=False)
+            load_weights(network, self._saved.model)
+        self._saved = None
         return network.eval()
 
     @cached_property
@@ -348,8 +349,8 @@ class Learner:
         own = self.memory.own
         statistics = {name: own[name] for name in own if name in self.method.statistics}
         rest = {name: own[name] for name in own if name not in statistics}
-        built = "network" in vars(self) or self._weights is None
-        model = self._known()[0].state_dict() if built else dict(self._weights or {})
+        asleep = None if "network" in vars(self) else self._saved  # not built, so still as it was saved
+        model = self._known()[0].state_dict() if asleep is None else asleep.model
         return model, replace(self.memory, own=rest).to_tensors(), statistics
 
     def facts(self) -> dict[str, Any]:
@@ -388,19 +389,16 @@ class Learner:
 
     def restore(self, saved: SavedPhase) -> None:
         """Take over a state that was saved, keeping our own configuration."""
-        with interpreting(saved.path):
-            self._restore(saved)
-
-    def _restore(self, saved: SavedPhase) -> None:
         facts = saved.extra
         vars(self).pop("network", None)
-        self._weights = saved.model
-        memory = Memory.from_tensors(saved.memory)
-        self.memory = replace(memory, own={**memory.own, **saved.statistics})
-        self.transform = Transform.from_dict(facts["transform"])
-        self.classes = tuple(str(name) for name in facts["classes"])
-        self.phases, self.trained = int(facts["phases"]), facts["trained"]
-        insist_on_labels(len(self.classes), memory.images, memory.held)
+        self._saved = saved
+        with interpreting(saved.path):
+            memory = Memory.from_tensors(saved.memory)
+            self.memory = replace(memory, own={**memory.own, **saved.statistics})
+            self.transform = Transform.from_dict(facts["transform"])
+            self.classes = tuple(str(name) for name in facts["classes"])
+            self.phases, self.trained = int(facts["phases"]), facts["trained"]
+            insist_on_labels(len(self.classes), memory.images, memory.held)
 
 
 def _configured(options: Mapping[str, Any]) -> RunConfig:
