@@ -49,7 +49,12 @@ class Where:
         Literal["slurm"] | None, Parameter(help="Write a job array for SLURM and start nothing.", group=_WHERE)
     ] = None
     sbatch: Annotated[
-        str, Parameter(help="Further options for SLURM, such as '--partition=gpu --time=1-0'.", group=_WHERE)
+        str,
+        Parameter(
+            allow_leading_hyphen=True,
+            help="Further options for SLURM, such as '--partition=gpu --time=1-0'.",
+            group=_WHERE,
+        ),
     ] = ""
     allow_environment_change: Annotated[
         bool,
