@@ -485,7 +485,7 @@ def test_time_left_is_told_by_the_work_since_the_start():
 def test_an_array_whose_lines_are_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
     said = geodl(
-        *("sweep", *DIGITS, "--grid", "seed=1,2", "--submit", "slurm", "--sbatch=--partition=cpu --time=60"),
+        *("sweep", *DIGITS, "--grid", "seed=1,2", "--submit", "slurm", "--sbatch", "--partition=cpu --time=60"),
         cwd=tmp_path,
     ).stdout
     script = tmp_path / "runs" / ".sweep" / "array.sbatch"

@@ -40,7 +40,10 @@ class Where:
         _where(help="Run on a Ray cluster: HOST:PORT, auto (the one that runs here, else a new one), or local."),
     ] = None
     submit: Annotated[Literal["slurm"] | None, _where(help="Write a job array for SLURM and start nothing.")] = None
-    sbatch: Annotated[str, _where(help="Further options for SLURM, such as '--partition=gpu --time=1-0'.")] = ""
+    sbatch: Annotated[
+        str,
+        _where(allow_leading_hyphen=True, help="Further options for SLURM, such as '--partition=gpu --time=1-0'."),
+    ] = ""
     allow_environment_change: Annotated[
         bool, _where(help="Go on with runs that were begun with another number of threads or kind of device.")
     ] = False
