@@ -670,7 +670,7 @@ def test_networks_are_chosen_by_size_and_device(monkeypatch, side, kind, network
     assert choose_start(side, {"method": "lucir"}, kind) == {"network": network, "image_size": size}
 
 
-@pytest.mark.parametrize(("side", "size"), [(8, 64), (100, 96), (224, 224), (3000, 224)])
+@pytest.mark.parametrize(("side", "size"), [(8, 64), (28, 112), (32, 128), (100, 128), (192, 192), (3000, 224)])
 def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypatch, side, size):
     monkeypatch.setattr(choices, "has_pretrained", lambda: True)
     start = choose_start(side, {}, "cpu")
