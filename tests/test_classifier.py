@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
-from geodl.app import choices, preparing, state
+from geodl.app import before, choices, learning, preparing, state
 from geodl.app.advice import advise
 from geodl.app.choices import checked, choose_start, training_asked
 from geodl.app.state import KnownClass
@@ -22,7 +22,7 @@ from geodl.config import RunConfig
 from geodl.data import Dataset
 from geodl.data import intake as intakes
 from geodl.errors import ConfigError, DataError, GeodlError, MissingExtraError, StoreError, TrainingError
-from geodl.events import EpochEnded, OptionsChosen, StepContinued, StepTaken
+from geodl.events import Advised, EpochEnded, OptionsChosen, StepContinued, StepTaken, TimeEstimated
 from geodl.files import readable
 from geodl.learner import Learner
 from geodl.metrics import Confusion
@@ -677,6 +677,20 @@ def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypa
     assert (start["network"], start["pretrained"], start["method"]) == ("efficientnet-lite0", True, "analytic")
     assert start["image_size"] == size
     assert choose_start(side, {"adapt": True}, "cpu").get("method") is None
+
+
+def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(model, weeks, monkeypatch):
+    for module in (choices, before):
+        monkeypatch.setattr(module, "has_pretrained", lambda: False)
+    monkeypatch.setattr(learning, "training_seconds", lambda *_: 500.0)
+    heard = []
+    with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
+        model.learn(weeks[0], listener=heard.append, confirm=lambda seconds: seconds < 500)
+    (advised,) = [event.sentence for event in heard if isinstance(event, Advised)]
+    assert "pip install 'geodl[pretrained]'" in advised
+    assert TimeEstimated(500.0) in heard
+    assert not [event for event in heard if isinstance(event, StepTaken)]
+    assert not model.path.exists()
 
 
 def test_color_pictures_are_mirrored_and_grey_ones_are_not(tmp_path):
