@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
-from geodl.app import choices, preparing, state
+from geodl.app import before, choices, learning, preparing, state
 from geodl.app.advice import advise
 from geodl.app.choices import checked, choose_start, training_asked
 from geodl.app.state import KnownClass
@@ -22,7 +22,7 @@ from geodl.config import RunConfig
 from geodl.data import Dataset
 from geodl.data import intake as intakes
 from geodl.errors import ConfigError, DataError, GeodlError, MissingExtraError, StoreError, TrainingError
-from geodl.events import EpochEnded, OptionsChosen, StepContinued, StepTaken
+from geodl.events import Advised, EpochEnded, OptionsChosen, StepContinued, StepTaken, TimeEstimated
 from geodl.files import readable
 from geodl.learner import Learner
 from geodl.metrics import Confusion
@@ -670,13 +670,27 @@ def test_networks_are_chosen_by_size_and_device(monkeypatch, side, kind, network
     assert choose_start(side, {"method": "lucir"}, kind) == {"network": network, "image_size": size}
 
 
-@pytest.mark.parametrize(("side", "size"), [(8, 64), (100, 96), (224, 224), (3000, 224)])
+@pytest.mark.parametrize(("side", "size"), [(8, 64), (28, 112), (32, 128), (100, 128), (192, 192), (3000, 224)])
 def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypatch, side, size):
     monkeypatch.setattr(choices, "has_pretrained", lambda: True)
     start = choose_start(side, {}, "cpu")
     assert (start["network"], start["pretrained"], start["method"]) == ("efficientnet-lite0", True, "analytic")
     assert start["image_size"] == size
     assert choose_start(side, {"adapt": True}, "cpu").get("method") is None
+
+
+def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(model, weeks, monkeypatch):
+    for module in (choices, before):
+        monkeypatch.setattr(module, "has_pretrained", lambda: False)
+    monkeypatch.setattr(learning, "training_seconds", lambda *_: 500.0)
+    heard = []
+    with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
+        model.learn(weeks[0], listener=heard.append, confirm=lambda seconds: seconds < 500)
+    (advised,) = [event.sentence for event in heard if isinstance(event, Advised)]
+    assert "pip install 'geodl[pretrained]'" in advised
+    assert TimeEstimated(500.0) in heard
+    assert not [event for event in heard if isinstance(event, StepTaken)]
+    assert not model.path.exists()
 
 
 def test_color_pictures_are_mirrored_and_grey_ones_are_not(tmp_path):

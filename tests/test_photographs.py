@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from geodl import IncrementalClassifier, Learner
-from geodl.app.choices import choose_start, has_pretrained
+from geodl.app.choices import has_pretrained
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Advised, OptionsChosen
 
@@ -219,11 +219,6 @@ def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):
     with pytest.raises(DataError, match="week1"):
         IncrementalClassifier(tmp_path / "m").learn(tmp_path / "photos")
     assert not (tmp_path / "m").exists()
-
-
-@pytest.mark.parametrize(("side", "size"), [(8, 64), (28, 112), (32, 128), (64, 128), (192, 192), (1000, 224)])
-def test_small_pictures_are_enlarged_for_a_pre_trained_network(side, size):
-    assert choose_start(side, {}, "cpu")["image_size"] == size
 
 
 @pytest.mark.slow
