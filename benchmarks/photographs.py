@@ -1,10 +1,11 @@
-"""Photographs of 20 kinds of flowers in three steps (10 + 5 + 5 classes): accuracy, time and storage of four ways to learn them.
+"""Photographs of 20 kinds of flowers in three steps (10 + 5 + 5 classes): four ways to learn them, in one table.
 
 ``python -m benchmarks.photographs DIR [--ways default,nearest,adapt,scratch] [--out docs/photographs.md]`` with DIR as week1, week2, week3 and test, each a
-folder of class folders. Processor seconds of one thread; the accuracy is on the test photographs of all classes known.
+folder of class folders. Ways may be measured one at a time: the figures are kept as JSON beside the table, which shows all that are there.
 """
 
 import argparse
+import json
 import tempfile
 import time
 from pathlib import Path
@@ -12,101 +13,93 @@ from pathlib import Path
 import torch
 
 from geodl import IncrementalClassifier
-from geodl.learner import Learner
+from geodl.files import readable
 
 WEEKS = ("week1", "week2", "week3")
 WAYS = {
     "default": ("frozen pre-trained features, closed form (the default)", {}, None),
     "nearest": ("frozen pre-trained features, nearest class mean", {}, "ncm"),
-    "adapt": ("pre-trained network trained with GeoDL (`--adapt`)", {"adapt": True}, None),
+    "adapt": ("pre-trained network, trained with GeoDL (`--adapt`)", {"adapt": True}, None),
     "scratch": ("trained from scratch with GeoDL (`--method lucir`)", {"method": "lucir"}, None),
 }
+TABLE = """# Photographs of 20 kinds of flowers
+
+Written by `python -m benchmarks.photographs`, do not edit. 10 classes, then 5, then 5 more, of up to 60 photographs each; the accuracy is that on the test photographs of all 20
+classes after the third step. Time is processor seconds of one thread. Calibration error: the mean gap of confidence and accuracy, in ten bins. Unknown: a model of the first two steps is shown the test photographs of the third
+one's classes; the area under the ROC curve is that of the largest score, and the last two columns say how many of the unknown photographs its own threshold catches, and how many of the known ones it rejects.
+
+| | accuracy | seconds, steps 1 / 2 / 3 | stored | images/s predicting | calibration error | unknown: ROC area | caught | rejected |
+|---|---|---|---|---|---|---|---|---|
+"""
 
 
-def learn(root: Path, model: Path, options: dict) -> list[float]:
-    """Learn the three steps; return the processor seconds of each."""
+def measure(root: Path, model: Path, options: dict, classifier: str | None) -> dict:
+    """Learn the three steps and return all figures."""
     seconds = []
     for week in WEEKS:
         began = time.process_time()
         IncrementalClassifier(model).learn(root / week, threads=1, workers=1, **options)
         seconds.append(time.process_time() - began)
-    return seconds
-
-
-def unknown(root: Path, model: Path) -> tuple[float, float, float]:
-    """Return how well a model of two steps tells photographs of the third one's classes from its own.
-
-    The area under the ROC curve of the largest score, the share of known ones that the model's threshold rejects, and the share of unknown
-    ones that it catches.
-    """
-    learner = Learner.load(model)
-    scorer = learner.recognizer().scorer
-    new = [path.name for path in (root / "week3").iterdir()]
-    known, strange = (_largest(learner, root, names) for names in (learner.classes, new))
-    above = (known[:, None] > strange).double().mean() + (known[:, None] == strange).double().mean() / 2
-    rejected, caught = ((each < scorer.threshold).double().mean() for each in (known, strange))
-    return float(above), float(rejected), float(caught)
-
-
-def _largest(learner: Learner, root: Path, classes) -> torch.Tensor:
-    from geodl.data.intake import as_images
-
-    images, _, _ = as_images([root / "test" / name for name in classes])
-    views = [learner.features(images, mirror=side) for side in (False, True)]
-    return learner.recognizer().scorer(*views).amax(1)
-
-
-def calibration(model: Path, root: Path) -> float:
-    """Return the expected calibration error on the test photographs: the mean gap of confidence and accuracy in ten bins."""
-    found = IncrementalClassifier(model).predict(root / "test")
-    right = torch.tensor([Path(each.name).parent.name == each.top[0][0] for each in found]).double()
+    last = sorted((model / "phases").iterdir())[-1]
+    stored = sum(path.stat().st_size for path in last.iterdir())
+    began = time.process_time()
+    found = IncrementalClassifier(model).predict(root / "test", classifier=classifier, threshold=-torch.inf, workers=1)
+    rate = len(found) / (time.process_time() - began)
+    right = torch.tensor([Path(each.name).parent.name == each.label for each in found]).double()
     sure = torch.tensor([each.confidence for each in found]).double()
+    figures = {"accuracy": 100 * float(right.mean()), "seconds": seconds, "stored": stored, "rate": rate}
+    return figures | {"calibration": calibration(sure, right)} | unknown(root, model, classifier)
+
+
+def calibration(sure: torch.Tensor, right: torch.Tensor) -> float:
+    """Return the expected calibration error of confidences (N,): their mean gap to being right (N,), in ten bins."""
     bins = (sure * 10).long().clamp(max=9)
     gaps = [(right[bins == b].mean() - sure[bins == b].mean()).abs() * (bins == b).sum() for b in bins.unique()]
     return float(sum(gaps) / len(right))
 
 
+def unknown(root: Path, model: Path, classifier: str | None) -> dict:
+    """Return how well a model of two steps tells photographs of the third one's classes from its own."""
+    IncrementalClassifier(model).undo()
+    found = IncrementalClassifier(model).predict(root / "test", classifier=classifier)
+    new = {path.name for path in (root / "week3").iterdir()}
+    is_new = torch.tensor([Path(each.name).parent.name in new for each in found])
+    score = torch.tensor([each.score for each in found]).double()
+    said = torch.tensor([each.unknown for each in found]).double()
+    known, strange = score[~is_new, None], score[is_new]
+    area = float((known > strange).double().mean() + (known == strange).double().mean() / 2)
+    has_threshold = IncrementalClassifier(model).recognizer(classifier).scorer.threshold > -torch.inf
+    shares = {"caught": float(said[is_new].mean()), "rejected": float(said[~is_new].mean())} if has_threshold else {}
+    return {"area": area} | shares
+
+
+def row(title: str, figures: dict) -> str:
+    """Return a line of the table."""
+    share = [f"{figures[key]:.1%}" if key in figures else "" for key in ("caught", "rejected")]
+    took = " / ".join(f"{each:.0f}" for each in figures["seconds"])
+    start = f"| {title} | {figures['accuracy']:.1f} % | {took} | {readable(figures['stored'])} | {figures['rate']:.0f} "
+    return start + f"| {figures['calibration']:.3f} | {figures['area']:.3f} | {share[0]} | {share[1]} |"
+
+
 def main() -> None:
-    """Measure and print a table."""
+    """Measure; print the table's lines, or write them with those that are there."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    lines = [
-        "| | accuracy on 20 classes | processor seconds, steps 1 / 2 / 3 | stored | images/s predicting |",
-        "|---|---|---|---|---|",
-    ]
-    notes = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for way in arguments.ways.split(","):
-            title, options, classifier = WAYS[way]
-            model = Path(scratch) / way
-            seconds = learn(arguments.root, model, options)
-            classifiers = IncrementalClassifier(model)
-            began = time.process_time()
-            found = classifiers.evaluate(arguments.root / "test", classifier=classifier)
-            rate = found.images / (time.process_time() - began)
-            last = sorted((model / "phases").iterdir())[-1]
-            size = sum(path.stat().st_size for path in last.iterdir()) / 1e6
-            took = " / ".join(f"{each:.0f}" for each in seconds)
-            lines.append(f"| {title} | {found.accuracy:.1f} % | {took} | {size:.0f} MB | {rate:.0f} |")
-            print(lines[-1], flush=True)
-            if way == "default":
-                notes.append(
-                    f"Calibration error of the default's confidence on the test photographs: {calibration(model, arguments.root):.3f}."
-                )
-                IncrementalClassifier(model).undo()
-                area, rejected, caught = unknown(arguments.root, model)
-                notes.append(
-                    f"Unknown classes, after the second step: area under the ROC curve {area:.3f}; at the model's own threshold "
-                    f"{caught:.0%} of the photographs of the third step's classes are called unknown, and {rejected:.0%} of the known ones."
-                )
-    text = "\n".join([*lines, "", *notes]) + "\n"
-    print("\n" + text)
-    if arguments.out:
-        arguments.out.write_text(text)
+    for way in arguments.ways.split(","):
+        title, options, classifier = WAYS[way]
+        with tempfile.TemporaryDirectory() as scratch:
+            figures = measure(arguments.root, Path(scratch) / way, options, classifier)
+        print(row(title, figures), flush=True)
+        if arguments.out:
+            kept = arguments.out.with_suffix(".json")
+            every = (json.loads(kept.read_text()) if kept.exists() else {}) | {way: figures}
+            kept.write_text(json.dumps(every, indent=1) + "\n")
+            lines = [row(title, every[name]) for name, (title, *_) in WAYS.items() if name in every]
+            arguments.out.write_text(TABLE + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What helps a base network with classes that it has not seen: one change of its training at a time, short schedules.
 
-Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] [--epochs 12]`; each variant leaves OUT/VARIANT.json, and those that are
+Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] [--epochs 12]`; each variant leaves OUT/VARIANT.json and its network, and those that are
 there are not trained again. Only the 50 classes of phase 0 take part, and of them only the training images: the network is
 trained on 40 classes, the other 10 arrive later in closed form, and 100 images of each class are set aside to judge by.
 """
@@ -148,8 +148,8 @@ def parts(data_dir):
     return images.select(first & ~aside), images.select(~first & ~aside), images.select(aside)
 
 
-def judge(name, data_dir, epochs, seed):
-    """Train a variant and return what came of it."""
+def judge(name, data_dir, epochs, seed, out):
+    """Train a variant, keep its network in a directory, and return what came of it."""
     kind, options = VARIANTS[name]
     first, later, aside = parts(data_dir)
     learner = Learner(preset="cifar100-analytic", epochs=epochs, seed=seed, threads=1, **options)
@@ -157,6 +157,7 @@ def judge(name, data_dir, epochs, seed):
     began = time.process_time()
     learner.learn(first)
     cost = time.process_time() - began
+    learner.save(out)
     head = learner.evaluate(aside.select(aside.labels < SEEN))["cnn"].accuracy
     learner.learn(later)
     found = learner.evaluate(aside)["analytic"]
@@ -184,7 +185,7 @@ def main():
     for name in options.variants or VARIANTS:
         path = options.out / f"{name}.json"
         if not path.exists():
-            path.write_text(json.dumps(judge(name, options.data_dir, options.epochs, options.seed)))
+            path.write_text(json.dumps(judge(name, options.data_dir, options.epochs, options.seed, options.out / name)))
     print("| variant | all 50 | the 40 trained on | the 10 later | own head, 40 | CPU s |\n|---|---|---|---|---|---|")
     for name in VARIANTS:
         if (options.out / f"{name}.json").exists():

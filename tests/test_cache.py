@@ -66,7 +66,7 @@ def test_a_full_disk_is_no_error_and_keeps_the_old_entry(tmp_path, monkeypatch):
     def full(step, path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "_crash_point", full)
+    monkeypatch.setattr(files, "crash_point", full)
     assert not cache.put(KEY, {"w": torch.zeros(100)})
     assert cache.size() == size
     assert torch.equal(cache.load(KEY)["w"], TENSORS["w"])

@@ -15,7 +15,7 @@ from torch import nn
 import geodl
 from geodl.app import choices, preparing, state
 from geodl.app.advice import advise
-from geodl.app.choices import checked, choose_start
+from geodl.app.choices import checked, choose_start, training_asked
 from geodl.app.state import KnownClass
 from geodl.classifier import IncrementalClassifier
 from geodl.config import RunConfig
@@ -720,8 +720,32 @@ def test_impossible_options_are_named(model, weeks, options, message):
 
 def test_options_are_understood_as_written():
     assert checked({"image_size": "32", "flip": None}) == {"image_size": 32}
-    # Whoever sets an option of training wants the network trained.
-    assert checked({"epochs": "7", "lr": "0.5"}) == {"epochs": 7, "lr": 0.5, "method": "lucir"}
+    assert checked({"epochs": "7", "lr": "0.5"}) == {"epochs": 7, "lr": 0.5}
+
+
+@pytest.mark.parametrize("option", ["epochs", "jitter", "clip_norm", "distill", "margin", "subspace_dim", "adapt"])
+def test_whoever_sets_an_option_of_training_wants_the_network_trained(monkeypatch, option):
+    monkeypatch.setattr(choices, "has_pretrained", lambda: True)
+    values = {"distill": "cosine", "adapt": True}
+    found = checked({"image_size": 16, option: values.get(option, 1 if option != "jitter" else 0.5)})
+    assert training_asked(found) == option
+    assert choose_start(16, found, "cpu").get("method") is None
+    assert training_asked({"gamma": 0.1, "exemplars": 3, "seed": 2, "threads": 1, "flip": False}) is None
+    assert training_asked({"network": "resnet8"}) == "network"
+    assert training_asked({"network": "efficientnet-lite0"}) is None
+
+
+def test_an_option_of_training_keeps_to_the_method_of_the_model(model, weeks):
+    model.learn(weeks[0], method="finetune", network="convnet", **QUICK)
+    model.learn(weeks[1], epochs=1)
+    assert state.load(RunDirectory(model.path)).config.method == "finetune"
+
+
+def test_a_model_in_closed_form_is_not_trained(model, weeks):
+    model.learn(weeks[0], method="analytic", network="convnet", image_size=12)
+    with pytest.raises(ConfigError, match="epochs: only training uses it, and this model is in closed form"):
+        model.learn(weeks[1], epochs=1)
+    model.learn(weeks[1], network="convnet")
 
 
 @pytest.mark.parametrize(("count", "text"), [(999, "999 bytes"), (1500, "1.5 kB"), (2_500_000, "2.5 MB")])

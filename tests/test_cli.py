@@ -18,6 +18,7 @@ import pytest
 
 from geodl.cli import COMMANDS, main
 from geodl.cli.display import Stopper, Watch, console
+from geodl.devices import choose_precision
 from geodl.events import PhaseStarted, StageStarted
 
 ROOT = Path(__file__).parents[1]
@@ -164,6 +165,8 @@ def test_json_is_for_programs(finished):
         patch.setenv("GEODL_DATA", str(finished))
         facts = json.loads(geodl("doctor", "--json").stdout)
     assert set(facts) == {"versions", "machine", "extras", "data"}
+    assert facts["machine"]["precision auto"].split(":")[0] == choose_precision("auto", "cpu")
+    assert {"parquet", "onnx", "timm", "serve"} <= set(facts["extras"])
     assert facts["data"]["found"] == f"digits (embedded); in {finished}: runs"
     methods = json.loads(geodl("methods", "--json").stdout)
     assert methods["lucir"]["defaults"]["margin"] == 0.5

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from geodl.data.images import open_image, to_pixels
+from geodl.data.images import open_image
 from geodl.errors import MissingExtraError
 from geodl.nets import build_network, expected_images, folded
 from geodl.nets.efficientnet_lite import SameConv2d
@@ -90,7 +90,8 @@ def test_photographs_of_daisies_are_daisies(network, file, flowers):
     assert np.array_equal(mean, [0.5] * 3)
     assert np.array_equal(std, [0.5] * 3)
     photographs = sorted((flowers / "test" / "barbeton daisy").glob("*.jpg"))
-    pixels = torch.stack([to_pixels(open_image(path).resize((int(size), int(size)))) for path in photographs])
+    shown = [np.array(open_image(path).resize((int(size), int(size)))) for path in photographs]
+    pixels = torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2)
     classifier = read_weights(file)
     features = network.features((pixels / 255 - 0.5) / 0.5)
     found = (features @ classifier["_fc.weight"].T + classifier["_fc.bias"]).argmax(1)

@@ -1,6 +1,7 @@
 """Atomic files: old or new after every fault, equal bytes for equal values, damage found, one holder of a lock."""
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -18,8 +19,6 @@ from geodl.errors import StoreError
 from geodl.files import (
     atomic_write,
     interpreting,
-    is_locked,
-    locked,
     make_directory,
     read_file,
     read_json,
@@ -30,6 +29,7 @@ from geodl.files import (
     write_json,
     write_tensors,
 )
+from geodl.locks import is_locked, locked
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 STEPS_OF_A_WRITE = ["created", "written", "synced", "renamed", "settled"]
@@ -40,7 +40,7 @@ def fail_at(monkeypatch, step, failure):
         if name == step:
             raise failure
 
-    monkeypatch.setattr(files, "_crash_point", crash)
+    monkeypatch.setattr(files, "crash_point", crash)
 
 
 @pytest.mark.parametrize("step", STEPS_OF_A_WRITE)
@@ -211,8 +211,10 @@ def test_sizes_are_looked_at_before_a_file_is_read(tmp_path, monkeypatch):
     path = tmp_path / "huge"
     write_tensors(path, {"w": torch.zeros(2)})
     os.truncate(path, 2**42)
-    read = files._read
-    monkeypatch.setattr(files, "_read", lambda file, path, size: read(file, path, size) if size <= 2**26 else fail())
+    read = files.read_from
+    monkeypatch.setattr(
+        files, "read_from", lambda file, path, size: read(file, path, size) if size <= 2**26 else fail()
+    )
     with pytest.raises(StoreError, match=r"huge is too large: 4398\.0 GB, where at most 67\.1 MB are read"):
         read_json(path)
     with pytest.raises(StoreError, match="huge is damaged: it has 4398046511104 bytes, and was written with 8"):
@@ -238,7 +240,7 @@ def test_a_file_that_fails_while_it_is_read_is_named(tmp_path, failure, words):
             raise failure
 
     with pytest.raises(StoreError, match=f"cannot read .*file: {words}"):
-        files._read(Failing(), tmp_path / "file", 7 * 10**9)
+        files.read_from(Failing(), tmp_path / "file", 7 * 10**9)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +362,7 @@ def test_a_stale_name_in_the_lock_file_blocks_nobody(tmp_path):
 
 
 def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_file(tmp_path, monkeypatch):
-    real = files.fcntl.flock
+    real = fcntl.flock
     calls = []
 
     def replace_then_lock(descriptor, operation):
@@ -369,7 +371,7 @@ def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_file(tmp_path, monke
         calls.append(operation)
         real(descriptor, operation)
 
-    monkeypatch.setattr(files.fcntl, "flock", replace_then_lock)
+    monkeypatch.setattr(fcntl, "flock", replace_then_lock)
     with locked(tmp_path):
         assert len(calls) == 2
         assert is_locked(tmp_path)

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "src" / "geodl"
 
 # From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
 ROOMS = (
-    "errors text devices files cache config events geometry ranks losses nets data closed_form herding memory predictors metrics "
+    "errors text devices files locks cache config events geometry ranks losses nets data closed_form herding memory predictors metrics "
     "analysis store methods predicting training learner experiment report sweep reproduce app classifier serve cli __main__"
 ).split()
 
@@ -72,6 +72,13 @@ def test_nothing_unpickles():
         assert "torch.save(" not in text
         if path.name != "cifar.py":  # its unpickler admits arrays alone
             assert "pickle" not in imports(path), path
+
+
+def test_no_test_uses_a_private_name():
+    modules = "|".join({path.stem for path in FILES})
+    private = re.compile(rf'setattr\(\w+, "_[a-z]|from geodl[\w.]* import .*\b_[a-z]|\b(?:{modules})\._[a-z]')
+    for path in Path(__file__).parent.rglob("*.py"):
+        assert not private.search(path.read_text()), path
 
 
 def test_public_names_load_what_they_need_and_no_more():

@@ -9,7 +9,6 @@ from torch import nn
 
 from geodl.errors import ConfigError, MissingExtraError
 from geodl.nets import CosineHead, LinearHead, Network, Output, build_network, folded, frozen_copy, networks
-from geodl.nets.network import parameter_count
 
 # Counted by hand: 3x3 convolutions, batch norms of two numbers a channel, 1x1 shortcuts where the width changes.
 PARAMETERS = {
@@ -51,6 +50,10 @@ class Given(nn.Module):
 
 def test_every_network_is_counted():
     assert networks() == sorted(PARAMETERS)
+
+
+def parameter_count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -371,6 +374,8 @@ def test_a_teacher_makes_no_graph_but_can_be_learned_from():
     targets = teacher(images)
     assert not any(value.requires_grad for value in targets)
     assert not teacher.features(images).requires_grad
+    output, levels = teacher.with_levels(images, teacher.level_names)
+    assert not any(value.requires_grad for value in (*output, *levels.values()))
     # The student's backward pass needs the teacher's features: inference tensors could not be saved for it.
     (network(pictures()).pooled * targets.pooled).sum().backward()
     assert network.backbone.conv1.weight.grad.abs().sum() > 0

@@ -1,5 +1,6 @@
 """Pre-trained features and the closed form: what `learn` does with photographs where the extra is installed."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,13 +8,14 @@ import pytest
 import torch
 
 from geodl import IncrementalClassifier, Learner
-from geodl.app.choices import has_pretrained
-from geodl.errors import ConfigError, DataError
+from geodl.app.choices import choose_start, has_pretrained
+from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Advised, OptionsChosen
 
 pytestmark = pytest.mark.skipif(not has_pretrained(), reason="the extra `pretrained` is not installed")
 
 SHAPES = ("disc", "square", "cross", "ring")
+QUICK = {"image_size": 64}
 
 
 def picture(shape: str, rng: np.random.Generator, size: int = 64) -> np.ndarray:
@@ -44,7 +46,7 @@ def pictures(shapes: tuple[str, ...], count: int, seed: int = 0) -> tuple[np.nda
 def taught(tmp_path_factory):
     """Two steps of two classes each."""
     model = IncrementalClassifier(tmp_path_factory.mktemp("models") / "shapes")
-    steps = [model.learn(*pictures(SHAPES[i : i + 2], 14, seed=i)) for i in (0, 2)]
+    steps = [model.learn(*pictures(SHAPES[i : i + 2], 14, seed=i), **QUICK) for i in (0, 2)]
     return model, steps
 
 
@@ -60,18 +62,42 @@ def test_the_default_is_the_closed_form_on_frozen_features_and_it_is_good(taught
     assert len(model.predict(pictures(("disc",), 3)[0]).probabilities[0]) == 4
 
 
+def test_a_model_in_closed_form_speaks_of_no_validation_images(taught, capsys):
+    from geodl.cli import app
+
+    app(["info", str(taught[0].path)], exit_on_error=False, print_error=False)
+    out = capsys.readouterr().out
+    assert "validation" not in out
+    assert re.search(r"^disc +1 .* 14 +10 +\d+\.0 %$", out, re.M)
+    assert "stored images: 40, 491.5 kB (to show, not to learn from)" in out
+    assert "stored features: of 56 images" in out
+
+
+def test_what_can_be_brought_back_is_named_where_nothing_is_left(tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(*pictures(SHAPES[:2], 6), **QUICK)
+    model.undo()
+    with pytest.raises(StoreError, match="redo"):
+        model.info()
+
+
 def test_a_step_says_what_it_chose(tmp_path):
     heard = []
     IncrementalClassifier(tmp_path / "m").learn(*pictures(SHAPES[:2], 6), listener=heard.append)
     (chosen,) = [event for event in heard if isinstance(event, OptionsChosen)]
-    assert ("--method", "analytic") in [choice[:2] for choice in chosen.choices]
+    assert [choice[:2] for choice in chosen.choices] == [
+        ("--method", "analytic"),
+        ("--backbone", "efficientnet-lite0"),
+        ("--image-size", "128 x 128 pixels"),
+        ("--exemplars", "10"),
+    ]
     assert not [event for event in heard if isinstance(event, Advised)]
 
 
 def test_no_picture_is_stored_with_exemplars_0(tmp_path):
     model = IncrementalClassifier(tmp_path / "m")
-    done = model.learn(*pictures(SHAPES[:2], 8), exemplars=0)
-    again = model.learn(*pictures(SHAPES[2:3], 8, seed=1))
+    done = model.learn(*pictures(SHAPES[:2], 8), **QUICK, exemplars=0)
+    again = model.learn(*pictures(SHAPES[2:3], 8, seed=1), **QUICK)
     assert (done.stored_images, again.stored_images) == (0, 0)
     assert again.accuracy is not None
     memory = Learner.load(tmp_path / "m").memory
@@ -79,13 +105,25 @@ def test_no_picture_is_stored_with_exemplars_0(tmp_path):
     assert not any(tensor.dtype == torch.uint8 for tensor in memory.to_tensors().values())
 
 
+def test_the_pictures_that_are_kept_to_show_are_those_that_were_mistaken(tmp_path):
+    noise = np.random.default_rng(0).integers(
+        0, 255, (30, 64, 64, 3), dtype=np.uint8
+    )  # two classes that nobody can tell apart
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(*pictures(SHAPES[:1], 4), **QUICK)
+    model.learn(noise, ["a", "b"] * 15, **QUICK, exemplars=3)
+    judged = Learner.load(tmp_path / "m").judged(model.validation)
+    assert torch.bincount(judged.labels).tolist() == [4, 3, 3]
+    assert (judged.predictions != judged.labels)[judged.labels > 0].all()
+
+
 def test_the_order_of_the_steps_leaves_no_trace(tmp_path):
     """Kept features: one step with all classes, or two, give the same predictions."""
     a, b = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
     first, second = pictures(SHAPES[:2], 8), pictures(SHAPES[2:], 8, seed=1)
-    a.learn(*first, precision="32")
-    a.learn(*second, precision="32")
-    b.learn(np.concatenate([first[0], second[0]]), first[1] + second[1], precision="32")
+    a.learn(*first, **QUICK, precision="32")
+    a.learn(*second, **QUICK, precision="32")
+    b.learn(np.concatenate([first[0], second[0]]), first[1] + second[1], **QUICK, precision="32")
     test = pictures(SHAPES, 5, seed=5)[0]
     rows = [b.classes.index(name) for name in a.classes]
     np.testing.assert_allclose(a.predict(test).probabilities, b.predict(test).probabilities[:, rows], atol=2e-3)
@@ -94,32 +132,52 @@ def test_the_order_of_the_steps_leaves_no_trace(tmp_path):
 def test_removing_a_class_is_never_having_had_it(tmp_path):
     with_it, without = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
     three, two = pictures(SHAPES[:3], 8), pictures(SHAPES[:2], 8)
-    with_it.learn(*three, precision="32")
+    with_it.learn(*three, **QUICK, precision="32")
     with_it.remove("cross")
-    without.learn(*two, precision="32")
+    without.learn(*two, **QUICK, precision="32")
     test = pictures(SHAPES, 5, seed=5)[0]
     np.testing.assert_allclose(with_it.predict(test).probabilities, without.predict(test).probabilities, atol=2e-3)
+    measured = [(model.info()["accuracy"], model.info()["confusions"]) for model in (with_it, without)]
+    assert measured[0] == measured[1]
 
 
 def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored(taught, tmp_path):
     model = IncrementalClassifier(tmp_path / "arrows")
-    model.learn(*pictures(("left", "right"), 16))
+    done = model.learn(*pictures(("left", "right"), 16), **QUICK)
+    assert [warning for warning in done.warnings if warning.startswith("Mirrored images of a class look like another")]
+    assert not [warning for step in taught[1] for warning in step.warnings if "irror" in warning]
     assert not Learner.load(tmp_path / "arrows").classifiers()["analytic"].mirrors
     assert model.evaluate(*pictures(("left", "right"), 12, seed=7)).accuracy > 85
     assert Learner.load(taught[0].path).classifiers()["analytic"].mirrors
 
 
+def test_a_network_is_not_trained_on_mirrored_arrows(tmp_path):
+    model, heard = IncrementalClassifier(tmp_path / "m"), []
+    training = {"method": "lucir", "epochs": 1, "network": "convnet", "image_size": 16, "listener": heard.append}
+    model.learn(*pictures(("disc", "ring"), 12), **training)
+    model.learn(*pictures(("left", "right"), 16), **training)
+    found = [
+        choice[1:]
+        for event in heard
+        if isinstance(event, OptionsChosen)
+        for choice in event.choices
+        if choice[0] == "--flip"
+    ]
+    assert [value for value, _ in found] == ["yes", "no"]
+    assert "mirrored ones are taken for another class" in found[1][1]
+
+
 def test_flipping_can_be_set_at_any_step(tmp_path):
     model = IncrementalClassifier(tmp_path / "m")
-    model.learn(*pictures(SHAPES[:2], 6))
-    model.learn(*pictures(SHAPES[2:3], 6, seed=1), flip=False)
+    model.learn(*pictures(SHAPES[:2], 6), **QUICK)
+    model.learn(*pictures(SHAPES[2:3], 6, seed=1), **QUICK, flip=False)
     assert not Learner.load(tmp_path / "m").classifiers()["analytic"].mirrors
 
 
 def test_pictures_unlike_all_classes_are_called_unknown(tmp_path):
     """A model of discs and crosses, asked about rings and squares: their largest scores are lower."""
     model = IncrementalClassifier(tmp_path / "m")
-    model.learn(*pictures(("disc", "cross"), 14))
+    model.learn(*pictures(("disc", "cross"), 14), **QUICK)
     learner = Learner.load(tmp_path / "m")
     found = model.predict(pictures(("disc", "cross"), 12, seed=5)[0])
     assert sum(each.unknown for each in found) <= 6
@@ -132,7 +190,7 @@ def test_pictures_unlike_all_classes_are_called_unknown(tmp_path):
 def test_few_images_and_one_class_at_a_time(tmp_path):
     model = IncrementalClassifier(tmp_path / "m")
     for i, shape in enumerate(SHAPES):
-        done = model.learn(*pictures((shape,), 3, seed=i))
+        done = model.learn(*pictures((shape,), 3, seed=i), **QUICK)
         assert done.classes == SHAPES[: i + 1]
     assert model.evaluate(*pictures(SHAPES, 4, seed=9)).images == 16
 
@@ -140,27 +198,32 @@ def test_few_images_and_one_class_at_a_time(tmp_path):
 def test_classes_of_60_and_of_5_images(tmp_path):
     model = IncrementalClassifier(tmp_path / "m")
     many, few = pictures(("disc",), 60), pictures(("cross",), 5, seed=1)
-    model.learn(np.concatenate([many[0], few[0]]), many[1] + few[1])
+    model.learn(np.concatenate([many[0], few[0]]), many[1] + few[1], **QUICK)
     assert model.evaluate(*pictures(("disc", "cross"), 10, seed=2)).per_class["cross"] >= 80
 
 
 def test_a_model_in_closed_form_cannot_be_trained_later(taught):
     with pytest.raises(ConfigError, match="made with analytic"):
-        taught[0].learn(*pictures(("left",), 4), method="lucir")
+        taught[0].learn(*pictures(("left",), 4), **QUICK, method="lucir")
     with pytest.raises(ConfigError, match="adapt"):
-        taught[0].learn(*pictures(("left",), 4), adapt=True, method="analytic")
+        taught[0].learn(*pictures(("left",), 4), **QUICK, adapt=True, method="analytic")
 
 
 def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):
     from PIL import Image
 
-    for name in ("week1/disc/a.png", "week2/ring/b.png"):
+    for seed, name in enumerate(("test/disc/a.png", "week1/disc/a.png", "week2/ring/b.png")):
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True)
-        Image.fromarray(picture(path.parent.name, np.random.default_rng(0))).save(path)
+        Image.fromarray(picture(path.parent.name, np.random.default_rng(seed))).save(path)
     with pytest.raises(DataError, match="week1"):
         IncrementalClassifier(tmp_path / "m").learn(tmp_path / "photos")
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(("side", "size"), [(8, 64), (28, 112), (32, 128), (64, 128), (192, 192), (1000, 224)])
+def test_small_pictures_are_enlarged_for_a_pre_trained_network(side, size):
+    assert choose_start(side, {}, "cpu")["image_size"] == size
 
 
 @pytest.mark.slow

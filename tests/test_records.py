@@ -1,11 +1,13 @@
 """Results kept as small files, and the page that judges the paper's comparisons by them."""
 
 import json
+import math
 import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,71 +171,110 @@ def made(
 
 
 @pytest.mark.parametrize(
-    ("mean", "spread", "seeds", "borrowed", "words"),
+    ("values", "words"),
     [
-        (1.0, 0.5, 3, None, "holds"),
-        (0.5, 0.5, 3, None, "within spread"),
-        (-0.4, 0.5, 3, None, "within spread"),
-        (-0.6, 0.5, 3, 9.9, "does not hold"),
-        (1.0, None, 1, 0.5, "holds (one seed)"),
-        (0.3, None, 1, 0.5, "within spread (one seed)"),
-        (-0.7, None, 1, 0.5, "does not hold (one seed)"),
-        (0.1, None, 1, None, "better (one seed, spread unknown)"),
-        (-0.1, None, 1, None, "worse (one seed, spread unknown)"),
-        (0.0, None, 1, None, "equal (one seed, spread unknown)"),
-        (0.0, 0.0, 2, None, "within spread"),
+        ([1.0, 1.1, 0.9], "holds"),
+        ([-1.0, -1.1, -0.9], "does not hold"),
+        ([1.0, 0.1, 2.0], "not decided"),  # the mean is above its deviation, but the interval reaches below zero
+        ([5.0, 5.1], "not decided"),
+        ([9.0], "not decided"),
+        ([0.0, 0.0, 0.0], "not decided"),
     ],
 )
-def test_verdicts(mean, spread, seeds, borrowed, words):
-    assert verdict(Difference(mean, spread, seeds), borrowed) == words
-    assert verdict(Difference(-mean, spread, seeds), borrowed, lower_is_better=True) == words
+def test_verdicts(values, words):
+    assert verdict(Difference(values)) == words
+    assert verdict(Difference([-value for value in values]), lower_is_better=True) == words
+
+
+@pytest.mark.parametrize("degrees", range(1, 11))
+def test_students_t_leaves_one_in_forty_on_each_side(degrees):
+    x = np.tan(np.linspace(0, np.arctan(verdicts.T_95[degrees - 1]), 20_001))  # fine near zero, where the density is
+    constant = math.gamma((degrees + 1) / 2) / (math.sqrt(degrees * math.pi) * math.gamma(degrees / 2))
+    density = constant * (1 + x**2 / degrees) ** (-(degrees + 1) / 2)
+    assert np.trapezoid(density, x) == pytest.approx(0.475, abs=2e-5)
 
 
 def test_differences_are_taken_seed_by_seed():
     one = [made("finetune", "geodesic", seed, average=value) for seed, value in ((1, 60.0), (2, 64.0), (3, 62.0))]
     other = [made("finetune", "cosine", seed, average=value) for seed, value in ((3, 61.0), (1, 58.0), (4, 0.0))]
-    found = verdicts.difference(one, other, "nme", "average")
-    assert found.mean == pytest.approx(1.5)
-    assert found.spread == pytest.approx(0.5**0.5)
-    assert found.seeds == 2
-    assert verdicts.difference(one, [], "nme", "average") is None
+    found = verdicts.difference(one, other, ("nme", "nme"), "average")
+    assert list(found.values) == [2.0, 1.0]
+    low, high = found.interval
+    assert (low + high) / 2 == pytest.approx(1.5)
+    assert (high - low) / 2 == pytest.approx(12.706 * 0.5)
+    assert verdicts.difference(one, [], ("nme", "nme"), "average") is None
 
 
 def judged(table):
     """Give the cells of each comparison under each classifier: difference, in the paper, verdict."""
     found = {}
-    for name, seeds, *cells in table.rows:
+    for name, _, seeds, *cells in table.rows:
         found |= {(name, "CNN"): [seeds, *cells[:3]], (name, "k-NME"): [seeds, *cells[3:]]}
     return found
 
 
-def test_comparisons_borrow_the_largest_spread_and_show_the_papers_difference():
-    found = [made("finetune", "geodesic", s, average=a) for s, a in ((1, 60.0), (2, 63.0))]
-    found += [made("finetune", "cosine", s, average=a) for s, a in ((1, 58.0), (2, 60.0))]
+def test_comparisons_show_the_interval_and_the_papers_difference():
+    found = [made("finetune", "geodesic", s, average=a) for s, a in ((1, 60.0), (2, 63.0), (3, 61.5))]
+    found += [made("finetune", "cosine", s, average=a) for s, a in ((1, 58.0), (2, 60.5), (3, 59.5))]
     found += [made("finetune", "lwf", 1, average=57.5), made("finetune", "none", 1, average=40.0)]
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
     assert not others
     compared = verdicts.comparisons(rows, verdicts.PAIRS, AVERAGE)
     table = judged(compared)
     seeds, shown, published, words = table["CE + GeoDL against CE + Cos", "k-NME"]
-    assert (seeds, shown, words) == (2, "+2.50 ± 0.71", "holds")
+    assert (seeds, shown, words) == (3, "+2.17 (+1.45 to +2.88)", "holds")
     assert published == pytest.approx(61.40 - 60.09)
     assert table["CE + GeoDL against CE + Cos", "CNN"][2] == pytest.approx(58.54 - 59.82)
-    # 0.5 on one seed, less than the 0.71 known from the pair above
-    assert table["CE + Cos against CE + LwF", "CNN"][1:] == ["+0.50", pytest.approx(6.98), "within spread (one seed)"]
-    assert table["CE + GeoDL against CE", "CNN"][3] == "holds (one seed)"
+    assert table["CE + Cos against CE + LwF", "CNN"][1:] == ["+0.50", pytest.approx(6.98), "not decided"]
     assert ("LUCIR + GeoDL against LUCIR", "k-NME") not in table
     (note,) = compared.notes
     assert note.startswith("Not run yet: iCaRL + GeoDL against iCaRL; LUCIR + GeoDL against LUCIR;")
 
 
 def test_less_forgetting_is_better():
-    found = [made("lucir", "geodesic", 1, average=1.0, forgetting=8.0), made("lucir", "cosine", 1, average=1.0)]
+    found = [made("lucir", "geodesic", s, average=1.0, forgetting=8.0 + s / 10) for s in (1, 2, 3)]
+    found += [made("lucir", "cosine", s, average=1.0) for s in (1, 2, 3)]
     rows, _ = verdicts.sort_out(found, "cifar100-cpu")
     table = judged(verdicts.comparisons(rows, verdicts.PAIRS, "forgetting"))
     _, shown, published, words = table["LUCIR + GeoDL against LUCIR", "CNN"]
-    assert (shown, words) == ("-2.00", "better (one seed, spread unknown)")
+    assert (shown, words) == ("-1.80 (-2.05 to -1.55)", "holds")
     assert published == pytest.approx(9.49 - 18.70)
+
+
+def test_the_two_readings_stand_side_by_side_for_every_t():
+    found = []
+    for t, s in ((5, 1), (10, 1)):
+        one = made("lucir", "geodesic", s, average=60.0, phases=t)
+        other = made("lucir", "cosine", s, average=59.0, phases=t)
+        results = {name: {**each, "average": 60.0 + 3 * (name == "ame")} for name, each in one.results.items()}
+        found += [replace(one, results=results), other]
+    rows, others = verdicts.sort_out(found, "cifar100-cpu")
+    assert not others
+    table = {(row[0], row[1]): row[2:] for row in verdicts.readings(rows).rows}
+    assert len(table) == 10
+    assert table[10, "CNN"][0] == "+1.00"
+    assert table[5, "AME (oracle) against CNN"][:2] == ["+4.00", pytest.approx(65.14 - 63.17)]
+    assert table[10, "AME (oracle) against CNN"][1] == pytest.approx(65.03 - 60.14)
+
+
+def test_cosine_on_the_grid_is_a_row_of_its_own():
+    found = [made("lucir", "cosine", 1, average=50.0), made("lucir", "cosine", 1, average=51.0, cosine_features="grid")]
+    rows, others = verdicts.sort_out(found, "cifar100-cpu")
+    assert not others
+    assert [rows[name, 5][0].value("cnn", "average") for name in ("LUCIR", "LUCIR, cosine on the grid")] == [50.0, 51.0]
+
+
+def test_the_page_of_the_closed_form():
+    found = []
+    for t in (5, 25):
+        for seed in (1, 2):
+            one = made("analytic", "none", seed, average=60.0 + seed, preset="cifar100-analytic", phases=t)
+            found.append(replace(one, results={"analytic": one.results["cnn"], "analytic_single": one.results["cnn"]}))
+    text = verdicts.page(found, "cifar100-analytic")
+    assert "| geodl: closed form | average 0..T | 61.50 ± 0.71 | 61.50 ± 0.71 |" in text
+    assert "| LUCIR + GeoDL (the paper's Table 1) | average 1..T | 65.14 | 63.12 |" in text
+    assert "30 epochs in phase 0." in text
+    assert "| 25 | 2 | 62.00 |" in text
 
 
 def test_one_training_fills_both_its_rows_and_departures_stand_apart():
@@ -246,17 +287,17 @@ def test_one_training_fills_both_its_rows_and_departures_stand_apart():
         made("icarl", "lwf", 1, average=51.0),
     ]
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
-    filled = {name for name, records in rows.items() if records}
+    filled = {name for (name, t), records in rows.items() if records and t == 5}
     assert filled == {"LwF", "iCaRL", "iCaRL + GeoDL", "CE + GeoDL", "Joint training"}
-    assert [record.value("cnn", "average") for record in rows["CE + GeoDL"]] == [60.0]
+    assert [record.value("cnn", "average") for record in rows["CE + GeoDL", 5]] == [60.0]
     assert [departs for _, departs in others] == [["geodesic_weight 14.0 instead of 6.0"], [], ["the same once more"]]
-    assert len(rows["iCaRL"]) == 1
+    assert len(rows["iCaRL", 5]) == 1
 
 
 def test_what_a_preset_leaves_to_the_device_is_no_departure():
     found = [made("lucir", "cosine", seed, average=50.0, precision=bits) for seed, bits in ((1, "32"), (2, "bf16"))]
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
-    assert len(rows["LUCIR"]) == 2
+    assert len(rows["LUCIR", 5]) == 2
     assert not others
     text = verdicts.page(
         [found[0], replace(found[1], machine=found[1].machine | {"precision": "bf16"})], "cifar100-cpu"
@@ -268,7 +309,7 @@ def test_a_record_older_than_an_option_is_no_departure():
     old = made("lucir", "cosine", 1, average=50.0)
     config = {key: value for key, value in old.config.items() if key != "cosine_features"}
     rows, others = verdicts.sort_out([replace(old, config=config | {"gone": None})], "cifar100-cpu")
-    assert len(rows["LUCIR"]) == 1
+    assert len(rows["LUCIR", 5]) == 1
     assert not others
     _, others = verdicts.sort_out([replace(old, config=config | {"gone": 14})], "cifar100-cpu")
     assert [departs for _, departs in others] == [["gone 14"]]
@@ -282,13 +323,16 @@ def test_the_page(tmp_path):
     out = tmp_path / "docs" / "results.md"
     geodl("results", "write", str(tmp_path), "--out", str(out))
     text = out.read_text()
-    assert "| LUCIR | 2 | 51.50 ± 0.71 |" in text
-    assert text.count("Not run yet: LwF; iCaRL; BiC; Mnemonics;") == 4
-    assert text.count("| LUCIR | 2 |") == 4  # a table for each classifier
+    assert "| LUCIR | 5 | 2 | 51.50 ± 0.71 |" in text
+    assert text.count("Not run yet: LwF; iCaRL; BiC; LUCIR, cosine on the grid; Mnemonics;") == 4
+    assert text.count("| LUCIR | 5 | 2 |") == 4  # a table for each classifier
     assert "## AME (oracle)" in text
     assert "at most 150 images a class" in text
-    assert "resnet32, 50 classes and then 5 phases, 20 exemplars a class, 16 epochs in phase 0 and 6" in text
-    assert "| LUCIR | 10.00 | 2.00 ± 0.00 |" in text  # minutes; the cached base phase does not count
+    assert (
+        "resnet32, 50 classes and then 5 phases where T is not told, 20 exemplars a class, 16 epochs in phase 0 and 6"
+        in text
+    )
+    assert "| LUCIR | 5 | 10.00 | 2.00 ± 0.00 |" in text  # minutes; the cached base phase does not count
     assert "lr 0.01 instead of 0.05" in text
     assert "commits abc1234" in text
     section = text[text.index("### Final accuracy against joint training") :]
@@ -301,10 +345,9 @@ def test_page_without_any_run(tmp_path):
 
 @pytest.mark.parametrize("preset", [path.name for path in RESULTS.iterdir() if path.is_dir()])
 def test_the_results_of_this_project(preset):
-    """The files under results/ are of this version, and docs/results.md is what they give."""
+    """The files under results/ are of this version, and the page of their preset is what they give."""
     found = records.read(RESULTS / preset)
     names = [record.file_name for record in found]
     assert sorted(names) == sorted(path.name for path in (RESULTS / preset).iterdir())
-    _, others = verdicts.sort_out(found, preset)
-    assert not others
-    assert verdicts.page(found, preset) == (ROOT / "docs" / "results.md").read_text()
+    assert "## Other runs" not in verdicts.page(found, preset)
+    assert verdicts.page(found, preset) == (ROOT / "docs" / "results" / f"{preset}.md").read_text()

@@ -23,7 +23,7 @@ from tests.serving import ENDED, QUICK, TOKEN, Client, encoded, pictures, runnin
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
-from geodl.files import locked
+from geodl.locks import locked
 from geodl.serve.security import Limits, choose_token, has_token, is_allowed, is_loopback, names_of
 
 EVIL = "<img src=x onerror=alert(1)>"

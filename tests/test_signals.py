@@ -15,7 +15,7 @@ from tests.tiny import dataset
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import main
 from geodl.cli.own_display import say_skipped
-from geodl.config import TOML_LIMIT, file_layers
+from geodl.config.layers import TOML_LIMIT, file_layers
 from geodl.data import load
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.methods import configure

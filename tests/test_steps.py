@@ -13,8 +13,8 @@ from tests.tiny import dataset
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
-from geodl.files import locked
 from geodl.learner import Learner
+from geodl.locks import locked
 from geodl.store import RunDirectory
 
 DATA = dataset(classes=4, train=12)

@@ -284,7 +284,7 @@ def count_steps(path, monkeypatch, before, operation):
     old = prepare(path, before)
     names = []
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_crash_point", lambda step, _: names.append(step))
+        patch.setattr(files, "crash_point", lambda step, _: names.append(step))
         operation(path)
     return len(names), old, state(RunDirectory(path)), contents(path)
 
@@ -300,7 +300,7 @@ def test_killed_at_any_step_the_state_is_the_old_or_the_new_one(tmp_path, monkey
         path = tmp_path / str(n)
         prepare(path, before)
         with monkeypatch.context() as patch:
-            patch.setattr(files, "_crash_point", break_at(n, Killed(), tear))
+            patch.setattr(files, "crash_point", break_at(n, Killed(), tear))
             with pytest.raises(Killed):
                 operation(path)
         found = state(RunDirectory(path))
@@ -327,7 +327,7 @@ def test_a_disk_full_at_any_step_is_a_clear_error_and_leaves_no_leftover(tmp_pat
         prepare(path, before)
         with monkeypatch.context() as patch:
             failure = OSError(errno.ENOSPC, "No space left on device")
-            patch.setattr(files, "_crash_point", break_at(n, failure, tear=False))
+            patch.setattr(files, "crash_point", break_at(n, failure, tear=False))
             with pytest.raises(StoreError, match=r"\(the last good state is kept\): the disk is full; make room"):
                 operation(path)
         assert state(RunDirectory(path)) in (old, new)
@@ -339,7 +339,7 @@ def test_killed_while_it_is_created_the_same_call_creates_it(tmp_path, monkeypat
     for n in range(5):
         path = tmp_path / str(n)
         with monkeypatch.context() as patch:
-            patch.setattr(files, "_crash_point", break_at(n, Killed(), tear=True))
+            patch.setattr(files, "crash_point", break_at(n, Killed(), tear=True))
             with pytest.raises(Killed):
                 make(path)
         with make(path).lock():
@@ -357,7 +357,7 @@ def test_killed_while_starting_over_a_shorter_sound_run_remains(tmp_path, monkey
         path = tmp_path / str(n)
         prepare(path, before_start_over)
         with monkeypatch.context() as patch:
-            patch.setattr(files, "_crash_point", break_at(n, Killed(), tear=True))
+            patch.setattr(files, "crash_point", break_at(n, Killed(), tear=True))
             with pytest.raises(Killed):
                 start_over(path)
         found = state(RunDirectory(path))
@@ -534,7 +534,7 @@ def test_a_run_is_removed_whole_and_nothing_else_is(tmp_path, monkeypatch):
         with pytest.raises(StoreError, match="is not a directory of geodl's"):
             remove_run(path)
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_crash_point", break_at(0, Killed(), tear=False))
+        patch.setattr(files, "crash_point", break_at(0, Killed(), tear=False))
         with pytest.raises(Killed):
             remove_run(tmp_path / "b")
     assert [r.name for r in list_runs(tmp_path)] == ["a"]

@@ -286,9 +286,9 @@ def test_as_many_runs_as_cores_and_memory_allow(monkeypatch):
     monkeypatch.setattr(runner, "available_cores", lambda: 9)
     assert Local(config).places == 4
     assert Local(config, 7).places == 7
-    monkeypatch.setattr(runner, "_available_memory", lambda: 3.1e9)
+    monkeypatch.setattr(runner, "available_memory", lambda: 3.1e9)
     assert Local(config).places == 2
-    monkeypatch.setattr(runner, "_available_memory", lambda: 1e6)
+    monkeypatch.setattr(runner, "available_memory", lambda: 1e6)
     assert Local(config).places == 1
 
 

@@ -6,9 +6,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests import tiny
 from torch import nn
 
-from geodl.errors import ConfigError
+from geodl import IncrementalClassifier, Learner
+from geodl.app import choices
+from geodl.errors import ConfigError, MissingExtraError
 from geodl.nets import CosineHead, Network, build_network, expected_images, frozen_copy
 from geodl.nets.timm_backbone import TimmBackbone
 
@@ -143,6 +146,21 @@ def test_a_timm_that_cannot_be_imported_is_explained(monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
     with pytest.raises(ConfigError, match="does not work beside this torch: operator torchvision::nms"):
         build_network("timm:map", 3, head="cosine")
+
+
+def test_what_is_asked_about_a_model_needs_no_timm(calls, monkeypatch, tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    data = tiny.dataset(classes=2)
+    monkeypatch.setattr(choices, "expected_images", lambda name: {})
+    options = {"network": "timm:map", "image_size": 8, "epochs": 1, "threads": 1, "precision": "32"}
+    model.learn(data.train.pixels.permute(0, 2, 3, 1).numpy(), data.train.labels.numpy(), **options)
+    network = Learner.load(model.path).network
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert model.info()["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+    model.rename("0", "first")
+    assert model.classes == ("first", "1")
+    with pytest.raises(MissingExtraError, match="timm"):
+        model.predict(data.test.decode(0))
 
 
 @pytest.fixture(scope="module")

@@ -305,7 +305,7 @@ def test_a_fault_at_every_write_leaves_a_run_that_goes_on_to_the_same_bytes(tmp_
         nonlocal points
         points += 1
 
-    monkeypatch.setattr(files, "_crash_point", count)
+    monkeypatch.setattr(files, "crash_point", count)
     run_config(config, out=tmp_path / "counted", data=data)
     assert points > 20
     for point in range(0, points, max(1, points // 15)):  # every kind of write is met by one point or another
@@ -318,10 +318,10 @@ def test_a_fault_at_every_write_leaves_a_run_that_goes_on_to_the_same_bytes(tmp_
                 raise CrashError
 
         directory = tmp_path / f"crash-{point}"
-        monkeypatch.setattr(files, "_crash_point", crash)
+        monkeypatch.setattr(files, "crash_point", crash)
         with pytest.raises(CrashError):
             run_config(config, out=directory, data=data)
-        monkeypatch.setattr(files, "_crash_point", lambda step, path: None)
+        monkeypatch.setattr(files, "crash_point", lambda step, path: None)
         run_config(config, out=directory, data=data)
         assert contents(directory) == contents(tmp_path / "whole"), f"crash point {point}"
 

@@ -110,7 +110,7 @@ def test_a_kill_at_any_step_of_undo_and_redo_leaves_the_old_or_the_new_state(run
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "_crash_point", crash)
+            patch.setattr(files, "crash_point", crash)
             try:
                 with run.lock():
                     acts[action]()
@@ -158,7 +158,7 @@ def test_a_kill_at_any_step_leaves_a_sound_run(run, monkeypatch, action):
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(files, "_crash_point", crash)
+            patch.setattr(files, "crash_point", crash)
             try:
                 with run.lock():
                     run.drop_last_phase() if action == "drop_last_phase" else run.forget_phase(0)
@@ -193,7 +193,7 @@ def test_a_full_disk_while_forgetting_is_told(run, monkeypatch):
     def full(step, path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files, "_crash_point", full)
+    monkeypatch.setattr(files, "crash_point", full)
     with run.lock(), pytest.raises(StoreError, match="the disk is full"):
         run.forget_phase(0)
     assert run.load_phase(0).extra == {"t": 0}

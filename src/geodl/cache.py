@@ -8,16 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from geodl import files
 from geodl.errors import StoreError
-from geodl.files import (
-    MissingFileError,
-    make_directory,
-    open_in_place,
-    read_tensors,
-    remove_temporaries,
-    write_tensors,
-    writing,
-)
 
 
 def _default_root() -> Path:
@@ -45,8 +37,8 @@ class Cache:
         """Return the tensors of an entry, verified; a damaged entry is dropped."""
         path = self._path(key)
         try:
-            return read_tensors(path)[0]
-        except MissingFileError:
+            return files.read_tensors(path)[0]
+        except files.MissingFileError:
             return None
         except StoreError:
             with suppress(OSError):  # another process may have dropped it already, or own it
@@ -56,8 +48,8 @@ class Cache:
     def put(self, key: str, tensors: Mapping[str, Tensor]) -> bool:
         """Keep tensors for the runs to come; False where the disk does not let us, which must not stop a run."""
         try:
-            make_directory(self._entries)
-            write_tensors(self._path(key), tensors)
+            files.make_directory(self._entries)
+            files.write_tensors(self._path(key), tensors)
         except StoreError:
             return False
         return True
@@ -68,8 +60,8 @@ class Cache:
         The kernel ends a claim with its process. Where the disk has no locks, everybody may make what they need.
         """
         try:
-            make_directory(self._entries)
-            lock = held.enter_context(os.fdopen(open_in_place(self._entries / f"{key}.lock", 0), "r+b"))
+            files.make_directory(self._entries)
+            lock = held.enter_context(os.fdopen(files.open_in_place(self._entries / f"{key}.lock", 0), "r+b"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             held.close()
@@ -89,8 +81,8 @@ class Cache:
     def clear(self) -> int:
         """Remove all entries; return the number of bytes freed."""
         freed = self.size()
-        remove_temporaries(self._entries)
+        files.remove_temporaries(self._entries)
         for path in [*self._entries.glob("*.safetensors"), *self._entries.glob("*.lock")]:
-            with writing(path):
+            with files.writing(path):
                 path.unlink(missing_ok=True)
         return freed

@@ -271,7 +271,8 @@ class IncrementalClassifier:
         store = self._open()
         stamp = store.stamp()
         if stamp is None:
-            raise StoreError(f"{self.path} has learned nothing yet; `geodl learn {self.path} FOLDER` teaches it")
+            hint = f"; `geodl redo {self.path}` brings back what was taken back" if store.undone() else ""
+            raise StoreError(f"{self.path} has learned nothing yet; `geodl learn {self.path} FOLDER` teaches it{hint}")
         if self._loaded is None or self._loaded[0] != stamp:
             found = states.load(store)
             assert found is not None

@@ -31,6 +31,14 @@ def choose_precision(wanted: str, kind: str) -> str:
     return "bf16" if bf16_instructions() else "32"
 
 
+def explain_precision(kind: str) -> str:
+    """Say what `choose_precision` decides where that is left open, and why."""
+    if kind == "cuda":
+        return "bf16: the GPU has it" if choose_precision("auto", kind) == "bf16" else "32: the GPU has no bf16"
+    found = bf16_instructions()
+    return f"bf16: the processor has {', '.join(found)}" if found else "32: the processor has no bf16 instructions"
+
+
 def bf16_instructions() -> list[str]:
     """Name the instructions of this processor that multiply in bfloat16."""
     found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}

@@ -1,19 +1,23 @@
 """What happens while something is learned, each kind of event a class: whoever listens is told, and a misspelt one is an error."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, dataclass_transform
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
 class Event:
-    """Something that happened; ``kind`` is its name in events.jsonl."""
+    """Something that happened; ``kind`` is its name in events.jsonl. A subclass names it and declares the fields."""
 
     kind: ClassVar[str]
 
+    def __init_subclass__(cls, kind: str) -> None:
+        cls.kind = kind
+        dataclass(frozen=True)(cls)
+
     def record(self) -> dict[str, Any]:
         """Return what events.jsonl keeps of it, ready for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("record", True)}
+        return dict(vars(self))
 
 
 Listener = Callable[[Event], None]
@@ -23,51 +27,41 @@ def ignore(event: Event) -> None:
     """Listen to nothing."""
 
 
-@dataclass(frozen=True)
-class RunStarted(Event):
+class RunStarted(Event, kind="run"):
     """A run begins, or goes on after ``done`` of its phases.
 
     sizes: the classes that each phase brings; work: the images that each phase trains on, over its epochs.
     """
 
-    kind = "run"
     directory: str
     sizes: Sequence[int]
     done: int
     work: Sequence[int]
 
 
-@dataclass(frozen=True)
-class PhaseStarted(Event):
+class PhaseStarted(Event, kind="phase"):
     """A phase begins: its classes by name, and how many images there are."""
 
-    kind = "phase"
     phase: int
     classes: Sequence[str]
     images: int
 
 
-@dataclass(frozen=True)
-class BaseAwaited(Event):
+class BaseAwaited(Event, kind="waiting"):
     """The base phase is being trained by another run with the same options, which is waited for."""
 
-    kind = "waiting"
     phase: int
 
 
-@dataclass(frozen=True)
-class BaseCached(Event):
+class BaseCached(Event, kind="cached"):
     """The base phase was trained before with the same options, and is taken from the cache."""
 
-    kind = "cached"
     phase: int
 
 
-@dataclass(frozen=True)
-class StageStarted(Event):
+class StageStarted(Event, kind="stage"):
     """A stage of training begins, or goes on after ``epoch`` epochs."""
 
-    kind = "stage"
     phase: int
     stage: str
     epochs: int
@@ -75,11 +69,9 @@ class StageStarted(Event):
     epoch: int
 
 
-@dataclass(frozen=True)
-class StepTaken(Event):
+class StepTaken(Event, kind="step"):
     """A step was taken; ``loss`` is the mean of the epoch so far, ``rate`` in images/s."""
 
-    kind = "step"
     phase: int
     stage: str
     epoch: int
@@ -93,11 +85,9 @@ def part_of(event: StepTaken, stage: StageStarted) -> float:
     return (event.epoch * stage.steps + event.step) / (stage.epochs * stage.steps)
 
 
-@dataclass(frozen=True)
-class FeaturesTaken(Event):
+class FeaturesTaken(Event, kind="features"):
     """The network has seen ``done`` of all images in a pass that does not train."""
 
-    kind = "features"
     done: int
     total: int
 
@@ -106,11 +96,9 @@ FREQUENT = (StepTaken, FeaturesTaken)
 """Events that are too many for events.jsonl."""
 
 
-@dataclass(frozen=True)
-class EpochEnded(Event):
+class EpochEnded(Event, kind="epoch"):
     """Epoch ``epoch`` of ``epochs``, counted from 1, is over: its mean loss, the parts of that, images/s."""
 
-    kind = "epoch"
     phase: int
     stage: str
     epoch: int
@@ -120,48 +108,42 @@ class EpochEnded(Event):
     rate: float
 
 
-@dataclass(frozen=True)
-class AnglesTaken(Event):
+class AnglesTaken(Event, kind="angles"):
     """Principal angles, in degrees, between the features of the old and of the new network after an epoch."""
 
-    kind = "angles"
     phase: int
     stage: str
     epoch: int
     angles: Sequence[float]
 
 
-@dataclass(frozen=True)
-class PhaseEvaluated(Event):
+class PhaseEvaluated(Event, kind="evaluated"):
     """A phase is over; ``metrics`` is its metrics.json."""
 
-    kind = "evaluated"
     phase: int
-    metrics: Mapping[str, Any] = field(metadata={"record": False})
+    metrics: Mapping[str, Any]
+
+    def record(self) -> dict[str, Any]:
+        """Return the phase alone: the metrics have a file of their own."""
+        return {"phase": self.phase}
 
 
-@dataclass(frozen=True)
-class RunEnded(Event):
+class RunEnded(Event, kind="done"):
     """All phases are complete."""
 
-    kind = "done"
     directory: str
 
 
-@dataclass(frozen=True)
-class ImagesRead(Event):
+class ImagesRead(Event, kind="reading"):
     """So many of all images have been read."""
 
-    kind = "reading"
     done: int
     total: int
 
 
-@dataclass(frozen=True)
-class IntakeDone(Event):
+class IntakeDone(Event, kind="read"):
     """All images of a learn step have been read: how many serve, of how many classes, their typical side, what was skipped."""
 
-    kind = "read"
     title: str
     images: int
     classes: int
@@ -169,42 +151,32 @@ class IntakeDone(Event):
     skipped: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class OptionsChosen(Event):
+class OptionsChosen(Event, kind="chosen"):
     """The options of a learn step, each as (option, value, why)."""
 
-    kind = "chosen"
     choices: Sequence[tuple[str, str, str]]
 
 
-@dataclass(frozen=True)
-class Advised(Event):
+class Advised(Event, kind="advised"):
     """A sentence for the person at the keyboard, before anything long begins."""
 
-    kind = "advised"
     sentence: str
 
 
-@dataclass(frozen=True)
-class TimeEstimated(Event):
+class TimeEstimated(Event, kind="estimated"):
     """About how long training will take, from a few timed steps."""
 
-    kind = "estimated"
     seconds: float
 
 
-@dataclass(frozen=True)
-class StepContinued(Event):
+class StepContinued(Event, kind="continued"):
     """A learn step that was stopped goes on after ``epoch`` epochs."""
 
-    kind = "continued"
     epoch: int
 
 
-@dataclass(frozen=True)
-class ImagesPredicted(Event):
+class ImagesPredicted(Event, kind="predicted"):
     """So many more of all images have been predicted."""
 
-    kind = "predicted"
     images: int
     total: int

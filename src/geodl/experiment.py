@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl import __version__
+from geodl import __version__, events
 from geodl.analysis import leading_angles, linear_cka, svcca
 from geodl.cache import Cache
 from geodl.config import Layer, RunConfig, file_layers, preset_layer
@@ -23,17 +23,6 @@ from geodl.data.scenario import ClassIncremental
 from geodl.data.sources import Dataset, load, source_options
 from geodl.devices import available_cores
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
-from geodl.events import (
-    FREQUENT,
-    EpochEnded,
-    Event,
-    Listener,
-    PhaseEvaluated,
-    PhaseStarted,
-    RunEnded,
-    RunStarted,
-    ignore,
-)
 from geodl.files import fingerprint, interpreting
 from geodl.learner import Learner
 from geodl.memory import quota
@@ -59,7 +48,7 @@ def run(
     fresh: bool = False,
     allow_environment_change: bool = False,
     cache: bool = True,
-    listener: Listener = ignore,
+    listener: events.Listener = events.ignore,
     **options: Any,
 ) -> RunResult:
     """Do what ``geodl run`` does: run an experiment, go on with it, or find it complete.
@@ -94,7 +83,7 @@ def run_config(
     fresh: bool = False,
     allow_environment_change: bool = False,
     cache: Cache | None = None,
-    listener: Listener = ignore,
+    listener: events.Listener = events.ignore,
     stop: Callable[[], bool] = lambda: False,
     data: Dataset | None = None,
 ) -> RunDirectory:
@@ -175,7 +164,9 @@ def default_directory(config: RunConfig) -> Path:
 class _Run:
     """The phases of one run."""
 
-    def __init__(self, learner: Learner, scenario: ClassIncremental, store: RunDirectory, listener: Listener) -> None:
+    def __init__(
+        self, learner: Learner, scenario: ClassIncremental, store: RunDirectory, listener: events.Listener
+    ) -> None:
         self.learner, self.scenario, self.store = learner, scenario, store
         self.config = learner.config
         self.is_main_process = learner.trainer.ranks.is_main_process
@@ -184,28 +175,28 @@ class _Run:
         self._board = _board(store.path) if self.config.tensorboard and self.is_main_process else None
         learner.listener = self._tell
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         """Pass on what happens, and keep a record of it: all but single steps."""
         if not self.is_main_process:
             return
         self._listener(event)
         if self._board is not None:
             _draw(self._board, event)
-        if not isinstance(event, FREQUENT):
+        if not isinstance(event, events.FREQUENT):
             self.store.events(event.kind, **event.record())
 
     def through(self) -> None:
         """Go through all the phases that are not complete."""
         done, directory = self.store.completed(), str(self.store.path)
         sizes = [len(group) for group in self.scenario.groups]
-        self._tell(RunStarted(directory, sizes, done, self._work()))
+        self._tell(events.RunStarted(directory, sizes, done, self._work()))
         if done:
             self._restore(done)
         for t in range(done, len(self.scenario)):
             self._phase(t)
         if self.is_main_process:
             self.store.verify()  # no result over damaged phases
-        self._tell(RunEnded(directory))
+        self._tell(events.RunEnded(directory))
 
     def _work(self) -> list[int]:
         """Count the images that each phase trains on, over its epochs: what an estimate of the time left needs."""
@@ -228,7 +219,7 @@ class _Run:
         images, learner = self.scenario.train(t), self.learner
         names = [self.scenario.classes[c] for c in self.scenario.groups[t]]
         earlier = 0 if learner.given is None else len(learner.given)
-        self._tell(PhaseStarted(t, names, earlier + len(images)))
+        self._tell(events.PhaseStarted(t, names, earlier + len(images)))
         learner.learn(images, progress=self.store)
         test = learner.rows_of(self.scenario.test(t))
         found = learner.features(test)
@@ -241,7 +232,7 @@ class _Run:
             if t and statistics:
                 self.store.forget_statistics(t - 1)
         learner.trainer.ranks.barrier()
-        self._tell(PhaseEvaluated(t, metrics))
+        self._tell(events.PhaseEvaluated(t, metrics))
 
     def _similarity(self, t: int, now: Tensor) -> dict[str, Any]:
         """Compare the features of base-class test images, (N, d), with those of phase 0 (the paper's CCA figure)."""
@@ -268,15 +259,15 @@ def _board(directory: Path) -> Any:
     return SummaryWriter(str(directory / "tensorboard"))
 
 
-def _draw(board: Any, event: Event) -> None:
+def _draw(board: Any, event: events.Event) -> None:
     """Add what TensorBoard shows: the parts of the loss of each epoch, and the accuracies of each phase."""
-    if isinstance(event, EpochEnded):
+    if isinstance(event, events.EpochEnded):
         for name, value in event.parts.items():
             board.add_scalar(f"phase {event.phase} {event.stage}/{name}", value, event.epoch)
-    elif isinstance(event, PhaseEvaluated):
+    elif isinstance(event, events.PhaseEvaluated):
         for name, accuracy in event.metrics["accuracy"].items():
             board.add_scalar(f"accuracy/{name}", accuracy, event.phase)
-    elif isinstance(event, RunEnded):
+    elif isinstance(event, events.RunEnded):
         board.close()
 
 

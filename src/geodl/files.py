@@ -1,15 +1,12 @@
 """Files that are whole or not there: atomic writes, guarded reads, equal bytes for equal JSON and tensors, locks."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
-import socket
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +29,7 @@ class MissingFileError(StoreError):
     """A file that is not there."""
 
 
-def _crash_point(step: str, path: Path) -> None:
+def crash_point(step: str, path: Path) -> None:
     """Do nothing; tests replace this function to stop a write after any of its steps."""
 
 
@@ -133,20 +130,20 @@ def sync_directory(directory: Path) -> None:
 def write_synced(path: Path, data: bytes) -> None:
     """Write a new file down to the disk."""
     with path.open("xb") as file:
-        _crash_point("created", path)
+        crash_point("created", path)
         file.write(data)
         file.flush()
-        _crash_point("written", path)
+        crash_point("written", path)
         os.fsync(file.fileno())
-    _crash_point("synced", path)
+    crash_point("synced", path)
 
 
 def move(source: Path, target: Path) -> None:
     """Rename a finished file or directory: the one instant at which the old state becomes the new one."""
     source.replace(target)
-    _crash_point("renamed", target)
+    crash_point("renamed", target)
     sync_directory(target.parent)
-    _crash_point("settled", target)
+    crash_point("settled", target)
 
 
 def unlink(path: Path) -> None:
@@ -154,7 +151,7 @@ def unlink(path: Path) -> None:
     with writing(path):
         if os.path.lexists(path):
             path.unlink()
-            _crash_point("removed", path)
+            crash_point("removed", path)
             sync_directory(path.parent)
 
 
@@ -207,10 +204,11 @@ def read_file(path: Path, *, limit: int | None = None, size: int | None = None) 
             raise StoreError(f"{path} is damaged: it has {found} bytes, and was written with {size}")
         if limit is not None and found > limit:
             raise StoreError(f"{path} is too large: {readable(found)}, where at most {readable(limit)} are read")
-        return _read(file, path, found)  # not more: it may be growing
+        return read_from(file, path, found)  # not more: it may be growing
 
 
-def _read(file: BinaryIO, path: Path, size: int) -> bytes:
+def read_from(file: BinaryIO, path: Path, size: int) -> bytes:
+    """Read at most `size` bytes of an open file; what goes wrong is a StoreError that names its `path`."""
     try:
         return file.read(size)
     except OSError as error:
@@ -323,6 +321,11 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
             raise ValueError(str(error)) from error
 
 
+def part(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `name` and a dot, without that."""
+    return {key[len(name) + 1 :]: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors of any shape, type and device atomically, with a checksum; equal values give equal bytes."""
     atomic_write(path, tensor_file(tensors, metadata or {}))
@@ -332,69 +335,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read what `write_tensors` wrote, onto the CPU, and verify it: a single changed bit is an error."""
     with open_regular(path) as file, interpreting(path):
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(_read(file, path, 8), "little")
-        header = json.loads(_read(file, path, min(length, JSON_LIMIT)))
+        length = int.from_bytes(read_from(file, path, 8), "little")
+        header = json.loads(read_from(file, path, min(length, JSON_LIMIT)))
         envelope = json.loads(header.pop("__metadata__")["geodl"])
         if 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0) != size:
             raise ValueError("its size is not that of its tensors")
         file.seek(0)
-        tensors = parse_tensors(_read(file, path, size), path)
+        tensors = parse_tensors(read_from(file, path, size), path)
         metadata, sound = envelope["metadata"], _checksum(tensors, envelope["metadata"]) == envelope["sha256"]
     if not sound:
         raise StoreError(f"{path} {DAMAGED}")
     return tensors, metadata
-
-
-def _holder(path: Path) -> str:
-    with suppress(StoreError), interpreting(path):
-        owner = read_json(path)
-        return f"process {owner['pid']:d} on {owner['host']:s}"
-    return "another process"  # which is just taking the lock, and has not yet written its name
-
-
-def _acquire(path: Path) -> int:
-    """Take the lock at `path`; the kernel frees it when the process ends, however that happens."""
-    for _ in range(10):  # a few tries, because `list_runs` holds each lock for an instant
-        descriptor = open_in_place(path, 0)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
-        except BlockingIOError:
-            time.sleep(0.02)
-        except FileNotFoundError:
-            pass  # removed, with its directory, between opening and locking it
-        os.close(descriptor)
-    raise StoreError(f"{path.parent} is being written by {_holder(path)}: wait until it ends, or stop it")
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory; where another process holds it, the StoreError names that process."""
-    path = directory / "lock"
-    with writing(path):
-        descriptor = _acquire(path)
-    try:
-        with writing(path):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, canonical_json({"pid": os.getpid(), "host": socket.gethostname()}), 0)
-        yield
-    finally:
-        with suppress(OSError):  # nothing hangs on it: a name that stays there blocks nobody
-            os.ftruncate(descriptor, 0)
-        os.close(descriptor)
-
-
-def is_locked(directory: Path) -> bool:
-    """Return whether some process holds the lock of a directory."""
-    try:
-        with open_regular(directory / "lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except (OSError, StoreError):
-        return False
-    return False
 
 
 def readable(count: int) -> str:

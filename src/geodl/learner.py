@@ -12,29 +12,21 @@ from torch import Tensor
 
 from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import ArrayImages, FileImages, Images, concat, pack
-from geodl.data.intake import take
-from geodl.data.names import class_name, class_names
+from geodl.data.images import Images, concat
+from geodl.data.intake import labelled, with_rows
+from geodl.data.names import class_name
 from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Listener, ignore
 from geodl.files import as_path, interpreting
 from geodl.memory import Memory, insist_on_labels, quota
-from geodl.methods import Phase, build, configure, kinds
+from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
-from geodl.predictors import (
-    Features,
-    Judged,
-    class_means,
-    default_classifier,
-    nearest_mean,
-    predict,
-)
+from geodl.predictors import Features, Judged, class_means, default_classifier, nearest_mean, predict
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
-from geodl.text import count
 from geodl.training import Base, NoProgress, Progress, Trainer, means_of_exemplars, run_stages, settled
 from geodl.training.checkpoint import load_weights
 
@@ -75,12 +67,24 @@ class Learner:
         self.listener, self.shared_base = listener, shared_base
         self._stop, self._decided_precision = stop, decided_precision
         self.classes: tuple[str, ...] = ()
-        self.network: Network | None = None
+        self._saved: SavedPhase | None = None
         self.memory = Memory(store_images=self.config.store_images)
         self.transform: Transform | None = None
         self.phases = 0
         self.trained = False
         self.given: Images | None = None
+
+    @cached_property
+    def network(self) -> Network | None:
+        """The network, which a saved learner builds on first use; None before anything is learned."""
+        if self._saved is None:
+            return None
+        # Without the first weights: neither the package nor the file that they came from is needed any more.
+        with interpreting(self._saved.path):
+            network = self._built(len(self.classes), weights=None, pretrained=False)
+            load_weights(network, self._saved.model)
+        self._saved = None
+        return network.eval()
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -100,7 +104,7 @@ class Learner:
 
         Until a group is learned completely, nothing is changed.
         """
-        train, classes = self._admitted(_labelled(images, labels))
+        train, classes = self._admitted(labelled(images, labels))
         transform = self.transform or transform_of(self.config, train)
         if not self.trained and self.memory.images is not None:  # the first real training: all is new
             train = concat([train, self.memory.images])
@@ -110,14 +114,8 @@ class Learner:
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
-            run_stages(
-                self.trainer,
-                self.method,
-                phase,
-                progress or NoProgress(),
-                listener=self.listener,
-                shared=self.shared_base,
-            )
+            kept = progress or NoProgress()
+            run_stages(self.trainer, self.method, phase, kept, listener=self.listener, shared=self.shared_base)
             network, memory = phase.network, settled(self.trainer, self.method, phase)
         if self.method.keeps_all_data:
             self.given = train
@@ -167,9 +165,8 @@ class Learner:
         """Keep exemplars of the only class by the features of the untrained network: there is nothing to tell apart."""
         share = quota(1, self.config.exemplars, self.config.memory_budget)
         if not share:
-            raise ConfigError(
-                f"exemplars = {self.config.exemplars}: the first step needs two classes or more, since nothing can be kept of one"
-            )
+            given = f"exemplars = {self.config.exemplars}"
+            raise ConfigError(f"{given}: the first step needs two classes or more, since nothing can be kept of one")
         network = self._built(1)
         found = self.trainer.features(network, train, transform)
         empty = Memory(store_images=self.config.store_images)
@@ -183,7 +180,7 @@ class Learner:
             raise DataError("no images given: at least one is needed")
         new = [images.names[label] for label in sorted(set(images.labels.tolist()))]
         classes = tuple(dict.fromkeys([*self.classes, *new]))
-        return _rows(images, classes), classes
+        return with_rows(images, classes), classes
 
     def _everything(self) -> Images:
         if self.given is None:
@@ -279,11 +276,11 @@ class Learner:
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
         self._known()
-        given = _labelled(images, labels)
+        given = labelled(images, labels)
         unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
         if unknown:
             raise DataError(f"class {unknown[0]!r} was not learned; known are {', '.join(self.classes[:20])}")
-        return _rows(given, self.classes)
+        return with_rows(given, self.classes)
 
     def predict(self, images: Any, *, classifier: str | None = None, **how: Any) -> Predictions:
         """Return the likeliest classes of images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such.
@@ -352,11 +349,13 @@ class Learner:
         own = self.memory.own
         statistics = {name: own[name] for name in own if name in self.method.statistics}
         rest = {name: own[name] for name in own if name not in statistics}
-        return self._known()[0].state_dict(), replace(self.memory, own=rest).to_tensors(), statistics
+        asleep = None if "network" in vars(self) else self._saved  # not built, so still as it was saved
+        model = self._known()[0].state_dict() if asleep is None else asleep.model
+        return model, replace(self.memory, own=rest).to_tensors(), statistics
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
-        transform = self._known()[1]
+        transform = self.transform or self._known()[1]  # without building the network
         return {
             "config": self.config.identity() | {"image_size": transform.size},  # found by now, where it was left open
             "transform": transform.to_dict(),
@@ -390,28 +389,16 @@ class Learner:
 
     def restore(self, saved: SavedPhase) -> None:
         """Take over a state that was saved, keeping our own configuration."""
-        with interpreting(saved.path):
-            self._restore(saved)
-
-    def _restore(self, saved: SavedPhase) -> None:
         facts = saved.extra
-        # Without the first weights: neither the package nor the file that they came from is needed any more.
-        self.network = self._built(len(facts["classes"]), weights=None, pretrained=False)
-        load_weights(self.network, saved.model)
-        self.network.eval()
-        memory = Memory.from_tensors(saved.memory)
-        self.memory = replace(memory, own={**memory.own, **saved.statistics})
-        self.transform = Transform.from_dict(facts["transform"])
-        self.classes = tuple(str(name) for name in facts["classes"])
-        self.phases, self.trained = int(facts["phases"]), facts["trained"]
-        insist_on_labels(len(self.classes), memory.images, memory.held)
-
-
-def stored_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return a configuration as it was stored with a state, without options that this version no longer has."""
-    there = {key for kind in (*kinds().methods.values(), *kinds().distillations.values()) for key in kind.model_fields}
-    known = {key: value for key, value in values.items() if key in there}
-    return configure([Layer("the stored configuration", known)]).config
+        vars(self).pop("network", None)
+        self._saved = saved
+        with interpreting(saved.path):
+            memory = Memory.from_tensors(saved.memory)
+            self.memory = replace(memory, own={**memory.own, **saved.statistics})
+            self.transform = Transform.from_dict(facts["transform"])
+            self.classes = tuple(str(name) for name in facts["classes"])
+            self.phases, self.trained = int(facts["phases"]), facts["trained"]
+            insist_on_labels(len(self.classes), memory.images, memory.held)
 
 
 def _configured(options: Mapping[str, Any]) -> RunConfig:
@@ -430,21 +417,3 @@ def _configured(options: Mapping[str, Any]) -> RunConfig:
 
 def _nearest(means: Tensor, found: Features) -> Tensor:
     return nearest_mean(found.pooled, means)
-
-
-def _labelled(images: Any, labels: Any) -> Images:
-    """Return what was handed over as images whose labels are positions in their names."""
-    if isinstance(images, ArrayImages | FileImages) and labels is None:
-        numbers = range(int(images.labels.max()) + 1 if len(images) else 0)
-        if images.names and len(numbers) > len(images.names):
-            raise DataError(f"label {len(numbers) - 1} has no name: {count(len(images.names), 'class name')} given")
-        return replace(images, names=class_names(images.names or numbers))
-    found = take(images, labels, strict=True)
-    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
-
-
-def _rows(images: Images, classes: Sequence[str]) -> Images:
-    """Return images whose labels are positions in ``classes``."""
-    position = {name: i for i, name in enumerate(classes)}
-    mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
-    return images.relabel(mapping, classes)

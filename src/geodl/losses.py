@@ -39,6 +39,8 @@ class Distillation(nn.Module):
 
     name: ClassVar[str]
     """As `--distill NAME` finds it."""
+    title: ClassVar[str]
+    """As tables name it; unset: its name."""
     Options: ClassVar[type[BaseModel]]
     """Its own options; their names must differ from all others."""
     of_features: ClassVar[bool]
@@ -92,6 +94,7 @@ def register(kind: Kind) -> Kind:
     """Make a distillation known by its name; a decorator of its class."""
     if kind.name in (*DISTILLATIONS, "none"):
         raise ConfigError(f"a distillation named {kind.name!r} is there already")
+    kind.title = vars(kind).get("title", kind.name)  # not that of a class it inherits from
     DISTILLATIONS[kind.name] = kind
     return kind
 
@@ -107,6 +110,7 @@ class LogitDistillation(Distillation):
     """
 
     name = "lwf"
+    title = "LwF"
     of_features = False
 
     class Options(BaseModel):
@@ -139,23 +143,17 @@ class CosineDistillation(Distillation):
     """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; a zero row counts 0."""
 
     name = "cosine"
+    title = "Cos"
     of_features = True
 
     class Options(BaseModel):
         """Options of the cosine distillation."""
 
         cosine_weight: float = option(
-            5.0,
-            "Distillation",
-            "Weight of the cosine distillation, before the factor sqrt(old/new).",
-            ge=0,
-            in_model="kept",
+            5.0, "Distillation", "Weight of the cosine distillation (times sqrt(old/new)).", ge=0, in_model="kept"
         )
         cosine_features: Literal["pooled", "grid"] = option(
-            "pooled",
-            "Distillation",
-            "What cosine distillation compares: pooled features, or GeoDL's 2 x 2 grid.",
-            in_model="kept",
+            "pooled", "Distillation", "What is compared: pooled features, or GeoDL's 2 x 2 grid.", in_model="kept"
         )
 
     def __init__(
@@ -190,17 +188,14 @@ class GeodesicDistillation(Distillation):
     """
 
     name = "geodesic"
+    title = "GeoDL"
     of_features = True
 
     class Options(BaseModel):
         """Options of the geodesic distillation."""
 
         geodesic_weight: float = option(
-            6.0,
-            "Distillation",
-            "Weight of the geodesic distillation, before the factor sqrt(old/new).",
-            ge=0,
-            in_model="kept",
+            6.0, "Distillation", "Weight of the geodesic distillation (times sqrt(old/new)).", ge=0, in_model="kept"
         )
         subspace_dim: int = option(
             127, "Distillation", "Dimension n of the subspaces.", ge=1, le=MANY, in_model="kept", in_grid=True
@@ -210,10 +205,7 @@ class GeodesicDistillation(Distillation):
         )
         center: bool = option(True, "Distillation", "Find the subspaces about the mean of the batch.", in_model="kept")
         geodesic_distance: Literal["cosine", "squared"] = option(
-            "cosine",
-            "Distillation",
-            "1 - cos of the projected rows, or the squared distance of unit rows.",
-            in_model="kept",
+            "cosine", "Distillation", "1 - cos of projected rows, or squared distance of unit rows.", in_model="kept"
         )
 
     def __init__(

@@ -10,6 +10,7 @@ from torch import Tensor
 from geodl.config import derive
 from geodl.data.images import Images, concat, from_tensors, to_tensors
 from geodl.errors import ConfigError, DataError
+from geodl.files import part
 from geodl.herding import herd_classes, members, nearest
 
 Budget = Literal["per_class", "total"]
@@ -133,13 +134,12 @@ class Memory:
         """Rebuild the memory from what `to_tensors` gave."""
 
         def images(name: str) -> Images | None:
-            prefix = f"{name}."
-            parts = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+            parts = part(tensors, name)
             return from_tensors(parts) if parts else None
 
         means, exemplar_means = tensors.get("means"), tensors.get("exemplar_means")
-        own = {key.removeprefix("own."): tensor for key, tensor in tensors.items() if key.startswith("own.")}
-        return cls(images("images"), images("held"), means, exemplar_means, own, bool(tensors["store_images"]))
+        store_images = bool(tensors["store_images"])
+        return cls(images("images"), images("held"), means, exemplar_means, part(tensors, "own"), store_images)
 
 
 def insist_on_labels(classes: int, *stored: Images | None) -> None:

@@ -93,11 +93,11 @@ def _stopped(
     put(kind, folder / "whole")
     put(kind, path)
     steps: list[str] = []
-    with mock.patch.object(files, "_crash_point", lambda step, _: steps.append(step)):
+    with mock.patch.object(files, "crash_point", lambda step, _: steps.append(step)):
         WRITES[name](folder / "whole")
     old, new = comparable(sound(kind)), comparable(answers(folder / "whole"))
     crash = break_at(draw.randrange(len(steps)), failure, tear)
-    with mock.patch.object(files, "_crash_point", crash), also or nullcontext():
+    with mock.patch.object(files, "crash_point", crash), also or nullcontext():
         result = _caught(lambda: WRITES[name](path))
     assert isinstance(result, Refused | Killed), f"{name} was not stopped"
     found = comparable(answers(path))

@@ -1,6 +1,7 @@
 """What ``info`` says about a model: nothing but what is in its directory."""
 
 import math
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +10,6 @@ import torch
 from geodl.app.state import State, accuracy_of, last_record
 from geodl.errors import StoreError
 from geodl.metrics import Confusion, confusions_of, finite
-from geodl.nets.network import parameter_count
 from geodl.predictors import default_classifier
 from geodl.store import RunDirectory, directory_size
 
@@ -40,9 +40,10 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "classes": classes,
         "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
         "accuracy": accuracy_of(state.metrics),
+        "left_out": state.learner.left_out() is not None,
         "confusions": _confusions(state),
         "network": state.config.network,
-        "parameters": parameter_count(state.network),
+        "parameters": _parameters(state),
         "image_size": state.transform.size,
         "preprocessing": state.transform.to_dict(),
         "memory_budget": {"exemplars": state.config.exemplars, "counted": state.config.memory_budget},
@@ -71,19 +72,23 @@ def _undone(store: RunDirectory) -> list[dict[str, Any]]:
 def _features(state: State) -> dict[str, Any]:
     """Count the images whose features are kept one by one, and the bytes of these; `sums`: sums over all images are kept."""
     own = state.learner.memory.own
-    kept = [tensor for name, tensor in own.items() if name.startswith("z.")]
     return {
-        "images": len(kept[0]) if kept else 0,
-        "bytes": sum(tensor.nbytes for tensor in kept),
+        "images": state.stored_features,
+        "bytes": sum(tensor.nbytes for name, tensor in own.items() if name.startswith("z.")),
         "sums": "gram" in own,
     }
 
 
+def _parameters(state: State) -> int:
+    """Count what training can change of the network, without building it: that may need a package that is not there."""
+    others = re.compile(r"(running_mean|running_var|num_batches_tracked|head\.(order|alpha|beta))$")
+    return sum(tensor.numel() for name, tensor in state.learner.tensors()[0].items() if not others.search(name))
+
+
 def _threshold(state: State) -> float | None:
     """Return the score below which an image is unknown; None where none is."""
-    found = state.learner.classifiers()
-    threshold = found[default_classifier(found)].threshold
-    return threshold if math.isfinite(threshold) else None
+    fitted = state.learner.method.fitted(state.learner.memory.own)
+    return fitted.threshold if fitted is not None and math.isfinite(fitted.threshold) else None
 
 
 def _confusion(state: State) -> Confusion | None:

@@ -18,14 +18,14 @@ VALIDATION = 10
 """At most so many images of a class are set aside to measure its accuracy on."""
 
 PRETRAINED = "efficientnet-lite0"
+ENLARGED, SMALL = 4, 128
+"""So many times, up to so many pixels a side, a pre-trained network sees small pictures enlarged."""
 CLOSED_FORM = {"method": "analytic", "distill": "none", "keep_features": True, "exemplars": 10}
 METHODS = ("analytic", "lucir", "finetune")
 """The methods that learn a person's images: in closed form, or by training."""
-TRAINING = frozenset({"epochs", "lr", "batch_size", "distill", "schedule", "momentum", "weight_decay"})
-"""Options that make sense only where the network is trained: whoever sets one wants that."""
-CLOSED = frozenset({"gamma", "levels", "expansion", "mirror"})
-"""Options of the closed form."""
 
+YOURS = "your option"
+"""The origin of what the user set."""
 
 Choice = tuple[str, str, str]
 """One line of what was chosen: the option as it is typed, its value, and why."""
@@ -34,23 +34,27 @@ Choice = tuple[str, str, str]
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check what the user set, before anything is read or written; return the values as they were understood."""
     wanted = {key: value for key, value in options.items() if value is not None}
-    adapt = bool(wanted.pop("adapt", False))
-    scratch = wanted.get("network", PRETRAINED) != PRETRAINED
-    method = wanted.get("method", "lucir" if adapt or scratch or set(wanted) & TRAINING else None)
+    adapt = {"adapt": True} if wanted.pop("adapt", False) else {}
+    method = wanted.get("method")
     if method is not None and method not in METHODS:
         raise ConfigError(f"method = {method!r}: allowed for your own images are {', '.join(METHODS)}")
     if adapt and method == "analytic":
         raise ConfigError("adapt: the network is trained, which the method analytic does not do; leave one of them out")
-    # Until the images are seen, both ways are open: an option is allowed if it is one of either.
-    kind = method or ("analytic" if set(wanted) & CLOSED else "lucir")
+    kind = method or ("lucir" if training_asked(wanted | adapt) else "analytic")
     start = {"method": kind} if kind == "analytic" else {"method": kind, "distill": "geodesic"}
-    config = configure([Layer("your option", start | wanted)]).config
+    config = configure([Layer(YOURS, start | wanted)]).config
     allowed = config.having("in_model", "fixed", "kept", "set")
     for key in wanted:
         if key not in allowed:
             raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(allowed)}")
-    found = {key: getattr(config, key) for key in wanted}
-    return found | ({"method": method} if method else {}) | ({"adapt": True} if adapt else {})
+    return {key: getattr(config, key) for key in wanted} | adapt
+
+
+def training_asked(options: Mapping[str, Any]) -> str | None:
+    """Return the first option by which the user asks for training: one that the closed form has no use for."""
+    closed = kinds().methods["analytic"]
+    used = set(closed.model_fields) - set(closed.having("training"))
+    return next((key for key in options if key not in used or (key == "network" and options[key] != PRETRAINED)), None)
 
 
 def has_pretrained() -> bool:
@@ -64,7 +68,7 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
     Where pre-trained weights are there and nothing else is asked for: their features, frozen, and the closed form.
     """
     method = options.get("method")
-    frozen = method == "analytic" or (method is None and has_pretrained() and not options.get("adapt"))
+    frozen = method == "analytic" or (method is None and has_pretrained() and not training_asked(options))
     network = str(
         options.get("network") or (PRETRAINED if frozen or options.get("adapt") else _own_network(side, kind))
     )
@@ -78,10 +82,14 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
 
 
 def _pretrained(network: str, side: int) -> dict[str, Any]:
-    """Return what a pre-trained network expects; large photographs are seen at its own size, small ones as they are."""
+    """Return what a pre-trained network expects; large photographs are seen at its own size, others as they are.
+
+    Small pictures are enlarged, up to four times: features of what the network was trained on are larger than theirs.
+    """
     known = expected_images(network)
     if network == PRETRAINED:
-        known["image_size"] = min(max(side // 32 * 32, 64), known["image_size"])
+        seen = max(side, min(ENLARGED * side, SMALL)) // 16 * 16
+        known["image_size"] = min(max(seen, SMALL // 2), known["image_size"])
     return {"pretrained": True} | known
 
 
@@ -105,10 +113,12 @@ def choose(
     last: RunConfig | None,
     *,
     trained: bool,
+    mirrors: bool = True,
 ) -> Effective:
     """Choose all options of a step that trains on `images` images; what the user set wins.
 
-    `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already.
+    `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already;
+    `mirrors`: whether mirroring keeps the class of an image.
     """
     wanted = {key: value for key, value in options.items() if key != "adapt"}
     if last is None:
@@ -116,7 +126,7 @@ def choose(
         closed = start.get("method") == "analytic"  # then the data say whether mirroring keeps the classes
         values |= {"flip": closed or not decoded.grey, "padding": max(1, int(start["image_size"]) // 8)} | dict(start)
     else:
-        _refuse_other(last, wanted)
+        _refuse_other(last, options)
         values = {key: getattr(last, key) for key in last.having("in_model", "fixed", "kept")}
         wanted = {key: value for key, value in wanted.items() if key not in ("weights", "pretrained")}
         # Another distillation or method than before has other options.
@@ -125,7 +135,8 @@ def choose(
     kind = device_kind(str(wanted.get("accelerator", "auto")))
     if (wanted.get("method") or values["method"]) != "analytic":
         values |= _schedule(images, first=not trained, foreign=bool(values.get("pretrained")), kind=kind)
-    return configure([Layer("chosen", values), Layer("your option", wanted)])
+        values["flip"] = values["flip"] and mirrors
+    return configure([Layer("chosen", values), Layer(YOURS, wanted)])
 
 
 def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str, Any]:
@@ -140,6 +151,11 @@ def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str
 
 
 def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
+    asked = training_asked({key: value for key, value in wanted.items() if key != "network"})
+    if asked and last.method == "analytic" and "method" not in wanted:
+        raise ConfigError(
+            f"{asked}: only training uses it, and this model is in closed form; training needs a new model"
+        )
     for key in last.having("in_model", "fixed"):
         there = getattr(last, key)
         if key in wanted and wanted[key] != there:
@@ -153,14 +169,16 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
     closed = config.method == "analytic"
 
     def why(option: str, reason: str) -> str:
-        if found.origins[option] == "your option":
+        if found.origins[option] == YOURS:
             return "as you set it"
         return reason if first or option not in fixed else "as this model was made"
 
-    how = "closed form on frozen pre-trained features" if closed else "trained with the geodesic distillation"
+    how = "closed form on frozen pre-trained features" if closed else f"trained, with {config.distill} distillation"
+    asked = training_asked({key: getattr(config, key) for key, origin in found.origins.items() if origin == YOURS})
+    how += f", since --{asked.replace('_', '-')} is set" if asked and first else ""
     reason = (
-        "seconds, no training"
-        if closed
+        "it has seen other images and is not trained further: this takes seconds"
+        if closed and (config.pretrained or config.weights)
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )
     size = f"{config.image_size} x {config.image_size} pixels"
@@ -170,7 +188,8 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
         ("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
     ]
     if not closed:
-        mirrored = "gray pictures are often writing" if decoded.grey else "color pictures are often photographs"
+        mirrored = "gray pictures are often writing" if decoded.grey else "mirrored ones are taken for another class"
+        mirrored = "mirrored ones stay in their class" if config.flip else mirrored
         lines += [
             ("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
             ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),

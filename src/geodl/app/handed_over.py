@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geodl.errors import StoreError
-from geodl.files import interpreting, is_directory, is_locked, names_in, read_json, remove
+from geodl.files import interpreting, is_directory, names_in, read_json, remove
+from geodl.locks import is_locked
 
 FOLDER = "teaching"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from geodl.app.advice import advise
 from geodl.app.before import LONG, advise_before, training_seconds
-from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain
-from geodl.app.preparing import Prepared, prepare, set_aside
+from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain, training_asked
+from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
 from geodl.config import RunConfig
 from geodl.data.batches import fit
@@ -23,6 +23,7 @@ from geodl.events import (
     FREQUENT,
     Advised,
     Event,
+    FeaturesTaken,
     ImagesRead,
     IntakeDone,
     Listener,
@@ -48,6 +49,7 @@ class Learned:
     interval: of the accuracy, 95 %; judged: on how many images it rests; left_out: whether these were learned too, each judged
     by the model without it.
     before, after: the accuracy on the classes that were known before the step, and on those that it added.
+    stored_features: of how many images the features are kept.
     earlier_images: whether the state before the step, which `undo` would bring back, holds images.
     """
 
@@ -66,6 +68,7 @@ class Learned:
     per_class: dict[str, float | None]
     stored_images: int
     stored_bytes: int
+    stored_features: int
     earlier_images: bool
     warnings: tuple[str, ...]
     skipped: Problems
@@ -117,6 +120,7 @@ def learn_step(
         start,
         last.config if last else None,
         trained=last is not None and last.learner.trained,
+        mirrors=closed or "flip" in options or mirrors(ready.images),
     )
     listener(OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
     _before(chosen.config, len(train) + kept, len(ready.classes), last, options, listener, confirm)
@@ -142,7 +146,7 @@ def _before(
     confirm: Callable[[float], bool],
 ) -> None:
     """Say what would serve better and how long training will take, and ask where that is long."""
-    chosen = bool({"method", "network", "weights", "adapt"} & options.keys())
+    chosen = bool({"method", "weights"} & options.keys() or training_asked(options))
     for sentence in advise_before(config, first=last is None, chosen=chosen):
         listener(Advised(sentence))
     if config.method == "analytic" or classes < 2:
@@ -182,7 +186,7 @@ class _Step:
         stop: Callable[[], bool],
     ) -> None:
         self.store, self.last, self.ready, self.config = store, last, ready, config
-        self.step, self.learned, self.listener = step, learned, listener
+        self.step, self.learned, self.listener, self.stop = step, learned, listener, stop
         identity = {"images": learned, "config": config.identity(), "phase": store.completed()}
         self.progress = _Progress(store, fingerprint(identity))
         unfinished = self.progress.load_progress()
@@ -200,6 +204,8 @@ class _Step:
 
     def _tell(self, event: Event) -> None:
         self.listener(event)
+        if isinstance(event, FeaturesTaken) and self.stop():  # a long pass asks nobody whether to stop
+            raise Interrupted("stopped before anything was changed")
         if not isinstance(event, FREQUENT):
             self.store.events(event.kind, **event.record())
 
@@ -237,14 +243,21 @@ class _Step:
         return fit(images, self.config.image_size, workers=self.config.workers)
 
     def _shown(self) -> Tensor:
-        """Choose pictures to keep and show, (N,) bool: the first of each class, as many as are wanted and it lacks."""
-        labels = self.ready.images.labels
+        """Choose pictures to keep and show, (N,) bool: of each class, as many as are wanted and it lacks, mistaken ones first."""
+        labels, own = self.ready.images.labels, self.learner.memory.own
+        order = torch.arange(len(labels))
+        if "rows" in own:
+            truth, said = own["validated"].T
+            mistaken = own["rows"][truth != said] - (
+                len(own["labels"]) - len(labels)
+            )  # of this step's images, the last
+            order = order[torch.isin(order, mistaken).logical_not().long().argsort(stable=True)]
         there = None if self.last is None else self.last.validation
         have = torch.bincount(torch.empty(0, dtype=torch.int64) if there is None else there.labels)
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         for label in self.ready.present:
             lacking = min(self.config.exemplars, VALIDATION) - (int(have[label]) if label < len(have) else 0)
-            chosen[(labels == label).nonzero().squeeze(1)[: max(lacking, 0)]] = True
+            chosen[order[labels[order] == label][: max(lacking, 0)]] = True
         return chosen
 
     def _record(self, images: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,7 +325,17 @@ def summarize(
         per_class={name: finite(value) for name, value in confusion.per_class.items()},
         stored_images=state.stored_images,
         stored_bytes=state.stored_bytes,
+        stored_features=state.stored_features,
         earlier_images=earlier_images,
-        warnings=tuple(advise(confusion, state.classes, state.config, present)),
+        warnings=(*advise(confusion, state.classes, state.config, present), *_mirrored(state)),
         skipped=problems,
     )
+
+
+def _mirrored(state: State) -> list[str]:
+    """Say so where the images have shown that mirroring changes the class."""
+    if state.learner.memory.own.get("mirrors", True):
+        return []
+    return [
+        "Mirrored images of a class look like another class: images are not mirrored, neither learning nor predicting."
+    ]

@@ -14,10 +14,14 @@ from geodl.data.batches import fit
 from geodl.data.images import Images
 from geodl.data.intake import Decoded, Intake, Problems
 from geodl.errors import DataError
+from geodl.methods.kept_features import KeptFeatures, mirroring_keeps_classes
+from geodl.methods.kept_features import fit as fit_features
 
 SIDE = 16
 ALIKE = 0.99
 """Pictures whose thumbnails of SIDE pixels correlate more than this are of one series (burst shots, copies)."""
+THUMBNAILS, MOST_THUMBNAILS = 30, 1500
+"""Of each class, and about so many in all, that tell whether mirroring keeps the class."""
 
 
 @dataclass(frozen=True)
@@ -161,3 +165,16 @@ def _series(images: Images) -> Tensor:
     """Return groups (N,), equal for near-duplicates: pictures that are alike even when they are tiny."""
     pixels = fit(images, SIDE).pixels.flatten(1).float()
     return near_duplicates(pixels - pixels.mean(1, keepdim=True), ALIKE)
+
+
+def mirrors(images: Images) -> bool:
+    """Return whether mirroring keeps the class, as far as thumbnails tell it: False where copies are taken for another class."""
+    classes = torch.tensor(sorted(set(images.labels.tolist())))
+    labels = torch.searchsorted(classes, images.labels)
+    rows = torch.cat([(labels == c).nonzero().squeeze(1)[:THUMBNAILS] for c in range(len(classes))])
+    rows = rows[:: max(1, len(rows) // MOST_THUMBNAILS)]
+    pixels, labels = fit(images.select(rows), SIDE).pixels, labels[rows]
+    data = KeptFeatures.of({"pixels": pixels.flatten(1).float()}, labels)
+    found = fit_features(data, len(classes), seed=0)
+    copies = {"pixels": pixels.flip(-1).flatten(1).float()}
+    return mirroring_keeps_classes(found, data, torch.arange(len(rows)), copies)

@@ -12,7 +12,7 @@ from geodl.config import RunConfig
 from geodl.data.batches import Transform
 from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.data.names import typed_name
-from geodl.files import interpreting
+from geodl.files import interpreting, part
 from geodl.learner import Learner
 from geodl.memory import insist_on_labels, without_class
 from geodl.metrics import confusions_of, to_metrics
@@ -88,6 +88,11 @@ class State:
         return sum(len(part) for part in (self.learner.memory.images, self.validation) if part is not None)
 
     @property
+    def stored_features(self) -> int:
+        """Of how many images it keeps the features, one by one."""
+        return len(self.learner.memory.own.get("labels", ()))
+
+    @property
     def stored_bytes(self) -> int:
         """How many bytes they take: they are stored as pixels, at the size that the network sees."""
         return self.stored_images * 3 * self.transform.size**2
@@ -144,9 +149,8 @@ def _load(store: RunDirectory, phase: int) -> State:
 
 
 def _state(found: Phase) -> State:
-    extra, prefix = found.extra, "validation."
+    extra, held = found.extra, part(found.memory, "validation")
     learner = Learner.restored(found)
-    held = {key.removeprefix(prefix): value for key, value in found.memory.items() if key.startswith(prefix)}
     # A learner that was saved by itself, or the learner of a run, has no story.
     unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
     validation = from_tensors(held) if held else None
@@ -195,8 +199,10 @@ def without(state: State, name: str, *, again: bool = False) -> State:
     left = {digest for images in kept for digest in images.item_digests()}
     metrics: dict[str, Any] = {}
     if state.metrics:
-        rest = {each: confusion.without(gone) for each, confusion in confusions_of(state.metrics).items()}
-        metrics = to_metrics(state.metrics["phase"], rest)
+        left_out = learner.left_out()  # where the fit is another without the class, so is what it says of the rest
+        before = confusions_of(state.metrics) if left_out is None else {}
+        rest = {each: confusion.without(gone) for each, confusion in before.items()}
+        metrics = to_metrics(state.metrics["phase"], rest if left_out is None else {"analytic": left_out})
     # The key of the last step goes, too: the same images may be learned again.
     return replace(
         state,

@@ -36,149 +36,96 @@ _GROUPS = {
     "results": (RESEARCH, "Keep the results of runs as small files; write a page from them."),
     "cache": (ABOUT, "Show or clear the cache of trained base phases."),
 }
-# name, where it is, group, what it does, an example
+# group -> where it is -> what it does, and an example, which begins with its name
+_COMMANDS = {
+    OWN: {
+        "own:learn": (
+            "Learn the classes in a folder of class folders: new ones, and more images of known ones. Old images are "
+            "not needed. Stopped or killed, the same command goes on.",
+            "geodl learn flowers/ week1/",
+        ),
+        "own:predict": (
+            "Say what is in images: the class and how sure the model is (softmax of the learned scale times the "
+            "cosines with the class means).",
+            "geodl predict flowers/ photo.jpg more/ --top 3",
+        ),
+        "own:evaluate": (
+            "Say how good a model is on images whose classes you know: overall, by class, by learning step, and what it mixes up.",
+            "geodl evaluate flowers/ test/",
+        ),
+        "own:info": (
+            "Say what a model knows and keeps: classes and when they were learned, stored images, sizes, accuracy so far.",
+            "geodl info flowers/",
+        ),
+        "own:undo": ("Take the last step of a model back.", "geodl undo flowers/"),
+        "own:redo": ("Bring back what undo took back last.", "geodl redo flowers/"),
+        "own:rename": ("Give a class another name.", "geodl rename flowers/ daisy marguerite"),
+        "own:remove": ("Remove a class and its images from a model.", "geodl remove flowers/ daisy"),
+        "own:export": (
+            "Write a model as one ONNX file with labels and preprocessing inside and no images, checked against the model.",
+            "geodl export flowers/ flowers.onnx",
+        ),
+        "serve:serve": (
+            "Serve a model on a page, where one can recognize, teach, correct and take back; and to programs over HTTP.",
+            "geodl serve flowers/",
+        ),
+    },
+    RESEARCH: {
+        "run:run": (
+            "Run one incremental experiment: base classes first, then new classes phase by phase. Killed at any "
+            "moment, the same command continues; a complete run prints its result.",
+            "geodl run --preset digits --method lucir --distill geodesic",
+        ),
+        "run:compare": (
+            "Run several methods under one protocol, one after the other, and put them in one table.",
+            "geodl compare finetune lucir lucir+geodesic --preset digits",
+        ),
+        "sweep:app": (
+            "Run a grid or a search, several runs at a time: here, on a Ray cluster or by SLURM. Complete runs are "
+            "left out; `geodl sweep status` shows how far it is.",
+            "geodl sweep --preset digits --grid method=lucir,icarl --grid seed=1,2,3",
+        ),
+        "about:methods": ("List the methods with their papers and their own defaults.", "geodl methods"),
+        "about:show": (
+            "Print every option with its value and where it comes from: default, default of the method, preset, file, "
+            "command line.",
+            "geodl config show --preset cifar100 --method bic",
+        ),
+        "about:show_presets": ("List the presets that ship with the package.", "geodl config presets"),
+        "runs:list_all": ("List the runs below a directory with state and result.", "geodl runs list"),
+        "runs:show": ("Show the result of one run so far.", "geodl runs show runs/NAME"),
+        "runs:rm": ("Remove a run's directory.", "geodl runs rm runs/NAME"),
+        "report:report": (
+            "Write one self-contained HTML page about one or several runs, or about a model. Runs that differ in their "
+            "seed alone are averaged; runs whose protocol the paper has numbers for stand beside them.",
+            "geodl report runs/* --out comparison.html --figures figures/ --tables tables/",
+        ),
+        "reproduce:reproduce": (
+            "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to "
+            "table4, init10, fig-phases, fig-classifiers, fig-cca, time-memory, or all. Complete runs are not run again.",
+            "geodl reproduce table1 --length smoke --runs 1",
+        ),
+        "results:add": (
+            "Write what complete runs reached into small JSON files, one a run.",
+            "geodl results add runs/* --to results/cifar100-cpu",
+        ),
+        "results:write": (
+            "Write a page from such files: every row of the paper, and whether its comparisons hold.",
+            "geodl results write results/cifar100-cpu --out docs/results/cifar100-cpu.md",
+        ),
+    },
+    ABOUT: {
+        "runs:show_cache": ("Show where the cache is and how large.", "geodl cache show"),
+        "runs:clear": ("Remove all trained base phases from the cache.", "geodl cache clear"),
+        "about:doctor": ("Say what a bug report needs: versions, devices, threads, extras, data.", "geodl doctor"),
+    },
+}
 COMMANDS = [
-    (
-        "learn",
-        "own:learn",
-        OWN,
-        "Learn the classes in a folder of class folders: new ones, and more images of known ones. Old images are not needed. "
-        "Stopped or killed, the same command goes on.",
-        "geodl learn flowers/ week1/",
-    ),
-    (
-        "predict",
-        "own:predict",
-        OWN,
-        "Say what is in images: the class and how sure the model is (softmax of the learned scale times the cosines with the "
-        "class means).",
-        "geodl predict flowers/ photo.jpg more/ --top 3",
-    ),
-    (
-        "evaluate",
-        "own:evaluate",
-        OWN,
-        "Say how good a model is on images whose classes you know: overall, by class, by learning step, and what it mixes up.",
-        "geodl evaluate flowers/ test/",
-    ),
-    (
-        "info",
-        "own:info",
-        OWN,
-        "Say what a model knows and keeps: classes and when they were learned, stored images, sizes, accuracy so far.",
-        "geodl info flowers/",
-    ),
-    ("undo", "own:undo", OWN, "Take the last step of a model back.", "geodl undo flowers/"),
-    ("redo", "own:redo", OWN, "Bring back what undo took back last.", "geodl redo flowers/"),
-    ("rename", "own:rename", OWN, "Give a class another name.", "geodl rename flowers/ daisy marguerite"),
-    ("remove", "own:remove", OWN, "Remove a class and its images from a model.", "geodl remove flowers/ daisy"),
-    (
-        "export",
-        "own:export",
-        OWN,
-        "Write a model as one ONNX file with labels and preprocessing inside and no images, checked against the model.",
-        "geodl export flowers/ flowers.onnx",
-    ),
-    (
-        "serve",
-        "serve:serve",
-        OWN,
-        "Serve a model on a page, where one can recognize, teach, correct and take back; and to programs over HTTP.",
-        "geodl serve flowers/",
-    ),
-    (
-        "run",
-        "run:run",
-        RESEARCH,
-        "Run one incremental experiment: base classes first, then new classes phase by phase. Killed at any moment, the same "
-        "command continues; a complete run prints its result.",
-        "geodl run --preset digits --method lucir --distill geodesic",
-    ),
-    (
-        "compare",
-        "run:compare",
-        RESEARCH,
-        "Run several methods under one protocol, one after the other, and put them in one table.",
-        "geodl compare finetune lucir lucir+geodesic --preset digits",
-    ),
-    (
-        "sweep",
-        "sweep:app",
-        RESEARCH,
-        "Run a grid or a search, several runs at a time: here, on a Ray cluster or by SLURM. Complete runs are left out; "
-        "`geodl sweep status` shows how far it is.",
-        "geodl sweep --preset digits --grid method=lucir,icarl --grid seed=1,2,3",
-    ),
-    (
-        "methods",
-        "about:methods",
-        RESEARCH,
-        "List the methods with their papers and their own defaults.",
-        "geodl methods",
-    ),
-    (
-        "config show",
-        "about:show",
-        RESEARCH,
-        "Print every option with its value and where it comes from: default, default of the method, preset, file, command line.",
-        "geodl config show --preset cifar100 --method bic",
-    ),
-    (
-        "config presets",
-        "about:show_presets",
-        RESEARCH,
-        "List the presets that ship with the package.",
-        "geodl config presets",
-    ),
-    (
-        "runs list",
-        "runs:list_all",
-        RESEARCH,
-        "List the runs below a directory with state and result.",
-        "geodl runs list",
-    ),
-    ("runs show", "runs:show", RESEARCH, "Show the result of one run so far.", "geodl runs show runs/NAME"),
-    ("runs rm", "runs:rm", RESEARCH, "Remove a run's directory.", "geodl runs rm runs/NAME"),
-    (
-        "report",
-        "report:report",
-        RESEARCH,
-        "Write one self-contained HTML page about one or several runs, or about a model. Runs that differ in their seed alone "
-        "are averaged; runs whose protocol the paper has numbers for stand beside them.",
-        "geodl report runs/* --out comparison.html --figures figures/ --tables tables/",
-    ),
-    (
-        "reproduce",
-        "reproduce:reproduce",
-        RESEARCH,
-        "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to table4, init10, "
-        "fig-phases, fig-classifiers, fig-cca, time-memory, or all. Complete runs are not run again.",
-        "geodl reproduce table1 --length smoke --runs 1",
-    ),
-    (
-        "results add",
-        "results:add",
-        RESEARCH,
-        "Write what complete runs reached into small JSON files, one a run.",
-        "geodl results add runs/* --to results/cifar100-cpu",
-    ),
-    (
-        "results write",
-        "results:write",
-        RESEARCH,
-        "Write a page from such files: every row of the paper, and whether its comparisons hold.",
-        "geodl results write results/cifar100-cpu --out docs/results.md",
-    ),
-    ("cache show", "runs:show_cache", ABOUT, "Show where the cache is and how large.", "geodl cache show"),
-    ("cache clear", "runs:clear", ABOUT, "Remove all trained base phases from the cache.", "geodl cache clear"),
-    (
-        "doctor",
-        "about:doctor",
-        ABOUT,
-        "Say what a bug report needs: versions, devices, threads, extras, data.",
-        "geodl doctor",
-    ),
+    (" ".join(example.split()[1 : 3 if example.split()[1] in _GROUPS else 2]), target, group, text, example)
+    for group, commands in _COMMANDS.items()
+    for target, (text, example) in commands.items()
 ]
+"""Name, where it is, group, what it does, an example."""
 
 
 def _list_runs() -> None:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +15,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from geodl import __version__
 from geodl.cache import Cache
 from geodl.cli.display import console, say
 from geodl.cli.options import Common, Flags, effective
 from geodl.config import RunConfig, groups_of_options, presets
 from geodl.data.sources import sources
+from geodl.devices import device_kind, explain_precision
 from geodl.files import readable
 from geodl.methods import METHODS
 
@@ -38,9 +41,7 @@ def show(
         print(json.dumps({name: {"value": value, "origin": found.origins[name]} for name, value in values.items()}))
         return
     for title, options in groups_of_options(type(found.config)).items():
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
-        )
+        table = _table(title)
         table.add_column("option", min_width=18)
         table.add_column("value", min_width=24)
         table.add_column("origin", style="dim")
@@ -50,9 +51,13 @@ def show(
         say()
 
 
+def _table(title: str | None = None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+
+
 def show_presets() -> None:
     """List the presets that ship with the package."""
-    table = Table(box=None, pad_edge=False, show_header=False)
+    table = _table()
     for name, text in presets().items():
         table.add_row(f"[bold]{name}[/bold]", text)
     say(table)
@@ -83,14 +88,17 @@ def _method(name: str) -> dict[str, Any]:
     return {"summary": method.summary, "paper": method.paper, "defaults": own}
 
 
-_EXTRAS = {
-    "parquet": ("pyarrow",),
-    "hub": ("datasets",),
-    "timm": ("timm",),
-    "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "tensorboard": ("tensorboard",),
-    "serve": ("fastapi", "uvicorn", "python-multipart"),
-}
+_PACKAGES = ("torch", "lightning-fabric", "numpy", "pillow", "safetensors", "pydantic")
+
+
+def _extras() -> dict[str, list[str]]:
+    """Return the packages of each extra for users, as the installed package declares them."""
+    found: dict[str, list[str]] = {}
+    for requirement in importlib.metadata.requires("geodl") or []:
+        match = re.match(r"([\w.-]+).*; extra == ['\"](\w+)['\"]", requirement)
+        if match and match[2] != "test":
+            found.setdefault(match[2], []).append(match[1])
+    return found
 
 
 def _data_found() -> str:
@@ -116,25 +124,23 @@ def doctor(*, as_json: Json = False) -> None:
     cache = Cache()
     facts: dict[str, dict[str, str]] = {
         "versions": {
-            "geodl": version("geodl"),
+            "geodl": __version__,
             "python": platform.python_version(),
-            **{
-                name: version(name)
-                for name in ("torch", "lightning-fabric", "numpy", "pillow", "safetensors", "pydantic")
-            },
+            **dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True)),
         },
         "machine": {
             "system": platform.platform(),
             "cores": str(os.cpu_count()),
             "threads": f"{torch.get_num_threads()} (OMP_NUM_THREADS = {os.environ.get('OMP_NUM_THREADS', 'unset')})",
             "devices": ", ".join(devices) or "CPU only",
+            "precision auto": explain_precision(device_kind("auto")),
             "executable": sys.executable,
         },
         "extras": {
             name: f"missing: pip install 'geodl[{name}]'"
             if "missing" in (versions := [version(package) for package in packages])
             else ", ".join(f"{package} {found}" for package, found in zip(packages, versions, strict=True))
-            for name, packages in _EXTRAS.items()
+            for name, packages in _extras().items()
         },
         "data": {
             **sources(),
@@ -147,9 +153,7 @@ def doctor(*, as_json: Json = False) -> None:
         print(json.dumps(facts))
         return
     for title, entries in facts.items():
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
-        )
+        table = _table(title)
         table.add_column(min_width=18)
         for key, value in entries.items():
             table.add_row(key, escape(value))

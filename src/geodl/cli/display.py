@@ -13,19 +13,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from geodl import events
 from geodl.cli import signals
-from geodl.events import (
-    BaseAwaited,
-    BaseCached,
-    EpochEnded,
-    Event,
-    PhaseEvaluated,
-    PhaseStarted,
-    RunStarted,
-    StageStarted,
-    StepTaken,
-    part_of,
-)
 from geodl.metrics import Trajectory, confusions_of, finite
 from geodl.predictors import CLASSIFIERS
 from geodl.text import count, printable
@@ -98,7 +87,7 @@ class Watch:
         self._task: Any = None
         self._work: Sequence[int] = []
         self._base = 0
-        self.stage = StageStarted(0, "", 1, 1, 0)
+        self.stage = events.StageStarted(0, "", 1, 1, 0)
 
     @contextmanager
     def shown(self) -> Iterator["Watch"]:
@@ -106,35 +95,35 @@ class Watch:
         with self.bar:
             yield self
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Hear what happens."""
         if self.quiet:
             return
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._started(event)
-            case PhaseStarted():
+            case events.PhaseStarted():
                 names = event.classes
                 shown = ", ".join(names[:8]) + (f", ... ({count(len(names), 'class')})" if len(names) > 8 else "")
                 say(f"  phase {event.phase}: {shown} ({count(event.images, 'image')})")
-            case BaseAwaited():
+            case events.BaseAwaited():
                 say("    another run is training the same base phase: waiting for it")
-            case BaseCached():
+            case events.BaseCached():
                 say("    trained before with the same options: taken from the cache")
-            case StageStarted():
+            case events.StageStarted():
                 self.stage = event
                 if 0 < event.epoch < event.epochs:
                     say(f"    going on with epoch {event.epoch + 1} of {event.epochs}")
-            case StepTaken():
+            case events.StepTaken():
                 self._step(event)
-            case EpochEnded():
+            case events.EpochEnded():
                 long = self._work[event.phase] > 50_000
                 if long and event.stage == "train" and not console.is_terminal:
                     say(f"    epoch {event.epoch}/{event.epochs}: loss {event.loss:.3f}, {event.rate:.0f} images/s")
-            case PhaseEvaluated():
+            case events.PhaseEvaluated():
                 self._evaluated(event)
 
-    def _started(self, event: RunStarted) -> None:
+    def _started(self, event: events.RunStarted) -> None:
         self._work, sizes = event.work, event.sizes
         self._base = sizes[0]
         say(
@@ -148,14 +137,14 @@ class Watch:
         done = sum(self._work[: event.done])
         self._task = self.bar.add_task("  starting", total=sum(self._work), completed=done, state="")
 
-    def _step(self, event: StepTaken) -> None:
+    def _step(self, event: events.StepTaken) -> None:
         # Further stages are short: the bar waits at the end of the phase while they run.
-        part = part_of(event, self.stage) if event.stage == "train" else 1.0
+        part = events.part_of(event, self.stage) if event.stage == "train" else 1.0
         done = sum(self._work[: event.phase]) + self._work[event.phase] * part
         state = f"epoch {event.epoch + 1}/{self.stage.epochs}  loss {event.loss:.3f}  {event.rate:.0f} images/s"
         self.bar.update(self._task, completed=done, description=f"  phase {event.phase} {event.stage}", state=state)
 
-    def _evaluated(self, event: PhaseEvaluated) -> None:
+    def _evaluated(self, event: events.PhaseEvaluated) -> None:
         found = confusions_of(event.metrics)
         shown = {CLASSIFIERS[name]: found[name] for name in HONEST if name in found}
         everything = ", ".join(f"{name} {_number(finite(each.accuracy))}" for name, each in shown.items())

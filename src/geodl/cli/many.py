@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,7 +22,7 @@ from geodl.sweep.runner import Engine, Local, States, run_all
 from geodl.sweep.status import Status, status_of
 from geodl.text import duration
 
-_WHERE = Group("Where the runs go", sort_key=6)
+_where = partial(Parameter, group=Group("Where the runs go", sort_key=6), negative=())
 ROWS = 30
 """Lines of a table of runs; a report has them all."""
 
@@ -32,37 +33,19 @@ class Where:
 
     jobs: Annotated[
         int | None,
-        Parameter(
-            name=("--jobs", "-j"),
-            help="Runs at a time; unset: as many as cores (or GPUs) and memory allow.",
-            group=_WHERE,
-        ),
+        _where(name=("--jobs", "-j"), help="Runs at a time; unset: as many as cores (or GPUs) and memory allow."),
     ] = None
     ray: Annotated[
         str | None,
-        Parameter(
-            help="Run on a Ray cluster: HOST:PORT, auto (the one that runs here, else a new one), or local.",
-            group=_WHERE,
-        ),
+        _where(help="Run on a Ray cluster: HOST:PORT, auto (the one that runs here, else a new one), or local."),
     ] = None
-    submit: Annotated[
-        Literal["slurm"] | None, Parameter(help="Write a job array for SLURM and start nothing.", group=_WHERE)
-    ] = None
+    submit: Annotated[Literal["slurm"] | None, _where(help="Write a job array for SLURM and start nothing.")] = None
     sbatch: Annotated[
         str,
-        Parameter(
-            allow_leading_hyphen=True,
-            help="Further options for SLURM, such as '--partition=gpu --time=1-0'.",
-            group=_WHERE,
-        ),
+        _where(help="Further options for SLURM, such as '--partition=gpu --time=1-0'.", allow_leading_hyphen=True),
     ] = ""
     allow_environment_change: Annotated[
-        bool,
-        Parameter(
-            help="Go on with runs that were begun with another number of threads or kind of device.",
-            negative=(),
-            group=_WHERE,
-        ),
+        bool, _where(help="Go on with runs that were begun with another number of threads or kind of device.")
     ] = False
 
     def __post_init__(self) -> None:

@@ -74,20 +74,17 @@ def _declare() -> type[Any]:
 Flags = _declare()
 
 
+_SOURCES = Group("Sources of options", sort_key=5)
+
+
 @dataclass(frozen=True)
 class Common:
     """Where options come from besides the flags."""
 
     preset: Annotated[
-        str | None,
-        Parameter(
-            help="Start from a preset; `geodl config presets` lists them.",
-            group=Group("Sources of options", sort_key=5),
-        ),
+        str | None, Parameter(help="Start from a preset; `geodl config presets` lists them.", group=_SOURCES)
     ] = None
-    config: Annotated[
-        Path | None, Parameter(help="Read options from a TOML file.", group=Group("Sources of options", sort_key=5))
-    ] = None
+    config: Annotated[Path | None, Parameter(help="Read options from a TOML file.", group=_SOURCES)] = None
 
 
 def layers_of(common: Common, flags: Any, *more: Layer) -> list[Layer]:

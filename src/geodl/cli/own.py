@@ -201,7 +201,7 @@ def predict(
         table_predictions(found, top)
     if not as_json:
         say_skipped(found.skipped, to_errors=True)
-        if len(found):
+        if len(found) > 1:
             errors.print(f"{count(len(found), 'image')}, {found.rate:.0f} images/s", markup=False)
     if not len(found):
         raise DataError("no image could be read" if found.skipped else "no images found")
@@ -250,13 +250,15 @@ def info(
     line(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count_steps(facts)}", "bold")
     if facts["unfinished"]:
         line("a learn step was stopped; the same learn command goes on with it", "yellow")
-    table = plain_table("class", "step", "learned", ">images seen", ">kept", ">for validation", ">accuracy")
+    left_out = facts["left_out"]  # then pictures are kept for show alone
+    kept = {"validation": ">kept to show"} if left_out else {"exemplars": ">kept", "validation": ">for validation"}
+    table = plain_table("class", "step", "learned", ">images seen", *kept.values(), ">accuracy")
     for each in facts["classes"][:SHOWN]:
         table.add_row(
             plain(each["name"]),
             str(each["step"]),
             when(each["learned"]),
-            *(str(each[key]) for key in ("images", "exemplars", "validation")),
+            *(str(each[key]) for key in ("images", *kept)),
             percent(each["accuracy"]),
         )
     console.print(table)

@@ -20,6 +20,7 @@ from geodl.events import (
     Advised,
     EpochEnded,
     Event,
+    FeaturesTaken,
     ImagesPredicted,
     ImagesRead,
     IntakeDone,
@@ -76,6 +77,10 @@ class LearnWatch:
                     line(f"training will take about {duration(event.seconds)} (estimated from a few steps)")
             case StepContinued():
                 line(f"going on where it was stopped: {count(event.epoch, 'epoch')} done")
+            case FeaturesTaken() if not self.training:  # in closed form this is all
+                if self._task is None:
+                    self._task = self.progress.add_task("  learning", total=event.total, state="")
+                self.progress.update(self._task, completed=event.done, visible=event.done < event.total)
             case StageStarted():
                 self._stage = event
                 self._task = self.progress.add_task("  learning", total=1.0, state="")
@@ -185,9 +190,10 @@ def say_learned(model: Path, done: Any) -> None:
             ),
             "bold",
         )
+    features = f", and the features of {count(done.stored_features, 'image')}" if done.stored_features else ""
     earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""
     line(
-        f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{earlier}; your folder is not needed any more"
+        f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{features}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
         console.print(plain("note: ", "yellow") + plain(sentence))
@@ -272,12 +278,12 @@ def describe_step(record: Mapping[str, Any]) -> str:
 
 def say_history(facts: dict[str, Any]) -> None:
     """Print one line for each step, and for each that can be brought back."""
-    line("history:")
+    line("history" + (" (accuracy: each image judged by the model without it):" if facts["left_out"] else ":"))
     for record in facts["steps"]:
         judged = ""
         if record["action"] == "learn":
-            validated = count(record["validated"], "class")
-            judged = f"; accuracy {percent(record['accuracy'])} on the validation images of {validated}"
+            validated = f" on the validation images of {count(record['validated'], 'class')}"
+            judged = f"; accuracy {percent(record['accuracy'])}{'' if facts['left_out'] else validated}"
         line(f"  {when(record['time'])}  {describe_step(record)}{judged}")
     for record in facts["undone"]:
         line(f"  taken back, `geodl redo` brings it back: {describe_step(record)}")
@@ -288,10 +294,8 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
     budget = facts["memory_budget"]
     per = "a class" if budget["counted"] == "per_class" else "in all"
     checks = f" and up to {VALIDATION} validation images a class" if budget["exemplars"] else ""
-    line(
-        f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} "
-        f"(memory budget: {budget['exemplars']} {per}{checks})"
-    )
+    why = "to show, not to learn from" if facts["left_out"] else f"memory budget: {budget['exemplars']} {per}{checks}"
+    line(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
     if listed:
         for each in facts["stored"]:
             line(f"  {each['from']} ({each['class']}, {each['use']})")

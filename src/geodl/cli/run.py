@@ -1,6 +1,8 @@
 """``geodl run`` and ``geodl compare``."""
 
 import json
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,22 +22,26 @@ from geodl.store import RunDirectory
 from geodl.text import count
 from geodl.training import Interrupted
 
-_HOW = Group("How to run", sort_key=6)
-Out = Annotated[Path | None, Parameter(help="Directory of the run; unset: runs/NAME-HASH.", group=_HOW)]
-Fresh = Annotated[
-    bool, Parameter(help="Start over, removing what a run with this directory left.", negative=(), group=_HOW)
-]
-EnvironmentChange = Annotated[
-    bool,
-    Parameter(
-        help="Continue with another number of threads or kind of device: last digits may differ.",
-        negative=(),
-        group=_HOW,
-    ),
-]
-UseCache = Annotated[bool, Parameter(help="Share trained base phases between runs.", negative="--no-cache", group=_HOW)]
-Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print the result alone.", negative=(), group=_HOW)]
-Json = Annotated[bool, Parameter(name="--json", help="Print the result as JSON.", negative=(), group=_HOW)]
+_how = partial(Parameter, group=Group("How to run", sort_key=6), negative=())
+Out = Annotated[Path | None, _how(help="Directory of the run; unset: runs/NAME-HASH.")]
+
+
+@dataclass(frozen=True)
+class How:
+    """What does not change what is computed."""
+
+    fresh: Annotated[bool, _how(help="Start over, removing what a run with this directory left.")] = False
+    allow_environment_change: Annotated[
+        bool, _how(help="Continue with another number of threads or kind of device: last digits may differ.")
+    ] = False
+    cache: Annotated[bool, _how(help="Share trained base phases between runs.", negative="--no-cache")] = True
+    quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False
+    as_json: Annotated[bool, _how(name="--json", help="Print the result as JSON.")] = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing is said before the result."""
+        return self.quiet or self.as_json
 
 
 def run(
@@ -43,29 +49,21 @@ def run(
     common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
     out: Out = None,
-    fresh: Fresh = False,
-    allow_environment_change: EnvironmentChange = False,
-    cache: UseCache = True,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    how: Annotated[How, Parameter(name="*")] = How(),  # noqa: B008  # frozen
 ) -> None:
     """Run one incremental experiment."""
     config = effective(common, flags).config
-    data = _load(config, quiet or as_json)
-    store = _execute(config, data, out, fresh, allow_environment_change, cache, quiet or as_json, Stopper())
+    store = _execute(config, _load(config, how.silent), how, Stopper(), out)
     if follows():
         return
     results = results_of(store)
     _write_pages([store])
-    if as_json:
+    if how.as_json:
         print(json.dumps({"directory": str(store.path), **result_json(store)}))
         return
     classes = len(next(iter(results.values())).classes)
-    say(
-        result_table(
-            f"{label_of(config.method, config.distill)} on {config.data}, {count(classes, 'class')} (%)", results
-        )
-    )
+    title = f"{label_of(config.method, config.distill)} on {config.data}, {count(classes, 'class')} (%)"
+    say(result_table(title, results))
     say(f"{LEGEND}{'; AME sees the images of the old classes: an oracle' if 'ame' in results else ''}")
     _say_where([store])
 
@@ -76,20 +74,12 @@ def compare(
     *,
     common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
-    fresh: Fresh = False,
-    allow_environment_change: EnvironmentChange = False,
-    cache: UseCache = True,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    how: Annotated[How, Parameter(name="*")] = How(),  # noqa: B008  # frozen
 ) -> None:
     """Run several methods under one protocol."""
     configs = list({config.hash(): config for config in (_spec(spec, common, flags) for spec in specs)}.values())
-    data = _load(configs[0], quiet or as_json)
-    stopper = Stopper()
-    stores = [
-        _execute(config, data, None, fresh, allow_environment_change, cache, quiet or as_json, stopper)
-        for config in configs
-    ]
+    data, stopper = _load(configs[0], how.silent), Stopper()
+    stores = [_execute(config, data, how, stopper) for config in configs]
     if follows():
         return
     rows = {
@@ -97,7 +87,7 @@ def compare(
         for config, store in zip(configs, stores, strict=True)
     }
     together = _write_pages(stores)
-    if as_json:
+    if how.as_json:
         print(json.dumps({str(store.path): result_json(store) for store in stores}))
         return
     classes = len(next(iter(next(iter(rows.values())).values())).classes)
@@ -125,17 +115,8 @@ def _load(config: RunConfig, quiet: bool) -> Dataset:
     return data
 
 
-def _execute(
-    config: RunConfig,
-    data: Dataset,
-    out: Path | None,
-    fresh: bool,
-    allow_environment_change: bool,
-    cache: bool,
-    quiet: bool,
-    stopper: Stopper,
-) -> RunDirectory:
-    watch = Watch(label_of(config.method, config.distill), quiet=quiet)
+def _execute(config: RunConfig, data: Dataset, how: How, stopper: Stopper, out: Path | None = None) -> RunDirectory:
+    watch = Watch(label_of(config.method, config.distill), quiet=how.silent)
     if stopper():
         raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.shown():
@@ -143,9 +124,9 @@ def _execute(
             return run_config(
                 config,
                 out=out,
-                fresh=fresh,
-                allow_environment_change=allow_environment_change,
-                cache=Cache() if cache else None,
+                fresh=how.fresh,
+                allow_environment_change=how.allow_environment_change,
+                cache=Cache() if how.cache else None,
                 listener=watch,
                 stop=stopper,
                 data=data,

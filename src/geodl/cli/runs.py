@@ -25,21 +25,9 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
     """List the runs below a directory with their state and result."""
     found = list_runs(root)
     if as_json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "path": str(run.path),
-                        "state": run.state,
-                        "done": run.done,
-                        "phases": run.total,
-                        "result": run.result,
-                        "error": run.error,
-                    }
-                    for run in found
-                ]
-            )
-        )
+        names = {"state": "state", "done": "done", "phases": "total", "result": "result", "error": "error"}
+        facts = [{key: getattr(run, name) for key, name in names.items()} for run in found]
+        print(json.dumps([{"path": str(run.path), **each} for run, each in zip(found, facts, strict=True)]))
         return
     if not found:
         say(f"no runs in {root}; `geodl run --preset digits` makes one")
@@ -65,11 +53,8 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
     if done:
         results = results_of(store)
         classes = len(next(iter(results.values())).classes)
-        say(
-            result_table(
-                f"{run}, {done} of {count(store.phases or done, 'phase')}, {count(classes, 'class')} (%)", results
-            )
-        )
+        title = f"{run}, {done} of {count(store.phases or done, 'phase')}, {count(classes, 'class')} (%)"
+        say(result_table(title, results))
     else:
         say(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):
@@ -89,9 +74,8 @@ def _reached(store: RunDirectory, phase: int) -> str:
     for event in store.read_events():
         if event["kind"] == "epoch" and event.get("phase") == phase:
             with suppress(LookupError, TypeError, ValueError):  # a line that somebody else wrote
-                reached = "{stage}, epoch {epoch} of {epochs} done, loss {loss:.3f}, {rate:.0f} images/s".format(
-                    **event
-                )
+                words = "{stage}, epoch {epoch} of {epochs} done, loss {loss:.3f}, {rate:.0f} images/s"
+                reached = words.format(**event)
     return reached
 
 

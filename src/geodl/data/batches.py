@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from geodl.data.images import ArrayImages, Images, open_image
 from geodl.data.trivial import NUMBERS, trivial, trivial_batch
 from geodl.errors import ConfigError, DataError
 
+K = TypeVar("K")
+R = TypeVar("R")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Areas and aspect ratios of a random resized crop."""
 _ATTEMPTS = 10  # at a crop that fits into the picture, before the center is taken
@@ -88,8 +90,8 @@ def transform_of(config: RunConfig, images: Images | None = None, *, size: int =
     """Return the transform of a run; without image_size as large as the images in memory, or as ``size`` says."""
     if isinstance(images, ArrayImages):
         size = min(images.pixels.shape[2:])
-    names = ("mean", "std", "padding", "flip", "jitter", "crop", "augment")
-    return Transform(config.image_size or size, **{name: getattr(config, name) for name in names})
+    named = {field.name for field in fields(Transform)} & set(RunConfig.model_fields)
+    return Transform(config.image_size or size, **{name: getattr(config, name) for name in named})
 
 
 class Batch(NamedTuple):
@@ -234,27 +236,32 @@ def _decoded(
     if isinstance(images, ArrayImages) and transform.crop == "pad" and images.pixels.shape[2:] == (transform.size,) * 2:
         for plan in plans:
             yield plan, images.pixels[plan.indices]
-    elif workers == 0:
-        for plan in plans:
-            yield plan, _stack([_square(images, i, numbers, transform) for i, numbers in _tasks(plan)])
     else:
-        yield from _decoded_ahead(images, transform, plans, workers)
+        groups = ((plan, ((images, i, numbers, transform) for i, numbers in _tasks(plan))) for plan in plans)
+        for plan, squares in in_threads(_square, groups, workers, _AHEAD):
+            yield plan, _stack(squares)
 
 
-def _decoded_ahead(
-    images: Images, transform: Transform, plans: Iterable[_Plan], workers: int
-) -> Iterator[tuple[_Plan, Tensor]]:
+def in_threads(
+    work: Callable[..., R], groups: Iterable[tuple[K, Iterable[tuple[Any, ...]]]], workers: int, ahead: int
+) -> Iterator[tuple[K, list[R]]]:
+    """Yield each group with the results of its tasks, in order; threads are up to `ahead` groups in advance.
+
+    workers: how many threads; with 0 the calling thread works.
+    """
+    if not workers:
+        yield from ((key, [work(*task) for task in tasks]) for key, tasks in groups)
+        return
     pool = ThreadPoolExecutor(workers)
-    waiting: deque[tuple[_Plan, list[Any]]] = deque()
+    waiting: deque[tuple[K, list[Future[R]]]] = deque()
     try:
-        for plan in plans:
-            tasks = [pool.submit(_square, images, i, numbers, transform) for i, numbers in _tasks(plan)]
-            waiting.append((plan, tasks))
-            if len(waiting) > _AHEAD:
-                done, tasks = waiting.popleft()
-                yield done, _stack([task.result() for task in tasks])
-        for done, tasks in waiting:
-            yield done, _stack([task.result() for task in tasks])
+        for key, tasks in groups:
+            waiting.append((key, [pool.submit(work, *task) for task in tasks]))
+            if len(waiting) > ahead:
+                done, futures = waiting.popleft()
+                yield done, [future.result() for future in futures]
+        for done, futures in waiting:
+            yield done, [future.result() for future in futures]
     finally:  # also when the consumer stops early, or a file turns out to be damaged
         pool.shutdown(cancel_futures=True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import pickle
@@ -15,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from geodl.data.dataset import Dataset, need_root, source
+from geodl.data.dataset import Dataset, fingerprint_of, need_root, source
 from geodl.data.images import ArrayImages, stack_pixels
 from geodl.errors import DataError, MissingExtraError
 from geodl.text import one_line
@@ -36,8 +35,7 @@ def read_cifar100(root: Path | None) -> Dataset:
     (train, names), (test, _) = read("train"), read("test")
     for split, part in (("train", train), ("test", test)):
         _check(root, split, part, names)
-    fingerprint = hashlib.sha256((train.digest() + test.digest()).encode()).hexdigest()
-    return Dataset("cifar100", train, test, names, fingerprint, split=f"official ({kind})")
+    return Dataset("cifar100", train, test, names, fingerprint_of(train, test), split=f"official ({kind})")
 
 
 def _find(root: Path) -> tuple[str, Callable[[str], Part]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import os
@@ -10,17 +11,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from geodl.config import derive
-from geodl.data.images import ArrayImages, Images, check_header
+from geodl.data.images import ArrayImages, FileImages, Images, check_header, pack
 from geodl.data.names import class_names
 from geodl.errors import ConfigError, DataError
 from geodl.text import count
 
+Some = TypeVar("Some", ArrayImages, FileImages)
 Skipped = tuple[tuple[str, str], ...]
 """What was skipped, and why: (file, folder or class; reason)."""
 
@@ -155,6 +157,18 @@ def stratified(labels: Tensor, names: Sequence[str], fraction: float, seed: int)
     return (~is_test).nonzero().flatten(), is_test.nonzero().flatten()
 
 
-def split_words(fraction: float, seed: int) -> str:
-    """Describe a stratified split."""
-    return f"{fraction:.0%} of each class drawn as test images (split seed {seed})"
+def drawn(images: Some, names: Sequence[str], fraction: float, seed: int) -> tuple[Some, Some, str]:
+    """Split images that have no test part: training and test images, and in words how they were told apart."""
+    train, test = (images.select(rows) for rows in stratified(images.labels, names, fraction, seed))
+    return train, test, f"{fraction:.0%} of each class drawn as test images (split seed {seed})"
+
+
+def fingerprint_of(train: Images, test: Images, more: str = "") -> str:
+    """Return the fingerprint of a dataset by the contents of its images, their labels and whatever else counts."""
+    return hashlib.sha256((train.digest() + test.digest() + more).encode()).hexdigest()
+
+
+def packed(train: Images, test: Images) -> tuple[Images, Images]:
+    """Decode small images into memory: training and test images both, or neither."""
+    small, small_test = pack(train), pack(test)
+    return (small, small_test) if type(small) is type(small_test) else (train, test)

@@ -9,14 +9,13 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from geodl.data.dataset import Dataset, Skipped, need_root, source, split_words, stratified
-from geodl.data.images import FileImages, check_header, open_image, pack, read_bytes, shown
+from geodl.data.dataset import Dataset, Skipped, drawn, fingerprint_of, need_root, packed, source
+from geodl.data.images import FileImages, check_header, open_image, read_bytes, shown
 from geodl.data.names import fault
 from geodl.errors import DataError
 from geodl.files import is_folder
@@ -218,12 +217,9 @@ def read_folder(root: Path | None, *, test_fraction: float = 0.2, split_seed: in
         folders = [entry.name for entry in _entries(root) if entry.is_dir() and not entry.name.startswith(".")]
         # train/ alone is a dataset without its test part; beside other folders it is a class of vehicles.
         images, classes, skipped = _scanned(root, root / "train" if folders == ["train"] else root, strict)
-        ours, theirs = stratified(images.labels, classes, test_fraction, split_seed)
-        train, test, split = images.select(ours), images.select(theirs), split_words(test_fraction, split_seed)
-    fingerprint = hashlib.sha256((train.digest() + test.digest() + "/".join(classes)).encode()).hexdigest()
-    data = Dataset(root.resolve().name, train, test, classes, fingerprint, skipped, split)
-    small, small_test = pack(train), pack(test)
-    return replace(data, train=small, test=small_test) if type(small) is type(small_test) else data
+        train, test, split = drawn(images, classes, test_fraction, split_seed)
+    fingerprint = fingerprint_of(train, test, "/".join(classes))
+    return Dataset(root.resolve().name, *packed(train, test), classes, fingerprint, skipped, split)
 
 
 def _scanned(root: Path, part: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skipped]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from geodl.data.dataset import Dataset, source, split_words, stratified
-from geodl.data.images import FileImages, Item, pack
+from geodl.data.dataset import Dataset, drawn, fingerprint_of, packed, source
+from geodl.data.images import FileImages, Item
 from geodl.data.names import class_name, class_names
 from geodl.errors import ConfigError, DataError, MissingExtraError
 from geodl.text import one_line
@@ -38,15 +37,11 @@ def read_hub(
     train = _images(splits["train"], image, label, names)
     held = next((split for split in _TEST_SPLITS if split in splits), None)
     if held is None:
-        ours, theirs = stratified(train.labels, names, test_fraction, split_seed)
-        train, test, split = train.select(ours), train.select(theirs), split_words(test_fraction, split_seed)
+        train, test, split = drawn(train, names, test_fraction, split_seed)
     else:
         test, split = _images(splits[held], image, label, names), f"splits train and {held}"
-    fingerprint = hashlib.sha256((train.digest() + test.digest()).encode()).hexdigest()
-    small, small_test = pack(train), pack(test)
-    if type(small) is not type(small_test):
-        small, small_test = train, test
-    return Dataset(str(root), small, small_test, names, fingerprint, split=f"{split}; columns {image}, {label}")
+    words = f"{split}; columns {image}, {label}"
+    return Dataset(str(root), *packed(train, test), names, fingerprint_of(train, test), split=words)
 
 
 def _load(root: Path) -> Any:

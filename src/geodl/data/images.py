@@ -148,11 +148,6 @@ def _eight_bits(image: Image.Image) -> NDArray[np.uint8]:
     return np.rint(values.clip(0, full) * (255.0 / full)).astype(np.uint8)
 
 
-def to_pixels(image: Image.Image) -> Tensor:
-    """Return the RGB picture as uint8 (3, H, W)."""
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-
 # -------------------------------------------------------------------------------------------------------- containers
 
 

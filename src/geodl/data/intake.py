@@ -3,10 +3,8 @@
 import hashlib
 import io
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from geodl.data.batches import fit
+from geodl.data.batches import fit, in_threads
 from geodl.data.folder import identity, natural_key, scan_folder, walk
-from geodl.data.images import ArrayImages, FileImages, Images, check_header, shown, upright_rgb
+from geodl.data.images import ArrayImages, FileImages, Images, check_header, pack, shown, upright_rgb
 from geodl.data.names import class_name, class_names
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
@@ -104,6 +102,24 @@ def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, 
     raise DataError(f"{type(source).__name__} given: allowed are a folder, arrays with labels, or a torch Dataset")
 
 
+def labelled(images: Any, labels: Any = None) -> Images:
+    """Return what `take` takes, or images of ours, as images whose labels are positions in their names."""
+    if isinstance(images, ArrayImages | FileImages) and labels is None:
+        numbers = range(int(images.labels.max()) + 1 if len(images) else 0)
+        if images.names and len(numbers) > len(images.names):
+            raise DataError(f"label {len(numbers) - 1} has no name: {count(len(images.names), 'class name')} given")
+        return replace(images, names=class_names(images.names or numbers))
+    found = take(images, labels, strict=True)
+    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
+
+
+def with_rows(images: Images, classes: Sequence[str]) -> Images:
+    """Return images whose labels are positions in `classes`, found by their names; -1 where there is none."""
+    position = {name: i for i, name in enumerate(classes)}
+    mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
+    return images.relabel(mapping, classes)
+
+
 def _folder(root: Path, strict: bool) -> Intake:
     images, classes, problems = scan_folder(root, strict)
     if not classes:
@@ -114,7 +130,8 @@ def _folder(root: Path, strict: bool) -> Intake:
         )
     paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
     if all(len(path.parts) > 2 for path in paths):
-        part = root / ("train" if "train" in classes else paths[0].parts[0])
+        # Not the images that are to be tested with, as far as names tell.
+        part = root / min(classes, key=lambda name: (name != "train", name.lower().startswith(("test", "val"))))
         raise DataError(
             f"{shown(root)}: its folders hold folders, not images, so they are parts of a dataset, not classes; give one of them, "
             f"such as {shown(part)}"
@@ -266,26 +283,13 @@ def squares(
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
-    waiting: deque[tuple[range, list[Future[Tensor | str]]]] = deque()
-    pool = ThreadPoolExecutor(max(workers, 1))
-    try:
-        for start in range(0, len(images), batch):
-            part = range(start, min(start + batch, len(images)))
-            waiting.append((part, [pool.submit(square, images, i, size) for i in part]))
-            if len(waiting) > 2:
-                yield _collect(*waiting.popleft(), size)
-        while waiting:
-            yield _collect(*waiting.popleft(), size)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _collect(part: range, tasks: list[Future[Tensor | str]], size: int) -> tuple[list[int], Tensor, list[Any]]:
-    found = [task.result() for task in tasks]
-    good = [(i, pixels) for i, pixels in zip(part, found, strict=True) if isinstance(pixels, Tensor)]
-    bad = [(i, reason) for i, reason in zip(part, found, strict=True) if isinstance(reason, str)]
-    stacked = torch.stack([pixels for _, pixels in good]) if good else torch.empty(0, 3, size, size, dtype=torch.uint8)
-    return [i for i, _ in good], stacked, bad
+    parts = (range(start, min(start + batch, len(images))) for start in range(0, len(images), batch))
+    groups = ((part, ((images, i, size) for i in part)) for part in parts)
+    for part, found in in_threads(square, groups, max(workers, 1), 2):
+        good = [(i, pixels) for i, pixels in zip(part, found, strict=True) if isinstance(pixels, Tensor)]
+        bad = [(i, reason) for i, reason in zip(part, found, strict=True) if isinstance(reason, str)]
+        empty = torch.empty(0, 3, size, size, dtype=torch.uint8)
+        yield [i for i, _ in good], torch.stack([pixels for _, pixels in good]) if good else empty, bad
 
 
 def _refuse_tiny(images: Images, i: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from geodl.data.cifar import read_cifar100
-from geodl.data.dataset import Dataset, load, need_root, source, source_options, sources, split_words, stratified
+from geodl.data.dataset import Dataset, drawn, fingerprint_of, load, need_root, source, source_options, sources
 from geodl.data.folder import scan_folder
 from geodl.data.hub import read_hub
 from geodl.data.images import PIXEL_LIMIT, ArrayImages
@@ -64,17 +63,12 @@ def read_arrays(
     if x_test is None:
         return _split(name, train, names, test_fraction, split_seed)
     test = ArrayImages(pixels[1], labels[len(pixels[0]) :])
-    return Dataset(name, train, test, names, _fingerprint(train, test), split="as given")
+    return Dataset(name, train, test, names, fingerprint_of(train, test), split="as given")
 
 
 def _split(name: str, images: ArrayImages, names: tuple[str, ...], fraction: float, seed: int) -> Dataset:
-    ours, theirs = stratified(images.labels, names, fraction, seed)
-    train, test = images.select(ours), images.select(theirs)
-    return Dataset(name, train, test, names, _fingerprint(train, test), split=split_words(fraction, seed))
-
-
-def _fingerprint(train: ArrayImages, test: ArrayImages) -> str:
-    return hashlib.sha256((train.digest() + test.digest()).encode()).hexdigest()
+    train, test, words = drawn(images, names, fraction, seed)
+    return Dataset(name, train, test, names, fingerprint_of(train, test), split=words)
 
 
 def _read_npz(path: Path) -> dict[str, Any]:

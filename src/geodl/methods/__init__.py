@@ -1,8 +1,9 @@
 """The methods, one file each; importing the package registers them all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from geodl.config import Effective, Kinds, Layer, RunConfig, resolve
 from geodl.losses import DISTILLATIONS
@@ -30,3 +31,10 @@ def kinds() -> Kinds:
 def build(config: RunConfig) -> Method:
     """Return the method that a configuration names."""
     return METHODS[config.method](config)
+
+
+def stored_config(values: Mapping[str, Any]) -> RunConfig:
+    """Return a configuration as it was stored with a state, without options that this version no longer has."""
+    there = {key for kind in (*kinds().methods.values(), *kinds().distillations.values()) for key in kind.model_fields}
+    known = {key: value for key, value in values.items() if key in there}
+    return configure([Layer("the stored configuration", known)]).config

@@ -44,13 +44,7 @@ class AnalyticConfig(RunConfig):
     method: Literal["analytic"] = restate("method", "analytic")
     distill: Literal["none"] = restate("distill", "none")
     exemplars: int = option(
-        0,
-        "Memory",
-        "Exemplars to keep all the same, for k-NME; the method needs none.",
-        ge=0,
-        le=MANY,
-        in_model="kept",
-        in_grid=True,
+        0, "Memory", "Exemplars to keep all the same, for k-NME.", ge=0, le=MANY, in_model="kept", in_grid=True
     )
     gamma: float = option(
         0.01, "Method", "Ridge: lambda = gamma x the mean square of a random feature.", gt=0, in_model="kept"
@@ -63,10 +57,7 @@ class AnalyticConfig(RunConfig):
     )
     mirror: bool = option(True, "Method", "Average the scores of test images and their mirrored copies (needs flip).")
     keep_features: bool = option(
-        False,
-        "Method",
-        "Keep the features of all images: levels and ridge are then chosen at each step.",
-        in_model="fixed",
+        False, "Method", "Keep all images' features: levels and ridge are chosen at each step.", in_model="fixed"
     )
     train_base: bool | None = option(
         None, "Method", "Train the backbone in phase 0; unset: unless it comes with weights."
@@ -78,6 +69,7 @@ class Analytic(Method):
     """head = (G + lambda I)^-1 C over random features of a frozen network: the same whatever the cut into phases."""
 
     name = "analytic"
+    title = "Closed form"
     summary = "closed form: the backbone is trained in phase 0 alone, every phase is one linear system; no exemplars"
     paper = (
         "Zhuang et al.: ACIL, NeurIPS 2022; McDonnell et al.: RanPAC, NeurIPS 2023 (several levels of features: ours)"

@@ -145,9 +145,13 @@ class Method:
     """A method of class-incremental learning; as it stands: cross-entropy plus the chosen distillation."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    """As tables name it; unset: its name."""
     summary: ClassVar[str]
     paper: ClassVar[str]
     Config: ClassVar[type[RunConfig]] = RunConfig
+    head: Literal["cosine", "linear"] = "cosine"
+    """Which head the network has."""
     base_loss: str = ""
     """The loss of phase 0 by name: methods with the same one share trained base phases; empty: this method's alone."""
     keeps_all_data: ClassVar[bool] = False
@@ -155,11 +159,6 @@ class Method:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-
-    @property
-    def head(self) -> Literal["cosine", "linear"]:
-        """Which head the network has."""
-        return "cosine"
 
     @property
     def distills_features(self) -> bool:
@@ -286,5 +285,6 @@ METHODS: dict[str, type[Method]] = {}
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method known by its name; a decorator of the method's class."""
+    method.title = vars(method).get("title", method.name)  # not that of a class it inherits from
     METHODS[method.name] = method
     return method

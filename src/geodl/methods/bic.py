@@ -29,18 +29,15 @@ class Bic(Method):
     """Weighted cross-entropy and distillation; then the new classes' logits become alpha * logit + beta; linear head."""
 
     name = "bic"
+    title = "BiC"
     summary = (
         "as lwf with weights by class counts, then a bias correction of the new classes' logits on held-out images"
     )
     paper = "Wu, Chen, Wang, Ye, Liu, Guo, Fu: Large Scale Incremental Learning, CVPR 2019"
     Config = BicConfig
+    head = "linear"
     base_loss = "cross-entropy"
     config: BicConfig
-
-    @property
-    def head(self) -> Literal["cosine", "linear"]:
-        """Linear, as published."""
-        return "linear"
 
     def held_out(self, quota: int) -> int:
         """2 of 20: a tenth, at least one; none where that would leave nothing to train on."""

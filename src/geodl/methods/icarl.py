@@ -31,6 +31,7 @@ class Icarl(Method):
     """Cross-entropy + distillation; with feature distillation the cosine head (the paper's iCaRL + GeoDL)."""
 
     name = "icarl"
+    title = "iCaRL"
     summary = "the same training as lwf, read under k-NME; with --distill geodesic the paper's iCaRL + GeoDL"
     paper = "Rebuffi, Kolesnikov, Sperl, Lampert: iCaRL, CVPR 2017"
     Config = IcarlConfig
@@ -42,7 +43,7 @@ class Icarl(Method):
         return "mean sigmoid" if self.config.sigmoid else "cross-entropy"
 
     @property
-    def head(self) -> Literal["cosine", "linear"]:
+    def head(self) -> Literal["cosine", "linear"]:  # type: ignore[override]
         """Linear as published; cosine with feature distillation."""
         return "cosine" if self.distills_features else "linear"
 

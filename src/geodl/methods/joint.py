@@ -18,6 +18,7 @@ class Joint(Method):
     """Cross-entropy on everything, a new network each phase; ``phases = 0`` trains once, on all the classes."""
 
     name = "joint"
+    title = "Joint training"
     summary = "upper bound: train anew on all images of all classes seen (--phases 0: once, on all classes)"
     paper = "the joint-CNN of Simon, Koniusz, Harandi, CVPR 2021, Fig. 4"
     Config = JointConfig

@@ -129,16 +129,11 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
 
 
 def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> bool:
-    """Return whether mirrored copies stay in their class. mirrored: features of the copies of the images `rows`, (R, d_b).
-
-    What the fit without an image says of its mirrored copy: f(x') - (k(x')' A e_i) a_i / A_ii.
-    """
-    fitted, dual, labels = found.fitted, found.dual, data.labels
+    """Return whether mirrored copies stay in their class. mirrored: features of the copies of the images `rows`, (R, d_b)."""
+    fitted, labels = found.fitted, data.labels
     h = fitted.expansion.blocks(fitted.standardization(kept({name: mirrored[name] for name in found.h})))
     products = torch.stack(list(kernels(h, {name: found.h[name] for name in h}).values())).sum(0)
-    gone = dual.coefficients[rows] / dual.inverse.diagonal()[rows].unsqueeze(1)
-    lost = (products * dual.inverse[rows]).sum(1, keepdim=True) * gone
-    copies = (products @ dual.coefficients - lost).argmax(1)
+    copies = found.dual.leave_out_for(rows, products).argmax(1)
     for label in sorted(set(labels[rows].tolist())):
         mine = (labels[rows] == label) & (found.left_out[rows] >= 0)
         worse = (copies[mine] != label).sum() - (found.left_out[rows][mine] != label).sum()

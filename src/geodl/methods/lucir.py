@@ -26,12 +26,7 @@ class LucirConfig(RunConfig):
     )
     margin_weight: float = option(1.0, "Method", "Weight of the margin ranking loss.", ge=0, in_model="kept")
     finetune_epochs: int = option(
-        0,
-        "Method",
-        "Epochs of class-balanced fine-tuning of the head after each phase.",
-        ge=0,
-        le=MANY,
-        in_model="kept",
+        0, "Method", "Epochs of class-balanced fine-tuning of the head.", ge=0, le=MANY, in_model="kept"
     )
 
 
@@ -40,6 +35,7 @@ class Lucir(Method):
     """Cross-entropy on a cosine head + feature distillation + margin ranking (LUCIR Eq. 9)."""
 
     name = "lucir"
+    title = "LUCIR"
     summary = "cosine head, imprinting, feature distillation, margin ranking; with --distill geodesic LUCIR + GeoDL"
     paper = "Hou, Pan, Loy, Wang, Lin: Learning a Unified Classifier Incrementally via Rebalancing, CVPR 2019"
     Config = LucirConfig

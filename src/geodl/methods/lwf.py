@@ -18,12 +18,9 @@ class Lwf(Method):
     """Cross-entropy + KL(teacher || student) over the old classes at temperature 2; linear head, CNN classifier."""
 
     name = "lwf"
+    title = "LwF"
     summary = "cross-entropy + distillation of the old classes' logits, linear head, read under CNN"
     paper = "Li, Hoiem: Learning without Forgetting, TPAMI 2017"
     Config = LwfConfig
+    head = "linear"
     base_loss = "cross-entropy"
-
-    @property
-    def head(self) -> Literal["cosine", "linear"]:
-        """Linear, as published."""
-        return "linear"

@@ -39,6 +39,7 @@ class Mnemonics(Lucir):
     """LUCIR; then its herded exemplars move to where training on them helps most (Mnemonics Sec. 4.3)."""
 
     name = "mnemonics"
+    title = "Mnemonics"
     summary = "lucir with exemplars whose pixels are optimized: training on them shall serve the phase's data"
     paper = "Liu, Su, Liu, Schiele, Sun: Mnemonics Training, CVPR 2020"
     Config = MnemonicsConfig

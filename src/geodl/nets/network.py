@@ -1,6 +1,6 @@
 """A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,14 +17,7 @@ from geodl.nets.heads import CosineHead, Head, LinearHead
 from geodl.nets.timm_backbone import expected_by_timm, timm_backbone
 from geodl.nets.weights import load_weights
 
-BACKBONES: dict[str, Callable[[], Backbone]] = {
-    "convnet": resnet.convnet,
-    "efficientnet-lite0": efficientnet_lite.EfficientNetLite0,
-    "resnet8": resnet.resnet8,
-    "resnet18": resnet.resnet18,
-    "resnet20": resnet.resnet20,
-    "resnet32": resnet.resnet32,
-}
+BACKBONES = {"efficientnet-lite0": efficientnet_lite.EfficientNetLite0, **resnet.BACKBONES}
 
 
 class Output(NamedTuple):
@@ -103,22 +96,10 @@ class FrozenNetwork(Network):
         return self
 
     # Not inference_mode: a loss must be able to save the teacher's features for the student's backward pass.
-    @torch.no_grad()
-    def forward(self, x: Tensor) -> Output:
-        """Classify images x: (B, 3, H, W)."""
-        return super().forward(x)
-
-    @torch.no_grad()
-    def features(self, x: Tensor) -> Tensor:
-        """Return the pooled features (B, d) of images x: (B, 3, H, W)."""
-        return super().features(x)
-
-    @torch.no_grad()
-    def level_features(
-        self, x: Tensor, levels: Sequence[str] | None = None, grid: Mapping[str, int] | int | None = None
-    ) -> dict[str, Tensor]:
-        """Return the features (B, d_l * grid_l^2) of several levels of images x: (B, 3, H, W)."""
-        return super().level_features(x, levels, grid)
+    forward = torch.no_grad()(Network.forward)
+    features = torch.no_grad()(Network.features)
+    with_levels = torch.no_grad()(Network.with_levels)
+    level_features = torch.no_grad()(Network.level_features)
 
 
 def networks() -> list[str]:
@@ -184,11 +165,6 @@ def frozen_copy(network: Network) -> FrozenNetwork:
     teacher = FrozenNetwork(copy.backbone, copy.head)
     teacher.requires_grad_(False)
     return teacher.train(False)
-
-
-def parameter_count(module: nn.Module) -> int:
-    """Count the numbers that training can change."""
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _pool(features: Tensor) -> Tensor:

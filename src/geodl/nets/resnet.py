@@ -4,6 +4,9 @@ Modules carry the names that ImageNet checkpoints use (`conv1`, `layer1.0.bn2`, 
 Every network maps images (B, 3, H, W) to a feature map (B, width, h, w).
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,26 +89,12 @@ class ConvNet(Backbone):
         return {"stage1": first, "stage2": second, "stage3": self.layers[6](second)}
 
 
-def resnet8() -> ResNet:
-    """Build the smallest CIFAR network: one block a stage, 64 features; for small images and for tests."""
-    return ResNet((16, 32, 64), blocks=1)
-
-
-def resnet20() -> ResNet:
-    """Build CIFAR's ResNet-20: three blocks a stage, 64 features."""
-    return ResNet((16, 32, 64), blocks=3)
-
-
-def resnet32() -> ResNet:
-    """Build CIFAR's ResNet-32: five blocks a stage, 64 features."""
-    return ResNet((16, 32, 64), blocks=5)
-
-
-def resnet18() -> ResNet:
-    """Build ImageNet's ResNet-18: two blocks a stage, 512 features."""
-    return ResNet((64, 128, 256, 512), blocks=2, imagenet_stem=True)
-
-
-def convnet() -> ConvNet:
-    """Build a tiny network without batch statistics, 32 features; for tiny images and for data-parallel tests."""
-    return ConvNet()
+CIFAR = (16, 32, 64)
+BACKBONES: dict[str, Callable[[], Backbone]] = {
+    "convnet": ConvNet,  # for tiny images, and for tests of several processes
+    "resnet8": partial(ResNet, CIFAR, blocks=1),
+    "resnet18": partial(ResNet, (64, 128, 256, 512), blocks=2, imagenet_stem=True),
+    "resnet20": partial(ResNet, CIFAR, blocks=3),
+    "resnet32": partial(ResNet, CIFAR, blocks=5),
+}
+"""The networks of this file by name."""

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from geodl.config import groups_of_options
 from geodl.data.images import Images
 from geodl.errors import GeodlError
 from geodl.methods import METHODS
+from geodl.metrics import confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
 from geodl.report.results import PUBLIC, Run, Setting
-from geodl.report.tables import Cell, Table
+from geodl.report.tables import Table
 
 FEW = 3
 """A page of more settings than these shows the details of each under its main classifier alone, without exemplars."""
@@ -82,15 +82,9 @@ def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
 
 def _confusions(run: Run, classifier: str) -> Table:
     """List the most frequent confusions."""
-    counts = run.confusion(classifier)
-    wrong = counts.copy()
-    np.fill_diagonal(wrong, 0)
-    order = np.argsort(-wrong, axis=None, kind="stable")[:SHOWN]
-    pairs = [(int(i), int(j)) for i, j in zip(*np.unravel_index(order, wrong.shape), strict=True) if wrong[i, j]]
-    rows: list[list[Cell]] = [
-        [run.classes[i], run.classes[j], int(wrong[i, j]), 100.0 * float(wrong[i, j] / counts[i].sum())]
-        for i, j in pairs
-    ]
+    found = confusions_of(run.metrics[-1])[classifier]
+    totals = found.counts.sum(dim=1).tolist()
+    rows = [[found.classes[i], found.classes[j], n, 100 * n / totals[i]] for i, j, n in found.mistakes(SHOWN)]
     return Table(["true class", "taken for", "images", "% of the class"], rows)
 
 

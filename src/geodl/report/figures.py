@@ -109,12 +109,10 @@ class Plot:
 
     def files(self, directory: Path) -> list[Path]:
         """Write NAME.svg and NAME.pdf for a paper, with letters as shapes or embedded fonts."""
-        paths = []
-        for kind in ("svg", "pdf"):
-            path = directory / f"{self.name}.{kind}"
+        paths = {directory / f"{self.name}.{kind}": kind for kind in ("svg", "pdf")}
+        for path, kind in paths.items():
             atomic_write(path, self._saved(kind, "path"))
-            paths.append(path)
-        return paths
+        return list(paths)
 
     def inline(self, prefix: str) -> str:
         """Return the <svg> element for a page; ids get the prefix, so that figures do not meet."""

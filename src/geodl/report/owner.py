@@ -10,7 +10,7 @@ from torch import Tensor
 
 from geodl.data.images import Images, from_tensors
 from geodl.errors import GeodlError
-from geodl.files import interpreting, readable
+from geodl.files import interpreting, part, readable
 from geodl.learner import Learner
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.predictors import Judged, default_classifier
@@ -82,7 +82,9 @@ def _of(run: Run, directory: RunDirectory, saved: Phase, with_images: bool | Non
 def _restored(saved: Phase) -> tuple[Learner | None, str]:
     """Return the learner, or why there is none: what its network needs may not be installed here."""
     try:
-        return Learner.restored(saved), ""
+        learner = Learner.restored(saved)
+        assert learner.network is not None  # built here, so that a package it lacks is named
+        return learner, ""
     except GeodlError as error:
         return None, str(error)
 
@@ -98,8 +100,7 @@ def _confusion(metrics: Mapping[str, Any], learner: Learner | None) -> Confusion
 
 
 def _validation(memory: Mapping[str, Tensor]) -> Images | None:
-    prefix = "validation."
-    found = {key.removeprefix(prefix): part for key, part in memory.items() if key.startswith(prefix)}
+    found = part(memory, "validation")
     return from_tensors(found) if found else None
 
 

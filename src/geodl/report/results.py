@@ -17,22 +17,13 @@ from numpy.typing import NDArray
 from geodl.config import Layer, RunConfig, groups_of_options, preset_layer, presets
 from geodl.errors import ConfigError, StoreError
 from geodl.files import interpreting
+from geodl.losses import DISTILLATIONS
 from geodl.memory import Memory
 from geodl.methods import METHODS, configure, kinds
 from geodl.metrics import Trajectory, confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.store import RunDirectory, read_steadily
 
-METHOD_NAMES = {
-    "finetune": "CE",
-    "lwf": "LwF",
-    "icarl": "iCaRL",
-    "bic": "BiC",
-    "lucir": "LUCIR",
-    "mnemonics": "Mnemonics",
-    "joint": "Joint training",
-}
-DISTILL_NAMES = {"lwf": "LwF", "cosine": "Cos", "geodesic": "GeoDL"}
 DATA_NAMES = {
     "cifar100": "CIFAR-100",
     "imagenet-subset": "ImageNet-subset",
@@ -47,10 +38,13 @@ MANY = 4
 
 def label_of(method: str, distill: str | None) -> str:
     """Return a method and its distillation as the paper's tables name them; the method's own distillation goes without saying."""
-    name = METHOD_NAMES.get(method, method)
-    if method not in METHODS or distill == METHODS[method].Config.model_fields["distill"].default:
+    if method not in METHODS:
+        return method
+    name = METHODS[method].title
+    if distill == METHODS[method].Config.model_fields["distill"].default:
         return name
-    return f"{name}, no distillation" if distill == "none" else f"{name} + {DISTILL_NAMES.get(str(distill), distill)}"
+    added = DISTILLATIONS[distill].title if distill in DISTILLATIONS else distill
+    return f"{name}, no distillation" if distill == "none" else f"{name} + {added}"
 
 
 @dataclass(frozen=True)

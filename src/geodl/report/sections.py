@@ -9,7 +9,7 @@ from geodl.report import plots
 from geodl.report.figures import Plot
 from geodl.report.published import not_as_published
 from geodl.report.results import Estimate, Run, Setting
-from geodl.report.tables import HIGHER_IS_BETTER, Best, Comparison, Table, comparison_table, comparisons, summary
+from geodl.report.tables import MEASURES, Best, Comparison, Table, comparison_table, comparisons, summary
 
 
 def heading(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -105,13 +105,13 @@ def _marked(content: Table, alike: Sequence[Hashable]) -> Table:
     """Mark the best means among the rows that share ``alike``, all that are shown as the same; one row alone is not the best."""
     rows = [list(row) for row in content.rows]
     for i, name in enumerate(content.header):
-        for group in set(alike) - {None} if name in HIGHER_IS_BETTER else ():
+        for group in set(alike) - {None} if name in MEASURES else ():
             known = {
                 n: cell for n, row in enumerate(rows) if isinstance(cell := row[i], Estimate) and alike[n] == group
             }
             means = [round(cell.mean, 2) for cell in known.values()]
             for n, cell in known.items() if len(known) > 1 else ():
-                if round(cell.mean, 2) == (max if HIGHER_IS_BETTER[name] else min)(means):
+                if round(cell.mean, 2) == (max if MEASURES[name][1] else min)(means):
                     rows[n][i] = Best(*astuple(cell))
     return Table(content.header, rows, content.notes)
 

@@ -25,14 +25,15 @@ class Best(Estimate):
 Cell = str | int | float | Estimate | None
 AVERAGE = "average 1..T"
 INCREMENTAL = "average 0..T"
-HIGHER_IS_BETTER = {
-    "final": True,
-    AVERAGE: True,
-    INCREMENTAL: True,
-    "forgetting": False,
-    "mean forgetting": False,
-    "backward transfer": True,
+MEASURES = {
+    "final": ("final", True),
+    AVERAGE: ("average", True),
+    INCREMENTAL: ("average_incremental", True),
+    "forgetting": ("forgetting", False),
+    "mean forgetting": ("mean_forgetting", False),
+    "backward transfer": ("backward_transfer", True),
 }
+"""The figures of a trajectory as tables name them: their own name, and whether higher is better."""
 ORACLE = "AME needs data that a real learner no longer has: it is an oracle."
 COMPENSATED = "NCM (SDC): nearest class mean with semantic drift compensation; the class means are stored and moved along with the network."
 PAPERS = ("cnn", "nme", "ame")
@@ -75,20 +76,12 @@ class Table:
     def csv(self) -> str:
         """Write it for programs: full precision, an estimate as mean, spread and number of runs; no notes."""
         wide = [any(isinstance(cell, Estimate) for cell in self.column(i)) for i in range(len(self.header))]
+        heads: list[list[object]] = [
+            [n, f"{n} spread", f"{n} runs"] if w else [n] for n, w in zip(self.header, wide, strict=True)
+        ]
+        lines = [heads, *([_parts(cell, w) for cell, w in zip(row, wide, strict=True)] for row in self.rows)]
         out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        header: list[str] = []
-        for name, expands in zip(self.header, wide, strict=True):
-            header += [name, f"{name} spread", f"{name} runs"] if expands else [name]
-        writer.writerow(header)
-        for row in self.rows:
-            line: list[object] = []
-            for cell, expands in zip(row, wide, strict=True):
-                if isinstance(cell, Estimate):
-                    line += [cell.mean, cell.spread, cell.runs]
-                else:
-                    line += [cell, None, None] if expands else [cell]
-            writer.writerow(line)
+        csv.writer(out, lineterminator="\n").writerows([part for parts in line for part in parts] for line in lines)
         return out.getvalue()
 
     def latex(self) -> str:
@@ -103,11 +96,11 @@ class Table:
         """Write it as STEM.md, with its title, STEM.csv and STEM.tex; return the files."""
         stem.parent.mkdir(parents=True, exist_ok=True)
         head = f"# {title}\n\n" if title else ""
-        written = {"md": head + self.markdown(), "csv": self.csv(), "tex": self.latex()}
-        paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in written]
-        for path, content in zip(paths, written.values(), strict=True):
+        contents = {"md": head + self.markdown(), "csv": self.csv(), "tex": self.latex()}
+        written = {stem.with_name(f"{stem.name}.{suffix}"): content for suffix, content in contents.items()}
+        for path, content in written.items():
             atomic_write(path, content.encode())
-        return paths
+        return list(written)
 
 
 def text(cell: Cell) -> str:
@@ -123,18 +116,10 @@ def text(cell: Cell) -> str:
 
 def summary(settings: Sequence[Setting]) -> Table:
     """Return what every setting reached under every classifier."""
-    measures = {
-        "final": "final",
-        AVERAGE: "average",
-        INCREMENTAL: "average_incremental",
-        "forgetting": "forgetting",
-        "mean forgetting": "mean_forgetting",
-        "backward transfer": "backward_transfer",
-    }
     rows: list[list[Cell]] = []
     for setting in settings:
         for classifier in setting.classifiers:
-            found = [setting.value(classifier, name) for name in measures.values()]
+            found = [setting.value(classifier, name) for name, _ in MEASURES.values()]
             rows.append([setting.label, CLASSIFIERS[classifier], len(setting.runs), *found])
     notes = ["All in %."]
     if any(setting.first.done > 1 for setting in settings):
@@ -150,7 +135,7 @@ def summary(settings: Sequence[Setting]) -> Table:
         notes.append(COMPENSATED)
     if any(len(setting.runs) > 1 for setting in settings):
         notes.append("Mean ± sample standard deviation over runs.")
-    return Table(["method", "classifier", "runs", *measures], rows, notes)
+    return Table(["method", "classifier", "runs", *MEASURES], rows, notes)
 
 
 @dataclass(frozen=True)
@@ -260,6 +245,13 @@ def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
     if found := comparisons(settings):
         paths += comparison_table(found).write(directory / "published")
     return paths
+
+
+def _parts(cell: Cell, wide: bool) -> list[object]:
+    """Return what a program reads of a cell; `wide`: of a column that holds estimates."""
+    if isinstance(cell, Estimate):
+        return [cell.mean, cell.spread, cell.runs]
+    return [cell, None, None] if wide else [cell]
 
 
 def _latex_cell(cell: Cell) -> str:

@@ -37,7 +37,8 @@ class Record:
     @property
     def training(self) -> tuple[str, str]:
         """Method and distillation, by the one name that equal trainings have."""
-        return same(self.config["method"], self.config["distill"])
+        method, distill = same(self.config["method"], self.config["distill"])
+        return method, f"{distill} on the grid" if self.config.get("cosine_features") == "grid" else distill
 
     @property
     def file_name(self) -> str:

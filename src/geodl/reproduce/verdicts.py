@@ -3,20 +3,24 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from geodl.config import preset_layer
+from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
 from geodl.report.published import departures, numbers
 from geodl.report.results import Estimate, estimate
 from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Points, Table
+from geodl.reproduce.beyond import headline
 from geodl.reproduce.records import Record
 
-# The paper's rows and the training each is read from.
+# The paper's rows and the training each is read from; and the control experiment that the paper lacks.
 ROWS = {
     "LwF": ("icarl", "lwf"),
     "iCaRL": ("icarl", "lwf"),
     "BiC": ("bic", "lwf"),
     "LUCIR": ("lucir", "cosine"),
+    "LUCIR, cosine on the grid": ("lucir", "cosine on the grid"),
     "Mnemonics": ("mnemonics", "cosine"),
     "iCaRL + GeoDL": ("finetune", "geodesic"),
     "LUCIR + GeoDL": ("lucir", "geodesic"),
@@ -26,7 +30,7 @@ ROWS = {
     "CE + GeoDL": ("finetune", "geodesic"),
     "Joint training": ("joint", "none"),
 }
-# Which row the paper finds better than which.
+# Which row the paper finds better than which; the two with the grid ask whether it is the subspaces or the grid.
 PAIRS = [
     ("CE + GeoDL", "CE + Cos"),
     ("CE + GeoDL", "CE + LwF"),
@@ -36,90 +40,120 @@ PAIRS = [
     ("CE + LwF", "CE"),
     ("iCaRL + GeoDL", "iCaRL"),
     ("LUCIR + GeoDL", "LUCIR"),
+    ("LUCIR + GeoDL", "LUCIR, cosine on the grid"),
+    ("LUCIR, cosine on the grid", "LUCIR"),
     ("LUCIR + GeoDL", "Mnemonics"),
     ("LUCIR + GeoDL", "BiC"),
 ]
 JUDGED = ("cnn", "nme")
 READ = (*JUDGED, "ame", "ncm")
 """The classifiers that these rows are read under."""
+READINGS = [*((name, name) for name in READ), ("ame", "cnn")]
+"""GeoDL under the first classifier against LUCIR under the second; the last is how the paper's gain is found."""
 MEASURES = {AVERAGE: "average", INCREMENTAL: "average_incremental", "final": "final", "forgetting": "forgetting"}
 NOT_RUN = "not run"
+SEEDS = 3
+"""With fewer seeds nothing is decided."""
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t for a 95 % interval with 1 to 10 degrees of freedom; with more, the last is a little too wide."""
 
-Rows = Mapping[str, Sequence[Record]]
+Rows = Mapping[tuple[str, int], Sequence[Record]]
+"""The records of each row, by its name and T."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One row minus another, over the seeds that both have: mean, and sample standard deviation where there are several."""
+    """One row minus another, for each seed that both have."""
 
-    mean: float
-    spread: float | None
-    seeds: int
+    values: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean by the t distribution; None for one seed."""
+        seeds = len(self.values)
+        if seeds < 2:
+            return None
+        half = T_95[min(seeds - 2, len(T_95) - 1)] * statistics.stdev(self.values) / seeds**0.5
+        return self.mean - half, self.mean + half
+
+    @property
+    def shown(self) -> str:
+        """The mean with its interval, for people."""
+        found = self.interval
+        return f"{self.mean:+.2f}" + ("" if found is None else f" ({found[0]:+.2f} to {found[1]:+.2f})")
 
 
-def difference(one: Sequence[Record], other: Sequence[Record], classifier: str, measure: str) -> Difference | None:
-    """Subtract seed by seed; None where no seed has both."""
-    values = [
-        {record.seed: value for record in side if (value := record.value(classifier, measure)) is not None}
-        for side in (one, other)
-    ]
-    paired = [values[0][seed] - values[1][seed] for seed in sorted(values[0].keys() & values[1].keys())]
-    if not paired:
-        return None
-    return Difference(statistics.fmean(paired), statistics.stdev(paired) if len(paired) > 1 else None, len(paired))
+def difference(
+    one: Sequence[Record], other: Sequence[Record], classifiers: tuple[str, str], measure: str
+) -> Difference | None:
+    """Subtract seed by seed, each side under its classifier; None where no seed has both."""
+    first, second = (
+        {record.seed: value for record in side if (value := record.value(name, measure)) is not None}
+        for side, name in zip((one, other), classifiers, strict=True)
+    )
+    paired = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+    return Difference(paired) if paired else None
 
 
-def verdict(found: Difference, borrowed: float | None, *, lower_is_better: bool = False) -> str:
-    """Say whether the first row is better by more than the spread.
-
-    borrowed: the spread to go by where one seed alone was run; None: there is none, and nothing can be said but the sign.
-    """
-    gain = -found.mean if lower_is_better else found.mean
-    spread = borrowed if found.spread is None else found.spread
-    if spread is None:
-        return f"{'better' if gain > 0 else 'worse' if gain < 0 else 'equal'} (one seed, spread unknown)"
-    words = "holds" if gain > spread else "does not hold" if gain < -spread else "within spread"
-    return words if found.seeds > 1 else f"{words} (one seed)"
+def verdict(found: Difference, *, lower_is_better: bool = False) -> str:
+    """Say whether the first row is better: where the 95 % interval over three seeds or more leaves zero out."""
+    if found.interval is None or len(found.values) < SEEDS or found.interval[0] <= 0 <= found.interval[1]:
+        return "not decided"
+    return "holds" if (found.mean < 0) == lower_is_better else "does not hold"
 
 
 def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> Table:
     """Judge by one measure, under the classifiers that a learner has, the comparisons whose rows share a seed."""
-    sides = {name: _judge(rows, pairs, name, measure) for name in JUDGED}
-    run = [pair for pair in pairs if any(pair in side for side in sides.values())]
     table: list[list[Cell]] = []
-    for pair in run:
-        found = [side.get(pair, (None, NOT_RUN)) for side in sides.values()]
-        cells: list[Cell] = [" against ".join(pair), max(each.seeds for each, _ in found if each)]
-        for classifier, (each, words) in zip(JUDGED, found, strict=True):
-            cells += [_shown(each), _published(pair, classifier, measure), words]
-        table.append(cells)
+    run = set()
+    for t in _phases(rows):
+        for pair in pairs:
+            sides = [rows.get((name, t), ()) for name in pair]
+            found = [difference(sides[0], sides[1], (name, name), MEASURES[measure]) for name in JUDGED]
+            if not any(found):
+                continue
+            run.add(pair)
+            cells: list[Cell] = [" against ".join(pair), t, max(len(each.values) for each in found if each)]
+            for classifier, each in zip(JUDGED, found, strict=True):
+                words = verdict(each, lower_is_better=measure == "forgetting") if each else NOT_RUN
+                cells += [each.shown if each else None, _published(pair, classifier, measure, t), words]
+            table.append(cells)
     header = [part for name in JUDGED for part in (CLASSIFIERS[name], "in the paper", "verdict")]
     missing = [" against ".join(pair) for pair in pairs if pair not in run]
-    return Table(["comparison", "seeds", *header], table, _not_run(missing))
+    return Table(["comparison", "T", "seeds", *header], table, _not_run(missing))
 
 
-def _judge(
-    rows: Rows, pairs: Sequence[tuple[str, str]], classifier: str, measure: str
-) -> dict[tuple[str, str], tuple[Difference | None, str]]:
-    """Return the difference and the verdict of each pair that was run."""
-    found = {pair: difference(rows[pair[0]], rows[pair[1]], classifier, MEASURES[measure]) for pair in pairs}
-    known = [each.spread for each in found.values() if each is not None and each.spread is not None]
-    lower, borrowed = measure == "forgetting", max(known, default=None)
-    return {pair: (each, verdict(each, borrowed, lower_is_better=lower)) for pair, each in found.items() if each}
+def readings(rows: Rows) -> Table:
+    """Return LUCIR + GeoDL minus LUCIR under one classifier, and as the paper's gain is found: AME against CNN."""
+    pair, table = ("LUCIR + GeoDL", "LUCIR"), []
+    for t in _phases(rows):
+        sides = [rows.get((name, t), ()) for name in pair]
+        for mine, theirs in READINGS:
+            words = CLASSIFIERS[mine] if mine == theirs else f"{CLASSIFIERS[mine]} against {CLASSIFIERS[theirs]}"
+            cells: list[Cell] = [t, words]
+            for measure in (AVERAGE, "forgetting"):
+                found = difference(sides[0], sides[1], (mine, theirs), MEASURES[measure])
+                cells += [found.shown if found else None, _published(pair, mine, measure, t)]
+            if cells[2] is not None:
+                table.append(cells)
+    return Table(["T", "read under", AVERAGE, "in the paper", "forgetting", "in the paper"], table)
 
 
-def _shown(found: Difference | None) -> str | None:
-    if found is None:
-        return None
-    return f"{found.mean:+.2f}" + ("" if found.spread is None else f" ± {found.spread:.2f}")
+def _phases(rows: Rows) -> list[int]:
+    return sorted({t for (_, t), records in rows.items() if records})
 
 
 def _not_run(missing: Sequence[str]) -> list[str]:
     return [f"Not run yet: {'; '.join(missing)}."] if missing else []
 
 
-def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points | None:
-    """Return the paper's own difference on CIFAR-100: Table 1 at T = 5, or Table 2 at T = 10, both with 20 exemplars."""
+def _published(pair: tuple[str, str], classifier: str, measure: str, t: int) -> Points | None:
+    """Return the paper's own difference on CIFAR-100: Table 1 at this T, or Table 2 at T = 10, both with 20 exemplars."""
     values = []
     for row in pair:
         metric = "forgetting" if measure == "forgetting" else "average"
@@ -127,7 +161,7 @@ def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points |
             number.value
             for number in numbers()
             if (number.row, number.dataset, number.metric, number.memory) == (row, "cifar100", metric, 20)
-            and (number.table, number.phases) in (("Table 1", 5), ("Table 2", 10))
+            and (number.table, number.phases) in (("Table 1", t), ("Table 2", 10))
             and number.classifier in (None, classifier)
         ][:1]
     return Points(values[0] - values[1]) if measure != "final" and len(values) == 2 else None
@@ -136,38 +170,38 @@ def _published(pair: tuple[str, str], classifier: str, measure: str) -> Points |
 # ----------------------------------------------------------------------------------------------------------- page
 
 
-def sort_out(records: Sequence[Record], preset: str) -> tuple[dict[str, list[Record]], list[tuple[Record, list[str]]]]:
+def sort_out(records: Sequence[Record], preset: str) -> tuple[Rows, list[tuple[Record, list[str]]]]:
     """Return the records of each row, and those that depart from the preset with what is different in them."""
-    rows: dict[str, list[Record]] = {name: [] for name in ROWS}
+    rows: dict[tuple[str, int], list[Record]] = {}
     others = []
-    taken: set[tuple[tuple[str, str], int]] = set()
+    taken: set[tuple[tuple[str, str], int, int]] = set()
+    every = sorted({int(record.config["phases"]) for record in records if record.config["phases"]})
     for record in records:
-        departs = _departs(record, preset)
-        if not departs and (record.training, record.seed) in taken:
+        departs = departures(record.config, preset, ("phases", "cosine_features"))
+        t = int(record.config["phases"])
+        key = (record.training, t, record.seed)
+        if not departs and key in taken:
             departs = ["the same once more"]  # a seed counts once, however often it was run
         names = [name for name, training in ROWS.items() if training == record.training]
         if departs or not names:
             others.append((record, departs))
             continue
-        taken.add((record.training, record.seed))
+        taken.add(key)
         for name in names:
-            rows[name].append(record)
+            for at in [t] if t else every:  # joint training may have been done once, at the end, for every T
+                rows.setdefault((name, at), []).append(record)
     return rows, others
-
-
-def _departs(record: Record, preset: str) -> list[str]:
-    # Joint training may have been done once, at the end.
-    return departures(record.config, preset, ("phases",) if record.config["method"] == "joint" else ())
 
 
 def standing(rows: Rows, classifier: str) -> Table:
     """Return what every row reached under one classifier."""
     table: list[list[Cell]] = [
-        [name, len(records), *(_estimate(records, classifier, measure) for measure in MEASURES.values())]
-        for name, records in rows.items()
-        if records
+        [name, t, len(found), *(_estimate(found, classifier, measure) for measure in MEASURES.values())]
+        for t in _phases(rows)
+        for name in ROWS
+        if (found := rows.get((name, t)))
     ]
-    return Table(["row", "seeds", *MEASURES], table, _not_run([name for name, records in rows.items() if not records]))
+    return Table(["row", "T", "seeds", *MEASURES], table, _not_run([n for n in ROWS if all(n != m for m, _ in rows)]))
 
 
 def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estimate | None:
@@ -177,23 +211,52 @@ def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estim
 def times(rows: Rows) -> Table:
     """Return the minutes of each row: phase 0 of the runs that trained it, and the phases after it."""
     table: list[list[Cell]] = []
-    for name, records in rows.items():
+    for (name, t), records in rows.items():
         base = [record.seconds[0] / 60 for record in records if not record.cached]
         later = [sum(record.seconds[1:]) / 60 for record in records if len(record.seconds) > 1]
-        if records:
-            table.append([name, estimate(base), estimate(later)])
-    return Table(["row", "phase 0 (min)", "phases 1 to T (min)"], table)
+        table.append([name, t, estimate(base), estimate(later)])
+    return Table(["row", "T", "phase 0 (min)", "phases 1 to T (min)"], table)
 
 
 def page(records: Sequence[Record], preset: str) -> str:
     """Write the page in Markdown."""
-    rows, others = sort_out(records, preset)
-    against_joint = [("Joint training", name) for name in ROWS if name != "Joint training"]
     parts = [
         f"# Results: {preset}",
         "Written by `geodl results write` from one file a run; do not edit. "
         + preset_words(preset)
         + f" {_machines(records)} All accuracies in %, mean ± sample standard deviation over seeds where there are several.",
+    ]
+    if preset_layer(preset).values.get("method") == "analytic":
+        parts += _closed_form(records)
+    else:
+        parts += _paper(records, preset)
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _closed_form(records: Sequence[Record]) -> list[str]:
+    """Write what the closed form reached, beside what is published."""
+    found: dict[int, list[Mapping[str, Mapping[str, Any]]]] = {}
+    for record in sorted(records, key=lambda each: int(each.config["phases"])):
+        found.setdefault(int(record.config["phases"]), []).append(record.results)
+    heads = [
+        [
+            t,
+            record.seed,
+            *(_estimate([record], name, "average_incremental") for name in ("analytic", "analytic_single")),
+        ]
+        for t in found
+        for record in sorted(records, key=lambda each: each.seed)
+        if int(record.config["phases"]) == t
+    ]
+    each = Table(["T", "seed", f"{INCREMENTAL}, mirrored", f"{INCREMENTAL}, not mirrored"], heads)
+    return [headline(found).markdown(), "## Each run", each.markdown()]
+
+
+def _paper(records: Sequence[Record], preset: str) -> list[str]:
+    """Write the paper's rows and comparisons."""
+    rows, others = sort_out(records, preset)
+    against_joint = [("Joint training", name) for name in ROWS if name != "Joint training"]
+    parts = [
         "LwF and iCaRL are one training, which the paper reads under CNN and under k-NME; so are CE + GeoDL and iCaRL + GeoDL. "
         f"{AVERAGE}: mean accuracy after phases 1 to T (the paper's definition); {INCREMENTAL}: with phase 0; final: after the last "
         "phase; forgetting: accuracy on the base classes after phase 0 minus after the last phase.",
@@ -204,10 +267,9 @@ def page(records: Sequence[Record], preset: str) -> str:
             parts.append(_oracle(preset))
     parts += [
         "## Do the paper's comparisons hold?",
-        "The first row minus the second, seed by seed, with the standard deviation over seeds where there are several. *holds*: better by more than that "
-        "deviation; *does not hold*: worse by more than that; *within spread*: neither. Where the two share one seed only, that is "
-        "said, and the largest spread known from the other comparisons under the same classifier stands in; where there is none, the sign is told. *In the paper*: its own "
-        "difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else from Table 1 (T = 5), where the rows "
+        "The first row minus the second, seed by seed: mean and, in brackets, its 95 % interval over seeds (t distribution). *holds*: better, and the "
+        f"interval leaves zero out; *does not hold*: worse, and it does; *not decided*: neither, or fewer than {SEEDS} seeds. *In the paper*: its own "
+        "difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else from Table 1, where the rows "
         "it cites count phase 0 and its own do not. Table 2 itself has CE + GeoDL behind CE + Cos under CNN.",
     ]
     for title, pairs, measure in (
@@ -216,22 +278,29 @@ def page(records: Sequence[Record], preset: str) -> str:
         ("Final accuracy against joint training", against_joint, "final"),
     ):
         parts += [f"### {title}", comparisons(rows, pairs, measure).markdown()]
+    parts += [
+        "## Two readings of LUCIR + GeoDL against LUCIR",
+        "The paper does not say under which classifier its Table 1 reads them. Both under one classifier, and GeoDL under AME (an oracle) "
+        "against LUCIR under CNN:",
+        readings(rows).markdown(),
+    ]
     parts += ["## Time", times(rows).markdown()]
     parts.append(
         "Wall-clock time of training and evaluation, without interruptions; other work may have run beside it."
     )
     if others:
         parts += ["## Other runs", "Runs that depart from the preset.", _others(others).markdown()]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    return parts
 
 
 def preset_words(preset: str) -> str:
     """Say what a preset does."""
-    values = preset_layer(preset).values
+    values = configure([preset_layer(preset)]).config
+    kept = f", {values.exemplars} exemplars a class" if values.exemplars else ""
+    later = "" if values.method == "analytic" else f" and {values.epochs} in each phase after it"
     return (
-        f"Preset `{preset}`: {values['network']}, {values['base']} classes and then {values['phases']} phases, "
-        f"{values['exemplars']} exemplars a class, {values.get('base_epochs', values['epochs'])} epochs in phase 0 and "
-        f"{values['epochs']} in each phase after it."
+        f"Preset `{preset}`: {values.network}, {values.base} classes and then {values.phases} phases where T is not told{kept}, "
+        f"{values.base_epochs or values.epochs} epochs in phase 0{later}."
     )
 
 
@@ -257,7 +326,14 @@ def _others(others: Sequence[tuple[Record, list[str]]]) -> Table:
     table: list[list[Cell]] = []
     for record, departs in others:
         found = [_estimate([record], name, measure) for name in JUDGED for measure in ("average", "forgetting")]
-        name = " + ".join(record.training)
-        table.append([name, record.seed, ", ".join(departs) or "no row of the paper", *found])
+        table.append(
+            [
+                " + ".join(record.training),
+                record.config["phases"],
+                record.seed,
+                ", ".join(departs) or "no row of the paper",
+                *found,
+            ]
+        )
     heads = [f"{CLASSIFIERS[name]} {measure}" for name in JUDGED for measure in (AVERAGE, "forgetting")]
-    return Table(["training", "seed", "different from the preset", *heads], table)
+    return Table(["training", "T", "seed", "different from the preset", *heads], table)

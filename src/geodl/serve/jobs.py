@@ -34,8 +34,9 @@ from geodl.events import (
     TimeEstimated,
     part_of,
 )
-from geodl.files import is_locked, locked, make_directory, write_json
+from geodl.files import make_directory, write_json
 from geodl.learner import MODEL
+from geodl.locks import is_locked, locked
 from geodl.serve.security import Refused
 from geodl.store import RunDirectory
 from geodl.text import printable
@@ -243,7 +244,7 @@ class Teacher:
             try:
                 learned = model.learn(
                     job.source or _intake(job.folder),
-                    listener=lambda event: self._hear(job, event),
+                    listener=job.hear,
                     stop=lambda: self._stop(job),
                     **self.options,
                 )
@@ -266,11 +267,6 @@ class Teacher:
         if job.state == "running" and not self._closing:  # else its folder and checkpoint stay for the next start
             self._give_up()
             self._end(job, "cancelled")
-
-    def _hear(self, job: Job, event: Event) -> None:
-        job.hear(event)
-        if isinstance(event, FeaturesTaken) and self._stop(job):  # a long pass asks nobody whether to stop
-            raise Interrupted("stopped")
 
     def _begin(self, job: Job) -> bool:
         """Let a job run, unless it was cancelled just now."""

@@ -9,7 +9,7 @@ from typing import Any
 from geodl.classifier import IncrementalClassifier
 from geodl.devices import available_cores
 from geodl.errors import StoreError
-from geodl.files import is_locked
+from geodl.locks import is_locked
 from geodl.serve.batching import Predictor
 from geodl.serve.exports import Exports
 from geodl.serve.jobs import Teacher

@@ -10,31 +10,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 
+from geodl import files
 from geodl.errors import StoreError
-from geodl.files import (
-    MissingFileError,
-    atomic_write,
-    canonical_json,
-    drop_folder,
-    fingerprint,
-    interpreting,
-    is_directory,
-    json_file,
-    locked,
-    make_directory,
-    move,
-    parse_object,
-    parse_tensors,
-    read_tensors,
-    remove_temporaries,
-    sync_directory,
-    temporary_for,
-    tensor_file,
-    unlink,
-    write_synced,
-    write_tensors,
-    writing,
-)
+from geodl.locks import locked
 from geodl.store.events import append_event, read_events
 from geodl.store.phases import (
     FILES,
@@ -47,7 +25,7 @@ from geodl.store.phases import (
     read_listed,
     read_manifest,
 )
-from geodl.store.progress import drop_checkpoint, is_odd, set_aside
+from geodl.store.progress import drop_checkpoint, load_checkpoint, save_checkpoint, set_aside
 from geodl.store.record import (
     FORMAT,
     differences,
@@ -55,6 +33,7 @@ from geodl.store.record import (
     read_record,
     refuse_difference,
     refuse_foreign,
+    start_over,
     write_record,
 )
 from geodl.store.undone import NAME as UNDONE
@@ -117,15 +96,15 @@ class RunDirectory:
         records the new one. `fresh` starts over: it removes what geodl wrote there, and nothing else.
         """
         wanted = {"config": config, "environment": environment or {}, "format": FORMAT, "phases": phases}
-        record: dict[str, Any] = json.loads(canonical_json(wanted))  # as it reads back: tuples become lists
+        record: dict[str, Any] = json.loads(files.canonical_json(wanted))  # as it reads back: tuples become lists
         refuse_foreign(path)
-        make_directory(path)
+        files.make_directory(path)
         with locked(path):
             run = cls(path) if has_record(path) else None
             if run is not None and run.kind != record["config"].get("kind", "run"):  # not even --fresh removes a model
                 raise StoreError(f"{path} is the directory of a {run.kind}; use another one")
             if run is None or fresh:
-                _start_over(path, record)
+                start_over(path, record)
                 return cls(path)
             refuse_difference(path, "configuration", differences(run.config, record["config"]), "--fresh")
             then, now = ({key: env.get(key) for key in must_match} for env in (run.environment, record["environment"]))
@@ -146,7 +125,7 @@ class RunDirectory:
                 raise StoreError(f"{self.path} was replaced by another process: run the same command again")
             phases = [phase_path(self.path, t) for t in phase_numbers(self.path)]
             for directory in (self.path, self.path / "phases", self.path / "progress", *phases):
-                remove_temporaries(directory)
+                files.remove_temporaries(directory)
             if not self.undone():
                 drop_undone(self.path)
             self._writable = True
@@ -181,39 +160,36 @@ class RunDirectory:
         if t != self.completed():
             raise StoreError(f"{self.path}: phase {t} cannot be saved, the next one is {self.completed()}")
         forms = {FORMS: [form(part) for part in (model, memory, statistics or {})]}
-        parts = (tensor_file(model), tensor_file(memory), json_file(metrics), json_file(dict(extra) | forms))
-        contents = dict(zip(FILES, parts, strict=True))
+        tensors, facts = map(files.tensor_file, (model, memory)), map(files.json_file, (metrics, dict(extra) | forms))
+        contents = dict(zip(FILES, (*tensors, *facts), strict=True))
         if statistics:
-            contents[STATISTICS] = tensor_file(statistics)
+            contents[STATISTICS] = files.tensor_file(statistics)
         contents[MANIFEST] = manifest_file(t, describe(contents))
         target = phase_path(self.path, t)
-        temporary = temporary_for(target)
-        with writing(target, temporary):
+        temporary = files.temporary_for(target)
+        with files.writing(target, temporary):
             target.parent.mkdir(exist_ok=True)
-            sync_directory(self.path)
+            files.sync_directory(self.path)
             temporary.mkdir()
             for name, data in contents.items():
-                write_synced(temporary / name, data)
-            sync_directory(temporary)
-            move(temporary, target)
+                files.write_synced(temporary / name, data)
+            files.sync_directory(temporary)
+            files.move(temporary, target)
         drop_undone(self.path)
         self.clear_progress()
 
     def load_phase(self, t: int) -> Phase:
         """Read phase `t`, verified."""
-        model, memory, metrics, extra, *more = self._read(t, *FILES, optional=(STATISTICS,))
         folder = phase_path(self.path, t)
-        facts = parse_object(extra, folder / "extra.json")
-        forms = facts.pop(FORMS, None)
-        tensors = [
-            parse_tensors(data, folder / name)
-            for name, data in zip((*FILES[:2], STATISTICS), (model, memory, *more), strict=False)
-        ]
+        found = self._read(t, *FILES, optional=(STATISTICS,))
+        parsed = [_parsed(data, folder / name) for data, name in zip(found, (*FILES, STATISTICS), strict=False)]
+        model, memory, metrics, extra, statistics = parsed if len(parsed) > len(FILES) else [*parsed, {}]
+        forms = extra.pop(FORMS, None)
         # Signed anew, tensors of other shapes would pass for sound, and break whatever computes with them.
+        tensors = [model, memory, *([statistics] if len(parsed) > len(FILES) else [])]
         if forms is not None and [form(part) for part in tensors] != forms[: len(tensors)]:
             raise StoreError(f"{folder} is damaged: its tensors have other names, types or shapes than were saved")
-        found = parse_object(metrics, folder / "metrics.json")
-        return Phase(tensors[0], tensors[1], found, facts, tensors[2] if more else {}, folder)
+        return Phase(model, memory, metrics, extra, statistics, folder)
 
     def verify(self) -> None:
         """Verify every file of every complete phase: all that a result rests on."""
@@ -272,7 +248,7 @@ class RunDirectory:
             set_undone(self.path, done - 1)
         else:
             drop_undone(self.path)
-            drop_folder(phase_path(self.path, done - 1))
+            files.drop_folder(phase_path(self.path, done - 1))
 
     def undone(self) -> list[int]:
         """Return the numbers of the phases that were taken back and can be brought back, in that order."""
@@ -289,8 +265,8 @@ class RunDirectory:
     def load_undone(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of a phase that was taken back, verified."""
         folder = phase_path(self.path, t, UNDONE)
-        data = read_listed(folder, "extra.json", read_manifest(folder, t))
-        return parse_object(data, folder / "extra.json")
+        found = files.parse_object(read_listed(folder, "extra.json", read_manifest(folder, t)), folder / "extra.json")
+        return {key: entry for key, entry in found.items() if key != FORMS}
 
     def forget_phase(self, t: int) -> None:
         """Remove all of an old phase, which is not the last one, but its metrics: extra may name a person's files."""
@@ -311,9 +287,9 @@ class RunDirectory:
             manifest = {}  # a damaged manifest stays as it is: nothing unverified is signed anew
         if forgotten & manifest.keys():  # first, so that no manifest ever names a file that is gone
             kept = {name: entry for name, entry in manifest.items() if name not in forgotten}
-            atomic_write(folder / MANIFEST, manifest_file(t, kept))
+            files.atomic_write(folder / MANIFEST, manifest_file(t, kept))
         for name in sorted(forgotten):
-            unlink(folder / name)
+            files.unlink(folder / name)
 
     def remembers(self, t: int) -> bool:
         """Return whether phase `t` is there with its model and memory."""
@@ -322,27 +298,23 @@ class RunDirectory:
             manifest = read_manifest(folder, t)
         except StoreError:
             return False
-        files = ("memory.safetensors", "model.safetensors")
-        return all(name in manifest and os.path.lexists(folder / name) for name in files)
+        return all(name in manifest and os.path.lexists(folder / name) for name in FILES[:2])
 
     def load_memory(self, t: int) -> dict[str, Tensor]:
         """Read the memory of phase `t` alone, verified."""
-        (data,) = self._read(t, "memory.safetensors")
-        return parse_tensors(data, phase_path(self.path, t) / "memory.safetensors")
+        return self._load(t, "memory.safetensors")
 
     def load_extra(self, t: int) -> dict[str, Any]:
         """Read what was kept beside the tensors and metrics of phase `t`, verified."""
-        (data,) = self._read(t, "extra.json")
-        return {
-            key: entry
-            for key, entry in parse_object(data, phase_path(self.path, t) / "extra.json").items()
-            if key != FORMS
-        }
+        return {key: entry for key, entry in self._load(t, "extra.json").items() if key != FORMS}
 
     def load_metrics(self, t: int) -> dict[str, Any]:
         """Read the metrics of phase `t` alone, verified."""
-        (data,) = self._read(t, "metrics.json")
-        return parse_object(data, phase_path(self.path, t) / "metrics.json")
+        return self._load(t, "metrics.json")
+
+    def _load(self, t: int, name: str) -> dict[str, Any]:
+        (data,) = self._read(t, name)
+        return _parsed(data, phase_path(self.path, t) / name)
 
     def stamp(self) -> tuple[int, int, int] | None:
         """Return what tells the last complete phase from any other, also from one taken back; None: there is none."""
@@ -362,27 +334,17 @@ class RunDirectory:
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace the checkpoint of the phase in work; `state` is JSON-ready."""
         self._require_lock()
-        if is_odd(self._checkpoint):
-            set_aside(self._checkpoint)
-        make_directory(self._checkpoint.parent)
-        # Tensors and state in one file: one rename replaces both.
-        write_tensors(
-            self._checkpoint, tensors, {"phase": str(self.completed()), "state": canonical_json(state).decode()}
-        )
+        save_checkpoint(self._checkpoint, self.completed(), tensors, state)
 
     def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Read the last checkpoint of the phase in work, verified; None where there is none that is sound.
 
         A damaged one can always be computed again: whoever holds the lock sets it aside and says so.
         """
-        phase = str(self.completed())
+        phase = self.completed()
         try:
-            tensors, metadata = read_tensors(self._checkpoint)
-            with interpreting(self._checkpoint):
-                if metadata["phase"] != phase:
-                    return None  # killed after its phase was saved and before it was removed
-                return tensors, parse_object(metadata["state"].encode(), self._checkpoint)
-        except MissingFileError:
+            return load_checkpoint(self._checkpoint, phase)
+        except files.MissingFileError:
             return None
         except StoreError as error:
             if self._writable:
@@ -413,7 +375,7 @@ class RunDirectory:
 
 def form(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of the names, types and shapes of tensors."""
-    return fingerprint({name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()})
+    return files.fingerprint({name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()})
 
 
 def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
@@ -432,21 +394,12 @@ def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
     raise StoreError(f"{path} is being changed by another process all the time: run the same command again")
 
 
+def _parsed(data: bytes, path: Path) -> dict[str, Any]:
+    return files.parse_tensors(data, path) if path.suffix == ".safetensors" else files.parse_object(data, path)
+
+
 def _unreadable(error: BaseException | None) -> bool:
     """Return whether a file could not be read here and now: it may well be sound."""
     return isinstance(getattr(error, "__cause__", None), OSError | MemoryError) and not isinstance(
-        error, MissingFileError
+        error, files.MissingFileError
     )
-
-
-def _start_over(path: Path, record: dict[str, Any]) -> None:
-    """Remove what geodl wrote, newest first, so that a kill on the way leaves a shorter but sound run."""
-    drop_checkpoint(path / "progress" / "checkpoint.safetensors")
-    for name in ("events.jsonl", "report.html"):
-        unlink(path / name)
-    if is_directory(path / "tensorboard"):
-        for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
-            unlink(curves)
-    for t in reversed(phase_numbers(path)):
-        drop_folder(phase_path(path, t))
-    write_record(path, record)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from geodl import files
 from geodl.errors import StoreError
-from geodl.files import TEMPORARY, MissingFileError, names_in, read_json, signed, verified, write_json
+from geodl.store.phases import phase_numbers, phase_path
+from geodl.store.progress import drop_checkpoint
 
 FORMAT = 2
 NAME = "config.json"
@@ -17,14 +19,14 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read `config`, `environment`, `format` and `phases` of the directory at `path`, verified."""
     file = path / NAME
     try:
-        record = read_json(file)
-    except MissingFileError:
+        record = files.read_json(file)
+    except files.MissingFileError:
         record = None
     if not isinstance(record, dict) or "config" not in record:
         raise StoreError(f"{path} is not a directory of geodl's: it has no config.json that geodl wrote")
     if record.get("format") == 1 and "sha256" not in record:
         raise StoreError(f"{path} was written by geodl 0.1 and cannot be opened by this version")
-    record = verified(record, file)
+    record = files.verified(record, file)
     if record.get("format") != FORMAT:
         raise StoreError(f"{path} has format {record.get('format')!r}; this version of geodl reads format {FORMAT}")
     kinds = {"config": dict, "environment": dict, "phases": int | None}
@@ -36,7 +38,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """Write it with its checksum."""
-    write_json(path / NAME, signed(record))
+    files.write_json(path / NAME, files.signed(record))
 
 
 def has_record(path: Path) -> bool:
@@ -46,7 +48,7 @@ def has_record(path: Path) -> bool:
 
 def refuse_foreign(path: Path) -> None:
     """Refuse a directory with things in it that is not geodl's: nothing of a user's is ever mixed or overwritten."""
-    if any(name != "lock" and not name.startswith(TEMPORARY) for name in names_in(path)):
+    if any(name != "lock" and not name.startswith(files.TEMPORARY) for name in files.names_in(path)):
         read_record(path)
 
 
@@ -67,3 +69,19 @@ def refuse_difference(path: Path, what: str, found: Sequence[str], remedy: str) 
         raise StoreError(
             f"{path} was made with another {what}: {'; '.join(found)}. Use another directory, or {remedy} to start over"
         )
+
+
+def start_over(path: Path, record: dict[str, Any]) -> None:
+    """Write the record of a new run, what geodl wrote before being removed.
+
+    Newest first, so that a kill on the way leaves a shorter but sound run.
+    """
+    drop_checkpoint(path / "progress" / "checkpoint.safetensors")
+    for name in ("events.jsonl", "report.html"):
+        files.unlink(path / name)
+    if files.is_directory(path / "tensorboard"):
+        for curves in (path / "tensorboard").glob("events.out.tfevents.*"):
+            files.unlink(curves)
+    for t in reversed(phase_numbers(path)):
+        files.drop_folder(phase_path(path, t))
+    write_record(path, record)

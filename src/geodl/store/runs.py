@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geodl.errors import StoreError
-from geodl.files import TEMPORARY, interpreting, is_locked, locked, move, names_in, remove, temporary_for, writing
+from geodl.files import TEMPORARY, interpreting, move, names_in, remove, temporary_for, writing
+from geodl.locks import is_locked, locked
 from geodl.predictors import CLASSIFIERS, default_classifier
 from geodl.store.directory import RunDirectory
 from geodl.store.record import has_record, read_record

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from geodl.config import RunConfig
 from geodl.errors import ConfigError, MissingExtraError
-from geodl.files import is_locked
+from geodl.locks import is_locked
 from geodl.sweep.jobs import Job
 from geodl.sweep.runner import Process, arguments, environment_of
 from geodl.sweep.shipping import Files, Seen, changed, receive

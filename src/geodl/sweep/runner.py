@@ -168,7 +168,7 @@ class Local:
     def __init__(self, config: RunConfig, places: int | None = None, *, allow_environment_change: bool = False) -> None:
         each = config.devices
         gpus = torch.cuda.device_count() // each if device_kind(config.accelerator) == "cuda" else 0
-        fits = min(available_cores() // (each * (config.threads or 1)), int(_available_memory() // (each * MEMORY)))
+        fits = min(available_cores() // (each * (config.threads or 1)), int(available_memory() // (each * MEMORY)))
         self.places = places or max(gpus or fits, 1)
         self._gpus = [",".join(str(i * each + j) for j in range(each)) for i in range(gpus)]
         self._used: dict[str, Process] = {}
@@ -187,7 +187,7 @@ class Local:
         return process
 
 
-def _available_memory() -> float:
+def available_memory() -> float:
     """Return the bytes of memory that new processes can have; infinite where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

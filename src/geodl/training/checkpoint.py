@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from geodl.files import part
 from geodl.nets import Network
 
 
@@ -85,23 +86,19 @@ class Checkpoint:
 
     def restore_network(self, network: Network) -> None:
         """Load the weights that the network had here."""
-        load_weights(network, self._part("network"))
+        load_weights(network, part(self.tensors, "network"))
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
         """Load a stage's own module and the momenta; return the epoch and step to go on with."""
-        own = self._part("module")
+        own = part(self.tensors, "module")
         if own:
             module.load_state_dict(own)
         parameters = _moved(optimizer)
-        for i, buffer in self._part("momentum").items():
+        for i, buffer in part(self.tensors, "momentum").items():
             parameter = parameters[int(i)]
             # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
             optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
         return self.epoch, self.step
-
-    def _part(self, name: str) -> dict[str, Tensor]:
-        prefix = f"{name}."
-        return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
 
 
 def _moved(optimizer: torch.optim.Optimizer) -> list[Tensor]:

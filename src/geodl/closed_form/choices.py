@@ -1,0 +1,123 @@
+"""Choices by leave-one-out: blocks and ridge, temperature and threshold; and which images it can judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from geodl.closed_form.dual import class_weights, solve_dual, targets_of
+from geodl.closed_form.expansion import Blocks
+from geodl.errors import ConfigError
+
+GAMMAS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+"""What `choose` tries. On CIFAR-100 the first three are nearly the same; a few hundred photographs want about 0.1."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Blocks and gamma, and the leave-one-out accuracy they were chosen for (NaN where no image could be judged)."""
+
+    blocks: tuple[str, ...]
+    gamma: float
+    accuracy: float
+
+
+def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
+    """Return groups, int64 (N,), equal for images of one series. z: (N, d), pooled features of the deepest level.
+
+    Two images belong together where the cosine of their features is above `least`, and so do friends of friends.
+    """
+    rows = F.normalize(z.float(), dim=1)
+    pairs = (rows @ rows.T > least).fill_diagonal_(True)
+    groups = torch.arange(len(rows))
+    for _ in range(len(rows)):  # the least number in the neighborhood spreads, at most along the longest series
+        first = torch.where(pairs, groups, len(rows)).amin(1)
+        if torch.equal(first, groups):
+            break
+        groups = first
+    return groups
+
+
+def judged(labels: Tensor, groups: Tensor | None = None) -> Tensor:
+    """Return which images (N,) leave-one-out can judge: those whose class has images outside their own group."""
+    kin = labels.unsqueeze(1) == labels
+    own = torch.eye(len(labels), dtype=torch.bool) if groups is None else groups.unsqueeze(1) == groups
+    return (kin & ~own.to(kin.device)).any(1)
+
+
+def choose(
+    products: Blocks,
+    widths: Mapping[str, int],
+    labels: Tensor,
+    subsets: Sequence[Sequence[str]],
+    *,
+    gammas: Sequence[float] = GAMMAS,
+    balanced: bool = False,
+    groups: Tensor | None = None,
+) -> Choice:
+    """Return the likeliest blocks and gamma among those whose leave-one-out accuracy is within a standard error of the best.
+
+    Args:
+        products: of the training images' h with each other, by block, float64 (N, N).
+        widths: M_b by block.
+        labels: int64 (N,), 0 to classes - 1.
+        subsets: the sets of blocks to try; the first is taken where no image can be judged.
+        gammas: to try with each of them; the middle one is taken where no image can be judged.
+        balanced: whether every class counts the same, in the fit (`class_weights`) and in the accuracy.
+        groups: of near-duplicates, (N,).
+    """
+    weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
+    targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups)
+    if not known.any():
+        return Choice(tuple(subsets[0]), gammas[len(gammas) // 2], math.nan)
+
+    def quality(names: Sequence[str], gamma: float) -> tuple[float, float]:
+        kernel = torch.stack([products[name] for name in names]).sum(0)
+        fit = solve_dual(kernel, targets, gamma, sum(widths[name] for name in names), weights)
+        scores = fit.leave_out(groups)[known]
+        right = (scores.argmax(1) == labels[known]) * weights[known]
+        loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
+        return float(right.sum() / weights[known].sum()), float(loss)
+
+    found = {(tuple(names), gamma): quality(names, gamma) for names in subsets for gamma in gammas}
+    best = max(accuracy for accuracy, _ in found.values())
+    error = math.sqrt(best * (1 - best) / int(known.sum()))
+    good = {choice: loss for choice, (accuracy, loss) in found.items() if accuracy >= best - error}
+    blocks, gamma = min(good, key=good.__getitem__)
+    return Choice(blocks, gamma, found[blocks, gamma][0])
+
+
+def temperature(scores: Tensor, labels: Tensor) -> float:
+    """Return the T of softmax(scores / T) with the largest likelihood. scores: (N, classes), leave-one-out; labels: (N,).
+
+    The likelihood is concave in 1 / T: its slope is bisected. One image in N + 2 counts as of no class in particular, or
+    scores that are always right would have the temperature 0.
+    """
+    spread = float((scores.amax(1) - scores.amin(1)).mean()) if len(scores) else 0.0
+    if not spread > 0:
+        return 1.0
+    doubt = 1 / (len(labels) + 2)
+    own = scores.gather(1, labels.unsqueeze(1)).mean() * (1 - doubt) + scores.mean() * doubt
+    low, high = -14.0, 14.0  # log(spread / T)
+    for _ in range(50):
+        middle = (low + high) / 2
+        expected = (F.softmax(scores * (math.exp(middle) / spread), dim=1) * scores).sum(1).mean()
+        low, high = (middle, high) if expected < own else (low, middle)
+    return spread / math.exp((low + high) / 2)
+
+
+def threshold(confidences: Tensor, rate: float) -> float:
+    """Return the confidence below which an image is called unknown, so that at most a share `rate` of the known ones are.
+
+    confidences: (N,), leave-one-out; any measure that is larger for surer images. Without images nothing is unknown.
+    """
+    if not 0 <= rate < 1:
+        raise ConfigError(f"rate = {rate}: from 0 to below 1 is allowed")
+    if not len(confidences):
+        return -math.inf
+    return float(confidences.sort().values[int(rate * len(confidences))])

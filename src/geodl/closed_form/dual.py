@@ -1,0 +1,81 @@
+"""Ridge regression where the features of all images are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from geodl.closed_form.expansion import Blocks
+from geodl.closed_form.primal import cholesky, ridge_of
+
+
+def class_weights(labels: Tensor) -> Tensor:
+    """Return weights (N,) that give every class the same, 1 on average: N / (classes n_c). For a fit that favors no class."""
+    counts = torch.bincount(labels).double()
+    return len(labels) / ((counts > 0).sum() * counts[labels])
+
+
+def targets_of(labels: Tensor, classes: int) -> Tensor:
+    """Return one-hot targets, float64 (N, classes)."""
+    return F.one_hot(labels, classes).double()
+
+
+@dataclass(frozen=True)
+class Dual:
+    """A fit by its coefficients a: (N, classes) and A = (K + lambda W^-1)^-1: (N, N), to targets: (N, classes); all float64."""
+
+    coefficients: Tensor
+    inverse: Tensor
+    targets: Tensor
+
+    def head(self, h: Tensor) -> Tensor:
+        """Return the head (M, classes) from the training images' h: (N, M)."""
+        return h.double().T @ self.coefficients
+
+    def leave_out(self, groups: Tensor | None = None) -> Tensor:
+        """Return each training image's scores (N, classes) by the fit without it, or without its whole group.
+
+        groups: int64 (N,), equal for near-duplicates; unset: every image is alone. lambda, weights and standardization are
+        held fixed.
+        """
+        gone = self._gone()
+        for rows in _repeated(groups):
+            gone[rows] = torch.linalg.solve(self.inverse[rows][:, rows], self.coefficients[rows])
+        return self.targets - gone
+
+    def leave_out_for(self, rows: Tensor, products: Tensor) -> Tensor:
+        """Return the scores (R, classes) of other pictures, each by the fit without one training image.
+
+        rows: (R,), the images left out; products: (R, N) of the pictures' h with those of all images. The score of x without
+        image i is f(x) - (k(x)' A e_i) a_i / A_ii.
+        """
+        lost = (products * self.inverse[rows]).sum(1, keepdim=True) * self._gone()[rows]
+        return products @ self.coefficients - lost
+
+    def _gone(self) -> Tensor:
+        return self.coefficients / self.inverse.diagonal().unsqueeze(1)  # (A_SS)^-1 a_S for a group S of one image
+
+
+def _repeated(groups: Tensor | None) -> list[list[int]]:
+    """Return the rows of every group of more than one image."""
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate([] if groups is None else groups.tolist()):
+        members.setdefault(group, []).append(row)
+    return [rows for rows in members.values() if len(rows) > 1]
+
+
+def solve_dual(kernel: Tensor, targets: Tensor, gamma: float, width: int, weights: Tensor | None = None) -> Dual:
+    """Fit in dual form. kernel: float64 (N, N), products of the h of all images; targets: (N, classes); width: M; weights: (N,)."""
+    if weights is None:
+        weights = kernel.new_ones(len(kernel))
+    ridge = ridge_of((weights * kernel.diagonal()).sum(), gamma, width)
+    inverse = torch.cholesky_inverse(cholesky(kernel, ridge / weights))
+    return Dual(inverse @ targets, inverse, targets)
+
+
+def kernels(h: Blocks, others: Blocks) -> dict[str, Tensor]:
+    """Return the products of images' h with those of others, by block: float64 (N, others)."""
+    return {name: block.double() @ others[name].double().T for name, block in h.items()}
