@@ -1,6 +1,6 @@
 """How much faster a sweep is than the same runs one after the other, each with one thread.
 
-Run with `python -m benchmarks.sweep [--runs 8] [--epochs 150] [--jobs 2]`: on two quiet cores eight runs of half a minute or more.
+Run with `python -m benchmarks.sweep [--runs 8] [--epochs 70] [--jobs 2]`: on two quiet cores eight runs of half a minute or more.
 Aim: at least 1.7 times as fast. Both start the same processes, so that loading torch counts on both sides; no base phase is shared.
 """
 
@@ -36,7 +36,7 @@ def main():
     """Print the seconds of both, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=150)
+    parser.add_argument("--epochs", type=int, default=70)
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     seeds = range(1, given.runs + 1)
