@@ -1,4 +1,4 @@
-"""The parts of a phase, in epochs of its training: an epoch, what memory takes (class means, exemplars), and evaluation.
+"""The parts of a phase, in epochs of its training: what the old network makes of the new images, an epoch, memory, evaluation.
 
 Run with `python -m benchmarks.phase [CIFAR_DIR] [--threads 1] [--precision auto] [--ame]`; without a directory the images are noise.
 Aim: memory and evaluation together take at most 0.45 of an epoch, without AME.
@@ -50,16 +50,17 @@ def main():
     scenario = ClassIncremental(data, base=50, phases=5)
     print(f"ResNet-32, LUCIR, precision {learner.trainer.precision}, threads: {options.threads}")
     for phase in list(scenario)[:2]:
+        began = time.perf_counter()
         learner.learn(phase.train)
         learned = time.perf_counter()
         old = scenario.train(0) if options.ame and phase.index == 0 else None
         learner.evaluate(phase.test, old=old)
         evaluated = time.perf_counter()
         epoch = times[EpochEnded] - times[StageStarted]
-        memory, evaluation = learned - times[EpochEnded], evaluated - learned
+        before, memory, evaluation = times[StageStarted] - began, learned - times[EpochEnded], evaluated - learned
         share = (memory + evaluation) / epoch
         print(
-            f"phase {phase.index}: epoch {epoch:.1f} s; memory {memory:.1f} s, evaluation {evaluation:.1f} s: "
+            f"phase {phase.index}: before training {before:.1f} s; epoch {epoch:.1f} s; memory {memory:.1f} s, evaluation {evaluation:.1f} s: "
             f"{share:.2f} of an epoch{'' if options.ame else f' (aim: {AIM})'}"
         )
 

@@ -139,14 +139,7 @@ class Learner:
         trainer.place(network)
         held = method.held_out(quota(classes, config.exemplars, config.memory_budget))
         images, memory = memory.hold_out(images, range(old, classes), held, config.seed)
-        if old and network.head.can_imprint and classes > old and method.trains(self.phases):
-            found = trainer.features(network, images.select(images.labels >= old), transform)
-            network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])  # type: ignore[operator]
-        if old and method.freezes_old_rows:
-            absent = torch.arange(classes) < old
-            absent[images.labels] = False
-            network.head.freeze(absent)
-        return Phase(
+        phase = Phase(
             index=self.phases,
             config=config,
             transform=transform,
@@ -160,6 +153,15 @@ class Learner:
             device=trainer.device,
             ranks=trainer.ranks,
         )
+        if phase.teacher is not None:
+            phase.before = found = trainer.features(phase.teacher, phase.at_hand(), transform)
+            if network.head.can_imprint and classes > old:
+                network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])  # type: ignore[operator]
+        if old and method.freezes_old_rows:
+            absent = torch.arange(classes) < old
+            absent[images.labels] = False
+            network.head.freeze(absent)
+        return phase
 
     def _one_class(self, train: Images, transform: Transform) -> tuple[Network, Memory]:
         """Keep exemplars of the only class by the features of the untrained network: there is nothing to tell apart."""

@@ -47,6 +47,8 @@ class Phase:
     """``read(images, mirror=False)``: what the network, as it is now, makes of un-augmented images, in eval mode."""
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
+    before: Features | None = None
+    """What the teacher makes of the images at hand: new rows are imprinted by it, and drift is measured from it."""
     settled: Features | None = None
     """What the network makes of the images at hand, once no stage will move it any more."""
     optimized: Memory | None = None

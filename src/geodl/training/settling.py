@@ -20,7 +20,7 @@ def settled(trainer: Trainer, method: Method, phase: Phase) -> Memory:
     share = quota(classes, config.exemplars, config.memory_budget)
     phase.settled = phase.read(phase.at_hand())
     chosen = method.exemplars(phase, share - method.held_out(share))
-    means = _means(trainer, phase, phase.settled)
+    means = _means(phase, phase.settled)
     taken = means_of_exemplars(trainer, phase.network, chosen.images, phase.transform, classes)
     if taken is not None:  # a class of which no exemplar is kept stands by its class mean
         taken = _filled(taken, means)
@@ -39,16 +39,15 @@ def means_of_exemplars(
     return exemplar_means([trainer.features(network, images, transform, mirror=m) for m in sides], classes)
 
 
-def _means(trainer: Trainer, phase: Phase, now: Features) -> Tensor:
+def _means(phase: Phase, now: Features) -> Tensor:
     """Return the class means (C, d) of NCM: those of classes at hand are taken, the others drift along (SDC)."""
     classes = phase.old + phase.new
     taken = class_means(now.pooled, now.labels, classes)
     moved = phase.memory.means
     if moved is None:
         return taken
-    if phase.teacher is not None:
-        before = trainer.features(phase.teacher, phase.at_hand(), phase.transform)
-        moved = drift(moved, before.pooled, now.pooled)
+    if phase.before is not None:
+        moved = drift(moved, phase.before.pooled, now.pooled)
     return _filled(taken, torch.cat([moved, moved.new_zeros(classes - len(moved), moved.shape[1])]))
 
 
