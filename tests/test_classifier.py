@@ -849,6 +849,7 @@ def test_a_pretrained_backbone_comes_with_its_size_and_colors(model, weeks, timm
     now = state.load(RunDirectory(model.path))
     assert (now.transform.size, now.transform.mean, now.transform.std) == (16, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     assert timm[0]["pretrained"] is True
+    assert now.network is not None  # built when it is first asked for
     assert timm[-1]["pretrained"] is False  # loading a model fetches nothing
     model.learn(weeks[1], network="timm:standin", **QUICK)
     assert len(model.predict(weeks[1])) == 30

@@ -250,14 +250,14 @@ def test_names_are_never_markup(tmp_path):
 
 
 def test_a_second_ctrl_c_leaves_at_once():
-    stopper = Stopper()
+    stopper, before = Stopper(), signal.getsignal(signal.SIGINT)
     with redirect_stderr(StringIO()), stopper.watching():
         assert not stopper()
         signal.raise_signal(signal.SIGINT)
         assert stopper()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     # Before anybody has asked there is nothing to save.
     with redirect_stderr(StringIO()), Stopper().watching(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
