@@ -8,7 +8,7 @@ from tests.directories import Killed, contents
 
 from geodl import files
 from geodl.errors import StoreError
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, read_steadily
 
 
 @pytest.fixture
@@ -58,6 +58,26 @@ def test_what_was_taken_back_is_brought_back_exactly(run):
             run.redo_phase()
     with pytest.raises(StoreError, match="holder of its lock"):
         run.redo_phase()
+
+
+def test_a_phase_that_is_away_for_a_moment_is_read_again(run):
+    reads = []
+
+    def read(store):
+        reads.append(store)
+        if len(reads) == 1:  # between two looks of a reader another process takes the phase back and brings it again
+            with run.lock():
+                run.drop_last_phase(keep=True)
+                try:
+                    return store.load_phase(2)
+                finally:
+                    run.redo_phase()
+        return store.load_phase(2)
+
+    assert read_steadily(run.path, read).extra == {"t": 2}
+    (run.path / "phases" / "02" / "extra.json").unlink()
+    with pytest.raises(StoreError, match=r"extra\.json"):
+        read_steadily(run.path, lambda store: store.load_phase(2))
 
 
 @pytest.mark.parametrize("change", ["save", "drop"])

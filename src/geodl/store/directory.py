@@ -380,14 +380,17 @@ def form(tensors: Mapping[str, Tensor]) -> str:
 
 def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
     """Return what `read` gives of a directory, read again where another process took a phase back or saved one meanwhile."""
+    last = ""
     for _ in range(10):
         store = RunDirectory(path)
         before = store.stamp()
         try:
             found = read(store)
-        except StoreError:
-            if store.stamp() == before:
+        except StoreError as error:
+            # A phase that was taken back and brought back meanwhile has the same stamp: wrong is what stays wrong.
+            if store.stamp() == before and str(error) == last:
                 raise
+            last = str(error)
         else:
             if store.stamp() == before:
                 return found
