@@ -387,8 +387,9 @@ def read_steadily(path: Path, read: Callable[[RunDirectory], T]) -> T:
         try:
             found = read(store)
         except StoreError as error:
-            # A phase that was taken back and brought back meanwhile has the same stamp: wrong is what stays wrong.
-            if store.stamp() == before and str(error) == last:
+            # A phase that was taken back and brought back meanwhile has the same stamp: missing is what stays missing.
+            gone = isinstance(error.__cause__, files.MissingFileError) and str(error) != last
+            if store.stamp() == before and not gone:
                 raise
             last = str(error)
         else:
