@@ -682,7 +682,7 @@ def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypa
 def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(model, weeks, monkeypatch):
     for module in (choices, before):
         monkeypatch.setattr(module, "has_pretrained", lambda: False)
-    monkeypatch.setattr(learning, "training_seconds", lambda *_: 500.0)
+    monkeypatch.setattr(learning, "step_seconds", lambda *_: 500.0)
     heard = []
     with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
         model.learn(weeks[0], listener=heard.append, confirm=lambda seconds: seconds < 500)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from geodl import IncrementalClassifier, Learner
+from geodl.app.before import step_seconds
 from geodl.app.choices import has_pretrained
 from geodl.errors import ConfigError, DataError, StoreError
-from geodl.events import Advised, OptionsChosen
+from geodl.events import Advised, OptionsChosen, TimeEstimated
 
 pytestmark = pytest.mark.skipif(not has_pretrained(), reason="the extra `pretrained` is not installed")
 
@@ -228,3 +229,21 @@ def test_flowers(flowers_dir, tmp_path):
     for week in ("week1", "week2", "week3"):
         model.learn(flowers_dir / week)
     assert model.evaluate(flowers_dir / "test").accuracy > 95
+
+
+def test_how_long_it_takes_is_told_first_and_asked_where_it_is_long(tmp_path, monkeypatch):
+    heard, asked = [], []
+    x, y = pictures(("disc", "square"), 6)
+    monkeypatch.setattr("geodl.app.learning.LONG", 0.0)
+    with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
+        IncrementalClassifier(tmp_path / "m").learn(x, y, **QUICK, listener=heard.append, confirm=asked.append)
+    (told,) = [event.seconds for event in heard if isinstance(event, TimeEstimated)]
+    assert asked == [told]
+    assert told > 0
+    assert not (tmp_path / "m").exists()
+
+
+def test_the_estimate_grows_with_the_images(tmp_path):
+    config = Learner(method="analytic", network="efficientnet-lite0", image_size=64, threads=1).config
+    few, many = (step_seconds(config, count, 2) for count in (10, 10_000))
+    assert 0 < few < many

@@ -25,18 +25,22 @@ def advise_before(config: RunConfig, *, first: bool, chosen: bool) -> list[str]:
     ]
 
 
-def training_seconds(config: RunConfig, images: int, classes: int) -> float:
-    """Estimate how long a step trains on so many images, from a few steps on made-up ones."""
-    device = torch.device(device_kind(config.accelerator))
-    network = build_network(config.network, classes, head="cosine", seed=0).to(device).train()
-    size, batch = config.image_size or 224, min(config.batch_size, 32)
+def step_seconds(config: RunConfig, images: int, classes: int) -> float:
+    """Estimate how long a step takes on so many images, from a few passes over made-up ones: trained, or read once."""
+    device, trains = torch.device(device_kind(config.accelerator)), config.method != "analytic"
+    network = build_network(config.network, classes, head="cosine", seed=0).to(device).train(trains)
+    size, batch = config.image_size or 224, min(config.batch_size, 32) if trains else 4
     pixels = torch.rand(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     x = pixels.to(device, memory_format=torch.channels_last)
     labels = torch.arange(batch, device=device) % classes
     times = []
     for _ in range(1 + _STEPS):  # the first one warms up
         began = time.perf_counter()
-        F.cross_entropy(network(x).logits, labels).backward()  # type: ignore[no-untyped-call]
+        with torch.set_grad_enabled(trains):
+            loss = F.cross_entropy(network(x).logits, labels)
+        if trains:
+            loss.backward()  # type: ignore[no-untyped-call]
         times.append(time.perf_counter() - began)
+    each = min(times[1:]) / batch
     # A teacher looks on in all steps but the first: a third of a student's work.
-    return 1.3 * min(times[1:]) / batch * images * config.epochs
+    return 1.3 * each * images * config.epochs if trains else each * images

@@ -177,7 +177,7 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
     asked = training_asked({key: getattr(config, key) for key, origin in found.origins.items() if origin == YOURS})
     how += f", since --{asked.replace('_', '-')} is set" if asked and first else ""
     reason = (
-        "it has seen other images and is not trained further: this takes seconds"
+        "it has seen other images and is not trained further"
         if closed and (config.pretrained or config.weights)
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from geodl.app.advice import advise
-from geodl.app.before import LONG, advise_before, training_seconds
+from geodl.app.before import LONG, advise_before, step_seconds
 from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain, training_asked
 from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
@@ -145,13 +145,13 @@ def _before(
     listener: Listener,
     confirm: Callable[[float], bool],
 ) -> None:
-    """Say what would serve better and how long training will take, and ask where that is long."""
+    """Say what would serve better and how long the step will take, and ask where that is long."""
     chosen = bool({"method", "weights"} & options.keys() or training_asked(options))
     for sentence in advise_before(config, first=last is None, chosen=chosen):
         listener(Advised(sentence))
-    if config.method == "analytic" or classes < 2:
-        return
-    seconds = training_seconds(config, images, classes)
+    if config.method != "analytic" and classes < 2:
+        return  # one class alone is not trained
+    seconds = step_seconds(config, images, classes)
     listener(TimeEstimated(seconds))
     if seconds > LONG and not confirm(seconds):
         raise ConfigError("not confirmed: nothing was learned")

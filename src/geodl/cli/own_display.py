@@ -74,7 +74,7 @@ class LearnWatch:
                 console.print(plain("note: ", "yellow") + plain(event.sentence))
             case TimeEstimated():
                 if event.seconds > 10:
-                    line(f"training will take about {duration(event.seconds)} (estimated from a few steps)")
+                    line(f"this will take about {duration(event.seconds)} (estimated from a few steps)")
             case StepContinued():
                 line(f"going on where it was stopped: {count(event.epoch, 'epoch')} done")
             case FeaturesTaken() if not self.training:  # in closed form this is all
