@@ -2,8 +2,8 @@
 
 Run with `python -m studies.moving CIFAR_DIR RUN OUT [--epochs 3]`; RUN is a complete run of the preset cifar100-analytic, whose phase 0
 both sides start from. Features z of all training images are kept. Where the network moves, those of old images are left as they were
-(stale), carried along by a linear map from old to new z that is fitted on the images at hand (mapped), or read anew from all old images,
-which a learner does not have (oracle). OUT.json keeps what came out.
+(stale), carried along by a linear map from old to new z that is fitted on the images at hand (mapped), or, at the end, read anew from all
+old images, which a learner does not have (oracle). OUT.json keeps what came out.
 """
 
 import argparse
@@ -39,7 +39,8 @@ def start(run, epochs, data):
     """Return a learner that knows the base classes by the network of the run's phase 0."""
     base = Learner.restored(RunDirectory(run).load_phase(0))
     options = {"method": "lucir", "distill": "geodesic", "epochs": epochs, "lr": 0.05, "exemplars": 20}
-    learner = Learner(preset="cifar100-analytic", threads=1, seed=base.config.seed, **options)
+    weights = run / "phases" / "00" / "model.safetensors"  # exemplars are chosen by the trained network
+    learner = Learner(preset="cifar100-analytic", threads=1, seed=base.config.seed, weights=weights, **options)
     learner.method = Moving(learner.config)
     learner.learn(data.train)
     learner.network.load_state_dict(base.network.state_dict())
@@ -55,20 +56,19 @@ def linear_map(before, after):
     return lambda z: ((z - mean).double() @ weight).float() + target
 
 
-def fit(z, labels, classes, seed):
-    """Return the scores of test features by the closed form over all features kept."""
+def judge(learner, test, z, labels, names):
+    """Return the confusion on test images, mirrored copies averaged in, by the closed form over all the features z kept."""
     standardization = Standardization.of(z)
-    expansion = Expansion(share_out(WIDTH, {name: block.shape[1] for name, block in sorted(z.items())}), seed)
-    statistics = Statistics.empty(WIDTH, classes)
+    blocks = share_out(WIDTH, {name: block.shape[1] for name, block in sorted(z.items())})
+    expansion = Expansion(blocks, derive(learner.config.seed, "expansion"))
+    statistics = Statistics.empty(WIDTH, len(names))
     for rows in torch.arange(len(labels)).split(CHUNK):
         part = {name: block[rows] for name, block in z.items()}
-        statistics.add(expansion(standardization(part)), labels[rows], classes)
-    head = statistics.solve(GAMMA).head
-
-    def scores(test):
-        return expansion(standardization(test)).double() @ head.double()
-
-    return scores
+        statistics.add(expansion(standardization(part)), labels[rows], len(names))
+    head = statistics.solve(GAMMA).head.double()
+    views = [learner.features(test, mirror=mirror).levels for mirror in (False, True)]
+    scores = sum(expansion(standardization(view)).double() @ head for view in views)
+    return Confusion.of(test.labels, scores.argmax(1), names)
 
 
 def joined(parts):
@@ -91,8 +91,7 @@ def main():
     base = moving.features(moving.rows_of(first.train)).levels
     kept = {name: [base] for name in ("frozen", "stale", "mapped")}
     labels = [first.train.labels]
-    found = {name: [] for name in (*kept, "oracle")}
-    seed = derive(moving.config.seed, "expansion")
+    found = {name: [] for name in kept}
     for phase in (first, *later):
         if phase.index:
             hand = concat([phase.train, moving.memory.images])
@@ -107,22 +106,20 @@ def main():
             kept["frozen"].append(still.features(phase.train).levels)
             labels.append(phase.train.labels)
         classes = max(max(group) for group in scenario.groups[: phase.index + 1]) + 1
-        seen = concat([each.train for each in (first, *later)[: phase.index + 1]])
-        sides = kept | {"oracle": [moving.features(seen).levels]}
-        for side, parts in sides.items():
+        for side, parts in kept.items():
             learner = still if side == "frozen" else moving
-            views = [learner.features(phase.test, mirror=mirror).levels for mirror in (False, True)]
-            scores = fit(joined(parts), torch.cat(labels), classes, seed)
-            predictions = sum(scores(view) for view in views).argmax(1)
-            found[side].append(Confusion.of(phase.test.labels, predictions, scenario.classes[:classes]))
+            found[side].append(judge(learner, phase.test, joined(parts), torch.cat(labels), scenario.classes[:classes]))
             print(f"phase {phase.index}, {side}: {found[side][-1].accuracy:.2f}", flush=True)
+    everything = moving.features(concat([each.train for each in scenario])).levels
+    oracle = judge(moving, later[-1].test, everything, torch.cat(labels), scenario.classes)
     rows = {side: Trajectory(scenario.groups, each) for side, each in found.items()}
     results = {side: row.to_dict() | {"later": row.matrix[-1][-1]} for side, row in rows.items()}
-    options.out.write_text(json.dumps({"epochs": options.epochs, "results": results}))
+    options.out.write_text(json.dumps({"epochs": options.epochs, "results": results, "oracle": oracle.accuracy}))
     print("| z of old images | average 0..T | average 1..T | final | forgetting |\n|---|---:|---:|---:|---:|")
     for side, row in rows.items():
         figures = (row.average_incremental, row.average, row.accuracy[-1], row.forgetting)
         print(f"| {side} | {' | '.join(f'{each:.2f}' for each in figures)} |")
+    print(f"| oracle | - | - | {oracle.accuracy:.2f} | - |")
 
 
 if __name__ == "__main__":
