@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tests.directories import rewrite
 
 from geodl.cli import app
-from geodl.cli.options import Common, effective
+from geodl.cli.options import effective
 from geodl.cli.report import report
 from geodl.config import Layer
 from geodl.data.dataset import Dataset
@@ -245,7 +245,7 @@ def test_the_command_computes_the_same_run(runs, name):
     words = shlex.split(found.command())
     assert words[0] == "geodl"
     _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
-    config = effective(bound.arguments.get("common", Common()), bound.arguments["flags"]).config
+    config = effective(bound.arguments["flags"]).config
     assert config.identity() == {key: value for key, value in found.config.items() if key != "fingerprint"}
     assert config.threads == 1
 

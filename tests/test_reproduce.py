@@ -223,20 +223,22 @@ def test_words_for_times(seconds, words):
 # -- asking first
 
 
-def test_without_a_terminal_much_work_needs_yes():
+def test_without_a_terminal_much_work_needs_yes(monkeypatch):
+    monkeypatch.setattr(many.sys.stdin, "isatty", lambda: False, raising=False)
     with pytest.raises(ConfigError, match=r"about 2\.0 h, and there is no terminal to confirm it: add --yes"):
-        many.confirm("about 2.0 h", yes=False, terminal=False)
-    many.confirm("about 2.0 h", yes=True, terminal=False)
+        many.confirm("about 2.0 h", yes=False)
+    many.confirm("about 2.0 h", yes=True)
 
 
 @pytest.mark.parametrize(("answer", "starts"), [("y", True), (" YES ", True), ("", False), ("n", False)])
 def test_much_work_is_asked_about(monkeypatch, answer, starts):
+    monkeypatch.setattr(many.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(many.console, "input", lambda prompt, **_: answer)
     if starts:
-        many.confirm("about 2.0 h", yes=False, terminal=True)
+        many.confirm("about 2.0 h", yes=False)
     else:
         with pytest.raises(ConfigError, match="nothing was started"):
-            many.confirm("about 2.0 h", yes=False, terminal=True)
+            many.confirm("about 2.0 h", yes=False)
 
 
 class Here:
@@ -288,7 +290,7 @@ def test_more_than_an_hour_does_not_start_by_itself(quick, tmp_path, monkeypatch
     monkeypatch.setattr(command, "carry_out", lambda *_, **__: started.append(1) or False)
     monkeypatch.setattr(command, "load_data", lambda config: tiny.dataset())
     monkeypatch.setattr(estimate, "plan", lambda jobs, done, speed: [[float(seconds)]] + [[0.0]] * (len(jobs) - 1))
-    monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(many.sys.stdin, "isatty", lambda: False, raising=False)
     said = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2 if asked else 0)
     assert ("there is no terminal to confirm it: add --yes" in said.stderr) == asked
     assert bool(started) != asked

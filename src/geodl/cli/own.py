@@ -4,21 +4,19 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
 from geodl.classifier import IncrementalClassifier
-from geodl.cli.display import Stopper, console, errors, plain
+from geodl.cli.display import Stopper, errors, plain, say
 from geodl.cli.own_display import (
     SHOWN,
     LearnWatch,
-    count_steps,
     csv_predictions,
     describe_step,
-    line,
     percent,
     plain_table,
     predicting,
@@ -101,6 +99,10 @@ class LearnFlags:
     workers: Workers = None
     accelerator: Annotated[Device | None, _choice("Where the network runs.", group=_MACHINE)] = None
 
+    def given(self) -> dict[str, Any]:
+        """Return those that are set."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 def learn(
     model: Model,
@@ -122,12 +124,11 @@ def learn(
     """
     from geodl.training import Interrupted
 
-    options = {name: value for name, value in asdict(flags).items() if value is not None}
     watch, stopper = LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:
             done = IncrementalClassifier(model).learn(
-                images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **options
+                images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **flags.given()
             )
         except Interrupted as stop:
             saved = "; how far it came is saved, and the same command goes on from there" if watch.training else ""
@@ -136,7 +137,7 @@ def learn(
         print(json.dumps(vars(done) | {"skipped": skipped_json(done.skipped)}, ensure_ascii=False))
         return
     if done.already:
-        line(f"already learned: {model} has just learned exactly these images (--again learns them once more)")
+        say(f"already learned: {model} has just learned exactly these images (--again learns them once more)")
     say_learned(model, done)
 
 
@@ -183,17 +184,8 @@ def predict(
             listener=listener,
         )
     if as_json:
-        entries = [
-            {
-                "image": each.name,
-                "label": each.label,
-                "confidence": each.confidence,
-                "unknown": each.unknown,
-                "score": each.score,
-                "top": [list(t) for t in each.top],
-            }
-            for each in found
-        ]
+        names = ("label", "confidence", "unknown", "score", "top")
+        entries = [{"image": each.name, **{name: getattr(each, name) for name in names}} for each in found]
         facts = {"predictions": entries, "skipped": skipped_json(found.skipped), "images_per_second": found.rate}
         print(json.dumps(facts, ensure_ascii=False))
     elif as_csv:
@@ -229,9 +221,9 @@ def evaluate(
         print(json.dumps(vars(found) | ready | {"skipped": skipped_json(found.skipped)}, ensure_ascii=False))
         return
     say_skipped(found.skipped)
-    line(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}", "bold")
+    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}", "bold")
     for step, value in found.per_step.items():
-        line(f"  classes learned in step {step}: {percent(value)}")
+        say(f"  classes learned in step {step}: {percent(value)}")
     say_classes(found)
     say_confusion(found)
 
@@ -248,9 +240,10 @@ def info(
     if as_json:
         print(json.dumps(facts, ensure_ascii=False))
         return
-    line(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count_steps(facts)}", "bold")
+    steps = sum(record["action"] == "learn" for record in facts["steps"])
+    say(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count(steps, 'step')}", "bold")
     if facts["unfinished"]:
-        line("a learn step was stopped; the same learn command goes on with it", "yellow")
+        say("a learn step was stopped; the same learn command goes on with it", "yellow")
     left_out = facts["left_out"]  # then pictures are kept for show alone
     kept = {"validation": ">kept to show"} if left_out else {"exemplars": ">kept", "validation": ">for validation"}
     table = plain_table("class", "step", "learned", ">images seen", *kept.values(), ">accuracy")
@@ -262,7 +255,7 @@ def info(
             *(str(each[key]) for key in ("images", *kept)),
             percent(each["accuracy"]),
         )
-    console.print(table)
+    say(table)
     say_more(len(facts["classes"]), "class")
     say_history(facts)
     say_kept(facts, listed=images)
@@ -275,7 +268,7 @@ def _giving_up(model: Path) -> Iterator[IncrementalClassifier]:
     unfinished = classifier.unfinished
     yield classifier
     if unfinished:
-        line("a learn step had been stopped; it began from another state and is given up", "yellow")
+        say("a learn step had been stopped; it began from another state and is given up", "yellow")
 
 
 def undo(model: Model, /) -> None:
@@ -283,16 +276,16 @@ def undo(model: Model, /) -> None:
     with _giving_up(model) as classifier:
         record = classifier.undo()
     if record["action"] == "damaged":
-        line("taken back: the last state, which is damaged; there is no way to bring it back")
+        say("taken back: the last state, which is damaged; there is no way to bring it back")
     else:
-        line(f"taken back: {describe_step(record)}; `geodl redo` brings it back, until the next change")
+        say(f"taken back: {describe_step(record)}; `geodl redo` brings it back, until the next change")
 
 
 def redo(model: Model, /) -> None:
     """Bring back what `geodl undo` took back last, unless the model was changed since."""
     with _giving_up(model) as classifier:
         record = classifier.redo()
-    line(f"brought back: {describe_step(record)}")
+    say(f"brought back: {describe_step(record)}")
 
 
 def rename(
@@ -304,7 +297,7 @@ def rename(
     """Give a class another name."""
     with _giving_up(model) as classifier:
         classifier.rename(old, new)
-    line(f"{old} is now called {new}")
+    say(f"{old} is now called {new}")
 
 
 def remove(
@@ -330,7 +323,7 @@ def remove(
         if for_good
         else "`geodl undo` brings it back (--for-good: no way back)"
     )
-    line(f"{name} is removed; {rest}")
+    say(f"{name} is removed; {rest}")
 
 
 def export(
@@ -346,6 +339,6 @@ def export(
     if as_json:
         print(json.dumps(done, ensure_ascii=False))
         return
-    line(
+    say(
         f"{file}: {count(done['classes'], 'class')}, {readable(done['bytes'])}; differs from the model by {done['difference']:.1g} at most"
     )

@@ -113,7 +113,7 @@ def _beyond(
     options = {"data_dir": data_dir, "threads": threads}
     config = beyond.beyond_config(weights, {name: value for name, value in options.items() if value is not None})
     data, found = load_data(config), {}
-    with progress_bar(console, hidden=not console.is_terminal) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("  reading images", total=len(data.train) + 2 * len(data.test), state="")
         read = 0
 

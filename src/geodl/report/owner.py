@@ -17,7 +17,7 @@ from geodl.predictors import Judged, default_classifier
 from geodl.report.details import webp
 from geodl.report.results import Run
 from geodl.store import Phase, RunDirectory
-from geodl.text import count
+from geodl.text import count, listed
 
 PAIRS = 8
 """Pairs of classes that are shown as mixed up."""
@@ -202,19 +202,15 @@ def advice(confusion: Confusion, known: Sequence[Mapping[str, Any]]) -> list[tup
         if bar["judged"] >= 2 and bar["accuracy"] < WEAK
     ]
     if weak:
-        found.append(("Add more, and more varied, images", f"Weak: {_listed(weak)}."))
+        found.append(("Add more, and more varied, images", f"Weak: {listed(weak)}."))
     few = [f"{each['name']} ({each['images']})" for each in known if 0 < each["images"] < FEW]
     if few:
-        found.append(("Very few images", f"{_listed(few)}. Predictions of them are shaky; {FEW} or more images help."))
+        found.append(("Very few images", f"{listed(few)}. Predictions of them are shaky; {FEW} or more images help."))
     low, high = confusion.interval
     if confusion.images and high - low > WIDE:
         words = f"It rests on {confusion.images} images: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
         found.append(("Do not trust the accuracy too far", words))
     return found
-
-
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
 def _pictures(
