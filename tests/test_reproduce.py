@@ -4,6 +4,7 @@ import csv
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from geodl.methods import configure
 from geodl.report.published import SAME, numbers
 from geodl.report.tables import AVERAGE, INCREMENTAL
 from geodl.reproduce import estimate, grid, outputs, steps
-from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
+from geodl.reproduce.grid import ARTEFACTS, Planned, Training, choose, config_of
 from geodl.reproduce.steps import Ratio, Shape
 from geodl.text import duration
 
@@ -29,7 +30,7 @@ ALL = ("cifar100", "imagenet-subset", "imagenet")
 
 def jobs_of(what, dataset=None, length="paper", phases=None, **options):
     dataset, chosen = choose(what, dataset, phases)
-    return grid.grid(chosen, dataset, length, **{"runs": 1} | options)
+    return grid.grid(chosen, dataset, length, Path("runs"), **{"runs": 1} | options)
 
 
 # -- which runs
@@ -404,15 +405,14 @@ def made(tmp_path_factory):
         options = {"data": "cifar100", "base": 50, "phases": 5, "exemplars": 2, "epochs": 1, "ame": True}
         for seed in (1, 2):
             config = tiny.config(**options, method=method, distill=distill, seed=seed, analysis=False, batch_size=64)
-            job = Job(Training(method, distill, 50, 5), config, ("table1",))
-            run_config(config, out=root / job.name, data=tiny.dataset(100, train=3, test=2))
+            job = Planned(config, root / f"{method}-{seed}", "", Training(method, distill, 50, 5), ("table1",))
+            run_config(config, out=job.out, data=tiny.dataset(100, train=3, test=2))
             jobs.append(job)
-    return jobs, root
+    return jobs
 
 
 def test_ours_beside_published(made):
-    jobs, root = made
-    settings = outputs.read(jobs, root)
+    settings = outputs.read(made)
     table = outputs.compared("table1", "cifar100", "cpu", [5], settings)
     head = {name: i for i, name in enumerate(table.header)}
     rows = [{name: row[i] for name, i in head.items()} for row in table.rows]
@@ -436,8 +436,7 @@ def test_ours_beside_published(made):
 
 
 def test_figures_of_classifiers_and_phases(made, tmp_path):
-    jobs, root = made
-    settings = outputs.read(jobs, root)
+    settings = outputs.read(made)
     written = outputs.write("fig-phases", "cifar100", "cpu", [5], settings, tmp_path)
     assert {path.name for path in written if path.suffix == ".svg"} == {
         f"fig-phases-T5-accuracy-{name}.svg" for name in ("cnn", "nme", "ame", "ncm")
@@ -451,12 +450,9 @@ def test_figures_of_classifiers_and_phases(made, tmp_path):
 
 
 def test_an_incomplete_run_counts_as_not_run(made, tmp_path):
-    jobs, root = made
-    other = tmp_path / "runs"
-    job = jobs[0]
-    (other / job.name).mkdir(parents=True)
-    (other / job.name / "config.json").write_bytes((root / job.name / "config.json").read_bytes())
-    assert outputs.read([job], other) == {}
+    begun = replace(made[0], out=tmp_path)
+    (tmp_path / "config.json").write_bytes((made[0].out / "config.json").read_bytes())
+    assert outputs.read([begun]) == {}
 
 
 # -- time and memory

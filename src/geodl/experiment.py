@@ -93,7 +93,7 @@ def run_config(
     """
     data = data or load_data(config)
     scenario = scenario_of(config, data)
-    path = out or default_directory(config)
+    path = out or Path("runs") / run_name(config)
     threads, precision = _machine(config, path, fresh)
     first = [scenario.classes[c] for c in scenario.groups[0]]
     shared = Base(cache, fingerprint([data.fingerprint, first])) if cache is not None else None
@@ -150,15 +150,10 @@ def scenario_of(config: RunConfig, data: Dataset) -> ClassIncremental:
 
 
 def run_name(config: RunConfig) -> str:
-    """Return the name of a run: data, method, distillation where it is not the method's own."""
+    """Return the name of a run's directory: data, method, distillation where it is not the method's own, hash."""
     own = type(config).model_fields["distill"].default
     suffix = "" if config.distill == own else f"-{config.distill}"
-    return f"{config.data}-{config.method}{suffix}"
-
-
-def default_directory(config: RunConfig) -> Path:
-    """Return the directory of a run that was not given one."""
-    return Path("runs") / f"{run_name(config)}-{config.hash()}"
+    return f"{config.data}-{config.method}{suffix}-{config.hash()}"
 
 
 class _Run:

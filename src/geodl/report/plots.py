@@ -35,11 +35,11 @@ def similarity(settings: Sequence[Setting]) -> list[Plot]:
         return []
     title, y = "Representation similarity", "similarity to the features of phase 0"
     if len(compared) == 1:
-        curves = [_curve(name, compared[0], compared[0].similarity(key)) for key, name in measures.items()]
+        curves = [curve(name, compared[0].first.seen, compared[0].similarity(key)) for key, name in measures.items()]
         return [_over_phases("similarity", title, compared, curves, y)]
     drawn = []
     for key, name in measures.items():
-        curves = [_curve(setting.label, setting, setting.similarity(key)) for setting in compared]
+        curves = [curve(setting.label, setting.first.seen, setting.similarity(key)) for setting in compared]
         drawn.append(_over_phases(f"similarity-{key}", title, compared, curves, f"{name}: {y}"))
     return drawn
 
@@ -174,12 +174,12 @@ def _by_classifier(
 ) -> list[Plot]:
     if len(settings) == 1:
         only = settings[0]
-        curves = [_curve(CLASSIFIERS[c], only, values(only, c), c == "ame") for c in only.classifiers]
+        curves = [curve(CLASSIFIERS[c], only.first.seen, values(only, c), c == "ame") for c in only.classifiers]
         return [_over_phases(title.lower(), title, settings, curves, y)] if curves else []
     plots = []
     for classifier, shown in CLASSIFIERS.items():
         having = [setting for setting in settings if classifier in setting.classifiers]
-        curves = [_curve(setting.label, setting, values(setting, classifier)) for setting in having]
+        curves = [curve(setting.label, setting.first.seen, values(setting, classifier)) for setting in having]
         if curves:
             name, under = f"{title.lower()}-{classifier}", f"{title} under {shown}"
             plots.append(_over_phases(name, under, having, curves, f"{shown}: {y}"))
@@ -193,10 +193,10 @@ def _over_phases(name: str, title: str, settings: Sequence[Setting], curves: Seq
     return lines(name, curves, x=LEARNED, y=y, title=title, percent="(%)" in y, ticks=ticks)
 
 
-def _curve(label: str, setting: Setting, values: Sequence[Estimate | None], dashed: bool = False) -> Curve:
-    """Make a curve of estimates, with a band of one standard deviation where there are several runs."""
+def curve(label: str, x: Sequence[float], values: Sequence[Estimate | None], dashed: bool = False) -> Curve:
+    """Make a curve of estimates over x, with a band of one standard deviation where there are several runs."""
     means = [value.mean if value else None for value in values]
-    if len(setting.runs) == 1:
-        return Curve(label, setting.first.seen, means, dashed=dashed)
+    if not any(value.runs > 1 for value in values if value):
+        return Curve(label, x, means, dashed=dashed)
     low, high = ([v.mean + sign * (v.spread or 0) if v else None for v in values] for sign in (-1, 1))
-    return Curve(label, setting.first.seen, means, low, high, dashed)
+    return Curve(label, x, means, low, high, dashed)
