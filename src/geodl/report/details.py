@@ -33,9 +33,9 @@ HUGE = 200
 
 def details(settings: Sequence[Setting], with_images: bool | None) -> list[dict[str, Any]]:
     """Return what is shown of each setting."""
-    if len(settings) == 1:
-        return [_setting(settings[0], "", True, with_images)]
-    return [_setting(each, f"s{i}-", len(settings) <= FEW, with_images) for i, each in enumerate(settings)]
+    prefixes = [f"s{i}-" for i in range(len(settings))] if len(settings) > 1 else [""]
+    whole = len(settings) <= FEW
+    return [_setting(each, prefix, whole, with_images) for each, prefix in zip(settings, prefixes, strict=True)]
 
 
 def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | None) -> dict[str, Any]:
@@ -45,10 +45,7 @@ def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | Non
     words = f"Of the run with seed {run.config['seed']}. " if len(setting.runs) > 1 and "seed" in run.config else ""
     if len(shown) < len(setting.classifiers):
         words += f"Under {CLASSIFIERS[shown[0]]} alone."
-    environment = {
-        "directory": ", ".join(each.path.name for each in setting.runs),
-        **dict(sorted(run.environment.items())),
-    }
+    environment = [("directory", ", ".join(each.path.name for each in setting.runs)), *sorted(run.environment.items())]
     return {
         "label": setting.label,
         "prefix": prefix,
@@ -60,7 +57,7 @@ def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | Non
         "training": _training(run) if run.epochs else None,
         "commands": [command for each in setting.runs if (command := each.command())],
         "configuration": _configuration(run),
-        "environment": [(name, _plain(value), False) for name, value in environment.items()],
+        "environment": [(name, _plain(value), False) for name, value in environment],
     }
 
 

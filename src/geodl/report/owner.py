@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from geodl.data.images import Images, from_tensors
 from geodl.errors import GeodlError
@@ -55,8 +54,8 @@ def _of(run: Run, directory: RunDirectory, saved: Phase, with_images: bool | Non
     confusion = _confusion(saved.metrics, learner)
     unknown = [{"name": name, "step": 1, "images": 0} for name in saved.extra["classes"]]
     known = saved.extra.get("known", unknown)
-    checks = _validation(saved.memory)
-    judged = _judged(learner, checks)
+    stored = part(saved.memory, "validation")
+    checks = from_tensors(stored) if stored else None
     return {
         "name": run.path.resolve().name,
         "classes": saved.extra["classes"],
@@ -66,7 +65,7 @@ def _of(run: Run, directory: RunDirectory, saved: Phase, with_images: bool | Non
         "accuracy": finite(confusion.accuracy),
         "interval": confusion.interval,
         "steps": _steps(directory, run.history, confusion, known),
-        "sure": how_sure(judged),
+        "sure": how_sure(_judged(learner, checks)),
         "advice": advice(confusion, known),
         "pairs": mixed_up(confusion),
         "most": PAIRS,
@@ -99,11 +98,6 @@ def _confusion(metrics: Mapping[str, Any], learner: Learner | None) -> Confusion
     return left_out or Confusion(torch.zeros(len(classes), len(classes), dtype=torch.int64), classes)
 
 
-def _validation(memory: Mapping[str, Tensor]) -> Images | None:
-    found = part(memory, "validation")
-    return from_tensors(found) if found else None
-
-
 def _judged(learner: Learner | None, checks: Images | None) -> Judged | None:
     """Return what is known image by image: by leave-one-out, or of the validation images."""
     if learner is None:
@@ -117,7 +111,8 @@ def _steps(
     """Return what was done to the model, oldest first, and what each step brought."""
     steps: list[dict[str, Any]] = []
     for phase, record in enumerate(history):
-        step = {"day": _day(record["time"]), "action": record["action"], **record}
+        when = datetime.fromisoformat(record["time"]) if record["time"] else None
+        step = {"day": f"{when.day} {when:%B %Y}" if when else "", **record}
         if record["action"] == "learn":
             found = confusions_of(metrics) if (metrics := directory.load_metrics(phase)) else {}
             then = found[default_classifier(found)] if found else None
@@ -126,11 +121,6 @@ def _steps(
             step |= {"judged": then.images if then and several else 0, "now": finite(now.rate(mine))}
         steps.append(step)
     return steps
-
-
-def _day(time: str | None) -> str:
-    when = datetime.fromisoformat(time) if time else None
-    return f"{when.day} {when:%B %Y}" if when else ""
 
 
 def how_sure(judged: Judged | None) -> dict[str, Any] | None:
@@ -165,14 +155,8 @@ def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
         there, back = int(confusion.counts[i, j]), int(confusion.counts[j, i])
         one, other = ((i, j, there), (j, i, back)) if there >= back else ((j, i, back), (i, j, there))
         ways = [(confusion.classes[a], confusion.classes[b], wrong, totals[a]) for a, b, wrong in (one, other) if wrong]
-        found.append(
-            {
-                "names": (confusion.classes[one[0]], confusion.classes[one[1]]),
-                "wrong": there + back,
-                "images": totals[i] + totals[j],
-                "ways": ways,
-            }
-        )
+        names = ways[0][:2]
+        found.append({"names": names, "wrong": there + back, "images": totals[i] + totals[j], "ways": ways})
     return sorted(found, key=lambda pair: (-pair["wrong"], pair["images"]))
 
 

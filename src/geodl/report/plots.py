@@ -1,7 +1,7 @@
 """Which figures a report has: from settings to drawn plots."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ from geodl.report.figures import Curve, Plot, heat, lines
 from geodl.report.results import Epoch, Estimate, Run, Setting
 from geodl.text import printable
 
-LEARNED = "classes learned"
 NAMED = 150
 """A confusion matrix of more classes has no names at its sides; the tips have them."""
 
@@ -101,10 +100,9 @@ def groups(setting: Setting, classifier: str) -> Plot | None:
         return None
     matrix = np.array(run.results[classifier]["matrix"], dtype=np.float64)
     names = [printable(", ".join(group[:4])) + (", …" if len(group) > 4 else "") for group in run.groups]
+    described = enumerate(zip(run.groups, names, strict=True))
     tips = {
-        "rows": [
-            f"classes of phase {t} ({len(g)}: {n})" for t, (g, n) in enumerate(zip(run.groups, names, strict=True))
-        ],
+        "rows": [f"classes of phase {t} ({len(group)}: {name})" for t, (group, name) in described],
         "columns": [f"after phase {t}" for t in range(run.done)],
         "values": [[None if np.isnan(value) else round(value, 2) for value in row] for row in matrix.tolist()],
     }
@@ -134,39 +132,18 @@ def confusion(setting: Setting, classifier: str) -> Plot:
     )  # fmt: skip
 
 
-def overview(settings: Sequence[Setting]) -> Iterator[Plot]:
-    """Draw what shows all settings together."""
-    for draw in (accuracy, forgetting, similarity, angles, drift):
-        yield from draw(settings)
-
-
-def details(setting: Setting, classifiers: Sequence[str]) -> Iterator[Plot]:
-    """Draw what shows one setting."""
-    for classifier in classifiers:
-        found = groups(setting, classifier)
-        if found is not None:
-            yield found
-        yield confusion(setting, classifier)
-    yield from training(setting.first)
-
-
 def write_figures(settings: Sequence[Setting], directory: Path) -> list[Path]:
     """Write every figure as SVG and PDF; those of single settings into a folder each where there are several."""
-    paths = []
     directory.mkdir(parents=True, exist_ok=True)
-    for plot in overview(settings):
-        paths += plot.files(directory)
+    together = [plot for draw in (accuracy, forgetting, similarity, angles, drift) for plot in draw(settings)]
+    paths = [path for plot in together for path in plot.files(directory)]
     for number, setting in enumerate(settings, start=1):
-        folder = directory / f"{number}-{slug(setting.label)}" if len(settings) > 1 else directory
+        words = re.sub(r"[^a-z0-9]+", "-", setting.label.lower()).strip("-")[:60] or "run"
+        folder = directory / f"{number}-{words}" if len(settings) > 1 else directory
         folder.mkdir(exist_ok=True)
-        for plot in details(setting, setting.classifiers):
-            paths += plot.files(folder)
+        drawn = [draw(setting, name) for name in setting.classifiers for draw in (groups, confusion)]
+        paths += [path for plot in (*drawn, *training(setting.first)) if plot for path in plot.files(folder)]
     return paths
-
-
-def slug(words: str) -> str:
-    """Make a file name of a label."""
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60] or "run"
 
 
 def _by_classifier(
@@ -190,7 +167,7 @@ def _over_phases(name: str, title: str, settings: Sequence[Setting], curves: Seq
     """Draw curves over the number of classes learned, with ticks there where all settings agree on them."""
     seen = {tuple(setting.first.seen) for setting in settings}
     ticks = next(iter(seen)) if len(seen) == 1 else None
-    return lines(name, curves, x=LEARNED, y=y, title=title, percent="(%)" in y, ticks=ticks)
+    return lines(name, curves, x="classes learned", y=y, title=title, percent="(%)" in y, ticks=ticks)
 
 
 def curve(label: str, x: Sequence[float], values: Sequence[Estimate | None], dashed: bool = False) -> Curve:

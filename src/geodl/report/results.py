@@ -24,12 +24,7 @@ from geodl.metrics import Trajectory, confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.store import RunDirectory, read_steadily
 
-DATA_NAMES = {
-    "cifar100": "CIFAR-100",
-    "imagenet-subset": "ImageNet-subset",
-    "imagenet": "ImageNet",
-    "digits": "digits",
-}
+DATA_NAMES = {"cifar100": "CIFAR-100", "imagenet-subset": "ImageNet-subset", "imagenet": "ImageNet", "digits": "digits"}
 PUBLIC = frozenset(DATA_NAMES)
 """Sources whose images anyone may see; all others may be a person's own photographs."""
 MANY = 4
@@ -297,7 +292,7 @@ class Setting:
     def lost(self, classifier: str) -> list[Estimate | None]:
         """Summarise, for each phase, the accuracy lost on the first group since it was learned."""
         rows = [run.results[classifier]["matrix"][0] for run in self.runs]
-        losses = [[_minus(row[0], now) for now in row] for row in rows]
+        losses = [[None if None in (row[0], now) else row[0] - now for now in row] for row in rows]
         return [estimate(each) for each in zip(*losses, strict=True)]
 
     def similarity(self, measure: str) -> list[Estimate | None]:
@@ -330,14 +325,13 @@ def _range(values: Sequence[float]) -> tuple[float, float, float]:
     return min(values), statistics.median(values), max(values)
 
 
-def _minus(before: float | None, now: float | None) -> float | None:
-    return None if before is None or now is None else before - now
-
-
-def settings_of(runs: Sequence[Run]) -> list[Setting]:
-    """Put runs together that differ in their seed alone, in the order given, with labels that tell the settings apart."""
+def read_settings(paths: Sequence[Path]) -> list[Setting]:
+    """Read run directories, each once, and put runs together that differ in their seed alone, in the order given."""
+    if not paths:
+        raise StoreError("no run directory given: one or more are needed")
+    unique = {path.resolve(): path for path in paths}
     grouped: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in map(read_run, unique.values()):
         key = {name: value for name, value in run.config.items() if name != "seed"}
         grouped.setdefault(repr((sorted(key.items()), run.done, run.total)), []).append(run)
     settings = [
@@ -367,11 +361,3 @@ def _tell_apart(settings: Sequence[Setting]) -> list[Setting]:
             parts.append(f"{setting.first.done} of {setting.first.total} phases")
         told.append(replace(setting, label=", ".join(parts)))
     return told
-
-
-def read_settings(paths: Sequence[Path]) -> list[Setting]:
-    """Read run directories; the same directory given twice counts once."""
-    if not paths:
-        raise StoreError("no run directory given: one or more are needed")
-    unique = {path.resolve(): path for path in paths}
-    return settings_of([read_run(path) for path in unique.values()])

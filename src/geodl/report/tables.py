@@ -2,8 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from geodl.files import atomic_write
@@ -149,9 +149,7 @@ class Comparison:
     published: Published
     classifier: str | None
     setting: str | None = None
-    average: Estimate | None = None
-    incremental: Estimate | None = None
-    forgetting: Estimate | None = None
+    found: Mapping[str, Estimate | None] = field(default_factory=dict)
 
     @property
     def against(self) -> str:
@@ -163,7 +161,7 @@ class Comparison:
     @property
     def ours(self) -> Estimate | None:
         """Our number of the same kind."""
-        return {"forgetting": self.forgetting, INCREMENTAL: self.incremental, AVERAGE: self.average}[self.against]
+        return self.found.get(self.against)
 
     @property
     def difference(self) -> Points | None:
@@ -175,12 +173,10 @@ def compare(number: Published, setting: Setting | None) -> list[Comparison]:
     """Put a published number beside a setting, under each classifier it may be of; without a setting, beside nothing."""
     if setting is None:
         return [Comparison(number, number.classifier)]
-    measures = {"forgetting": "forgetting"}
-    if number.metric == "average":
-        measures = {"average": "average", "incremental": "average_incremental"}
+    measures = [AVERAGE, INCREMENTAL] if number.metric == "average" else ["forgetting"]
     classifiers = [number.classifier] if number.classifier else [name for name in setting.classifiers if name in PAPERS]
     return [
-        Comparison(number, name, setting.label, **{key: setting.value(name, of) for key, of in measures.items()})
+        Comparison(number, name, setting.label, {key: setting.value(name, MEASURES[key][0]) for key in measures})
         for name in classifiers
     ]
 
@@ -211,9 +207,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
                 number.phases,
                 number.memory,
                 CLASSIFIERS[each.classifier] if each.classifier else "any",
-                each.average,
-                each.incremental,
-                each.forgetting,
+                *map(each.found.get, (AVERAGE, INCREMENTAL, "forgetting")),
                 number.value,
                 each.against + (" (unknown)" if unknown else ""),
                 each.difference,
@@ -266,7 +260,7 @@ def _latex_cell(cell: Cell) -> str:
 def _latex(words: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
     special |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    return words.translate(str.maketrans(special))
+    return "".join(special.get(sign, sign) for sign in words)
 
 
 def _line(cells: Iterable[str]) -> str:
