@@ -186,7 +186,9 @@ class _Run:
         sizes = [len(group) for group in self.scenario.groups]
         self._tell(events.RunStarted(directory, sizes, done, self._work()))
         if done:
-            self._restore(done)
+            self.learner.restore(self.store.load_phase(done - 1))
+            if self.learner.method.keeps_all_data:
+                self.learner.given = concat([self.scenario.train(s) for s in range(done)])
         for t in range(done, len(self.scenario)):
             self._phase(t)
         if self.is_main_process:
@@ -204,11 +206,6 @@ class _Run:
             kept = sum(sizes[:t]) if method.keeps_all_data else exemplars
             work.append(method.main_schedule(t).epochs * (size + kept))
         return work
-
-    def _restore(self, done: int) -> None:
-        self.learner.restore(self.store.load_phase(done - 1))
-        if self.learner.method.keeps_all_data:
-            self.learner.given = concat([self.scenario.train(s) for s in range(done)])
 
     def _phase(self, t: int) -> None:
         images, learner = self.scenario.train(t), self.learner
