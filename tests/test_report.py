@@ -157,7 +157,7 @@ def test_a_run_is_read_as_it_was_stored(runs):
     assert sorted(found.classes) == sorted(NAMES)
     assert list(found.results) == ["cnn", "nme", "ame", "ncm"]
     for classifier, result in found.results.items():
-        counts = found.confusion(classifier)
+        counts = found.confusion(classifier).counts.numpy()
         assert counts.sum(axis=1).tolist() == [4] * 6
         assert 100 * np.trace(counts) / counts.sum() == pytest.approx(result["accuracy"][-1])
     assert [(e.phase, e.epoch) for e in found.epochs] == [(0, 1), (1, 1), (2, 1), (3, 1)]

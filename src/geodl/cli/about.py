@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from geodl import __version__
@@ -38,18 +38,16 @@ def show(
         print(json.dumps({name: {"value": value, "origin": found.origins[name]} for name, value in values.items()}))
         return
     for title, options in groups_of_options(type(found.config)).items():
-        table = _table(title)
-        table.add_column("option", min_width=18)
-        table.add_column("value", min_width=24)
-        table.add_column("origin", style="dim")
+        table = _table(title, Column(min_width=18), Column(min_width=24), Column(style="dim"))
         for name in options:
             table.add_row(name, json.dumps(values[name]), found.origins[name])
         say(table)
         say()
 
 
-def _table(title: str | None = None) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+def _table(title: str | None = None, *columns: Column) -> Table:
+    how: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": None, "pad_edge": False}
+    return Table(*columns, title=title, show_header=False, **how)
 
 
 def show_presets() -> None:
@@ -150,8 +148,7 @@ def doctor(*, as_json: Json = False) -> None:
         print(json.dumps(facts))
         return
     for title, entries in facts.items():
-        table = _table(title)
-        table.add_column(min_width=18)
+        table = _table(title, Column(min_width=18))
         for key, value in entries.items():
             table.add_row(key, escape(value))
         say(table)

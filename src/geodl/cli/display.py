@@ -162,7 +162,8 @@ def comparison_table(title: str, rows: Mapping[str, Results]) -> Table:
 
 def result_table(title: str, results: Results) -> Table:
     """Return a table of one run: a row a classifier."""
-    table = _table(title, "classifier")
+    classes = len(next(iter(results.values())).classes)
+    table = _table(f"{title}, {count(classes, 'class')} (%)", "classifier")
     for name, shown in CLASSIFIERS.items():
         if name in results:
             table.add_row(shown, *_cells(results[name]))
@@ -180,7 +181,7 @@ def _table(title: str, *columns: str) -> Table:
 
 def _cells(result: Trajectory) -> list[str]:
     """Return the paper's average, the last accuracy and the paper's forgetting."""
-    return [_number(value) for value in (result.average, finite(result.accuracy[-1]), result.forgetting)]
+    return [_number(value) for value in (result.average, result.final, result.forgetting)]
 
 
 def _number(value: float | None) -> str:

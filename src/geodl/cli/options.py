@@ -27,6 +27,11 @@ def _flag(name: str, info: Any, group: Group, owners: Sequence[str]) -> tuple[st
     return name, Annotated[taken | None, parameter], None
 
 
+def _types(info: Any) -> set[Any]:
+    """Return the types that an option may have."""
+    return {get_origin(part) or part for part in (info.annotation, *get_args(info.annotation))}
+
+
 def _default(name: str, info: Any) -> str:
     """Show a default, and those of the methods that have their own."""
     own = [
@@ -97,8 +102,3 @@ def _parse(key: str, value: Any) -> Any:
     if ";" in value:
         return [group.split(",") for group in value.split(";")]
     return value.split(",") if "," in value or str not in allowed else value
-
-
-def _types(info: Any) -> set[Any]:
-    """Return the types that an option may have."""
-    return {get_origin(part) or part for part in (info.annotation, *get_args(info.annotation))}

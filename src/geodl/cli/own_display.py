@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import TaskID
-from rich.table import Table
+from rich.table import Column, Table
 
 from geodl.app.choices import VALIDATION
 from geodl.classifier import Evaluation
@@ -103,10 +103,8 @@ class LearnWatch:
 
     def _chosen(self, event: OptionsChosen) -> None:
         say("chosen, unless you set it otherwise:")
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(style="dim")
+        columns = Column(no_wrap=True), Column(no_wrap=True), Column(style="dim")
+        table = Table(*columns, box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         for option, value, why in event.choices:
             table.add_row(f"  {option}", plain(value), plain(why))
         say(table)

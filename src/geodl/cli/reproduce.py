@@ -118,10 +118,9 @@ def _beyond(
                 read += event.total if event.done == event.total else 0
 
         for t, trajectories in beyond.beyond(config, data, phases or beyond.PHASES, show):
-            found[t] = [beyond.measured(trajectories)]
-            say(
-                f"T = {t}: {len(data.classes)} classes learned, final accuracy {trajectories['analytic'].accuracy[-1]:.2f} %"
-            )
+            found[t] = [{name: each.to_dict() for name, each in trajectories.items()}]
+            final = trajectories["analytic"].final
+            say(f"T = {t}: {len(data.classes)} classes learned, final accuracy {final:.2f} %")
     table = beyond.headline(found)
     files = table.write(out / "beyond", f"Beyond the paper: {weights.name}")
     say(f"{table.markdown()}\nbeyond: {', '.join(map(str, files))}")

@@ -60,9 +60,7 @@ def run(
     if how.as_json:
         print(json.dumps({"directory": str(store.path), **result_json(store)}))
         return
-    classes = len(next(iter(results.values())).classes)
-    title = f"{label_of(config.method, config.distill)} on {config.data}, {count(classes, 'class')} (%)"
-    say(result_table(title, results))
+    say(result_table(f"{label_of(config.method, config.distill)} on {config.data}", results))
     say(f"{LEGEND}{'; AME sees the images of the old classes: an oracle' if 'ame' in results else ''}")
     _say_where([store])
 

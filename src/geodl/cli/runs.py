@@ -51,10 +51,7 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
         print(json.dumps(result_json(store)))
         return
     if done:
-        results = results_of(store)
-        classes = len(next(iter(results.values())).classes)
-        title = f"{run}, {done} of {count(store.phases or done, 'phase')}, {count(classes, 'class')} (%)"
-        say(result_table(title, results))
+        say(result_table(f"{run}, {done} of {count(store.phases or done, 'phase')}", results_of(store)))
     else:
         say(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):

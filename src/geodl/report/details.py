@@ -13,7 +13,6 @@ from geodl.config import groups_of_options
 from geodl.data.images import Images
 from geodl.errors import GeodlError
 from geodl.methods import METHODS
-from geodl.metrics import confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
 from geodl.report.results import PUBLIC, Run, Setting
@@ -65,24 +64,19 @@ def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
     """Return what is shown under one classifier: group by phase, what is taken for what, class after class."""
     run = setting.first
     count = len(run.classes)
-    accuracies = run.results[classifier]["per_class"]
-    tests = dict(zip(run.classes, run.confusion(classifier).sum(axis=1).tolist(), strict=True))
+    accuracies, found = run.results[classifier]["per_class"], run.confusion(classifier)
+    tests = dict(zip(found.classes, found.counts.sum(dim=1).tolist(), strict=True))
+    confusions = [
+        [found.classes[i], found.classes[j], n, 100 * n / tests[found.classes[i]]] for i, j, n in found.mistakes(SHOWN)
+    ]
     return {
         "name": CLASSIFIERS[classifier],
         "groups": plots.groups(setting, classifier),
         "matrix": plots.confusion(setting, classifier),
         "zoom": min(18 * count + 160, 4000) if count > 20 else 0,
-        "confusions": _confusions(run, classifier),
+        "confusions": Table(["true class", "taken for", "images", "% of the class"], confusions),
         "bars": [[(name, accuracies.get(name), tests[name]) for name in group] for group in run.groups],
     }
-
-
-def _confusions(run: Run, classifier: str) -> Table:
-    """List the most frequent confusions."""
-    found = confusions_of(run.metrics[-1])[classifier]
-    totals = found.counts.sum(dim=1).tolist()
-    rows = [[found.classes[i], found.classes[j], n, 100 * n / totals[i]] for i, j, n in found.mistakes(SHOWN)]
-    return Table(["true class", "taken for", "images", "% of the class"], rows)
 
 
 def _exemplars(run: Run, with_images: bool | None) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def groups(setting: Setting, classifier: str) -> Plot | None:
 def confusion(setting: Setting, classifier: str) -> Plot:
     """Draw what is taken for what, in % of the true class's test images; classes in the order of learning."""
     run = setting.first
-    counts = run.confusion(classifier)
+    counts = run.confusion(classifier).counts.numpy()
     matrix = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes = [printable(name) for name in run.classes]
     names = classes if len(classes) <= NAMED else []

@@ -11,16 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from geodl.config import Layer, RunConfig, groups_of_options, preset_layer, presets
 from geodl.errors import ConfigError, StoreError
 from geodl.files import interpreting
 from geodl.losses import DISTILLATIONS
 from geodl.memory import Memory
 from geodl.methods import METHODS, configure, kinds
-from geodl.metrics import Trajectory, confusions_of
+from geodl.metrics import Confusion, Trajectory, confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.store import RunDirectory, read_steadily
 
@@ -118,10 +115,9 @@ class Run:
         found = [metrics.get("similarity") for metrics in self.metrics]
         return [item for item in found if item] if all(found) else []
 
-    def confusion(self, classifier: str) -> NDArray[np.int64]:
-        """Return the (C, C) counts after the last complete phase: true class, prediction, in the learning order."""
-        counts: NDArray[np.int64] = confusions_of(self.metrics[-1])[classifier].counts.numpy()
-        return counts
+    def confusion(self, classifier: str) -> Confusion:
+        """Return what is taken for what after the last complete phase."""
+        return confusions_of(self.metrics[-1])[classifier]
 
     def memory(self) -> Memory:
         """Read the exemplars kept after the last complete phase."""
@@ -277,11 +273,8 @@ class Setting:
         return next(iter([*usual, *self.classifiers]), None)
 
     def value(self, classifier: str, name: str) -> Estimate | None:
-        """Summarise a figure by its name in ``Trajectory.to_dict()``; ``final`` is the accuracy after the last phase."""
-        results = [run.results.get(classifier, {}) for run in self.runs]
-        if name == "final":
-            return estimate([result["accuracy"][-1] if result else None for result in results])
-        return estimate([result.get(name) for result in results])
+        """Summarise a figure by its name in ``Trajectory.to_dict()``."""
+        return estimate([run.results.get(classifier, {}).get(name) for run in self.runs])
 
     def accuracy(self, classifier: str) -> list[Estimate | None]:
         """Summarise A_t for each phase t."""

@@ -87,12 +87,7 @@ class _Reader(Trainer):
 # ---------------------------------------------------------------------------------------------------------- table
 
 Found = Mapping[int, Sequence[Mapping[str, Mapping[str, Any]]]]
-"""For each T the results of some runs: classifier -> average, average_incremental, final, forgetting."""
-
-
-def measured(found: Mapping[str, Trajectory]) -> dict[str, dict[str, Any]]:
-    """Return the results of one run as `headline` takes them."""
-    return {name: each.to_dict() | {"final": each.accuracy[-1]} for name, each in found.items()}
+"""For each T the results of some runs: classifier -> `Trajectory.to_dict()`, or a record's part of it."""
 
 
 def headline(found: Found) -> Table:

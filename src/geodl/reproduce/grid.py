@@ -128,10 +128,9 @@ def preset_of(dataset: str, length: Length) -> str:
 def _on_digits(training: Training) -> dict[str, Any]:
     """Return the same shape on the ten digits: fewer phases, a quarter of the memory, fewer epochs."""
     small_start = training.base == 10
-    phases = 4 if small_start else {5: 2, 10: 3, 25: 6}[training.phases]
     return {
         "base": 2 if small_start else 4,
-        "phases": phases,
+        "phases": 4 if small_start else {5: 2, 10: 3, 25: 6}[training.phases],
         "exemplars": training.memory // 4,
         "epochs": 3,
         "base_epochs": 5,
