@@ -46,8 +46,9 @@ def show(
 
 
 def _table(title: str | None = None, *columns: Column) -> Table:
-    how: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": None, "pad_edge": False}
-    return Table(*columns, title=title, show_header=False, **how)
+    return Table(
+        *columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
+    )
 
 
 def show_presets() -> None:

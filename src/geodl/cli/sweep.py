@@ -98,19 +98,19 @@ def _wanted(
 def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
     """Show what the runs reached, the best first in a search, and write their page."""
     complete = [job for job in jobs if job.complete()]
+    if not complete:
+        return
     if metric:
         values = {job: value_of(RunDirectory(job.out), metric) for job in complete}
         complete.sort(key=lambda job: METRICS[metric] * (values[job] or 0.0), reverse=True)
-        stopped = len(jobs) - len(complete)
+        best, stopped = complete[0], len(jobs) - len(complete)
         more = f"; {stopped} runs were stopped early" if stopped else ""
-        for best in complete[:1]:
-            say(f"best {metric}: {values[best] or 0.0:.2f} of {best.label}, {best.out}{more}")
-    if complete:
-        rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
-        first = len(rows) < len(complete) and f", the first {ROWS}"
-        say(comparison_table(f"{len(complete)} runs{first or ''} (%)", rows))
-        say(LEGEND)
-        say(f"all in one report: {page.write(read_settings([job.out for job in complete]), out / 'report.html')}")
+        say(f"best {metric}: {values[best] or 0.0:.2f} of {best.label}, {best.out}{more}")
+    rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
+    first = f", the first {ROWS}" if len(rows) < len(complete) else ""
+    say(comparison_table(f"{len(complete)} runs{first} (%)", rows))
+    say(LEGEND)
+    say(f"all in one report: {page.write(read_settings([job.out for job in complete]), out / 'report.html')}")
 
 
 @app.command(help_epilogue="Example: `geodl sweep status runs`")

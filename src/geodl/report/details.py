@@ -102,7 +102,7 @@ def _exemplars(run: Run, with_images: bool | None) -> dict[str, Any]:
 def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[str, Any]]:
     """Return each class's name and its first exemplars side by side as one WebP image in base 64."""
     for label, rows in groupby(range(len(images)), key=lambda i: int(images.labels[i])):
-        thumbnails = [_thumbnail(images.decode(i), SIDE) for i in list(rows)[:each]]
+        thumbnails = [thumbnail(images.decode(i), SIDE) for i in list(rows)[:each]]
         height = max(image.height for image in thumbnails)
         gap = max(1, height // 16)
         strip = Image.new("RGBA", (sum(image.width + gap for image in thumbnails) - gap, height))
@@ -114,19 +114,18 @@ def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[
         yield {"name": classes[label], "count": len(thumbnails), "ratio": ratio, "data": webp(strip)}
 
 
-def _thumbnail(image: Image.Image, most: int) -> Image.Image:
-    """Cut the middle square and make it small."""
+def thumbnail(image: Image.Image, most: int) -> Image.Image:
+    """Return the middle square, made small where it has more than `most` pixels a side."""
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     square = image.crop((left, top, left + side, top + side))
     return square.resize((most, most), Image.Resampling.LANCZOS) if side > most else square
 
 
-def webp(image: Image.Image, most: int | None = None) -> str:
-    """Return a picture, or the middle square of it at no more than `most` pixels a side, as WebP in base 64."""
-    small = image if most is None else _thumbnail(image, most)
+def webp(image: Image.Image) -> str:
+    """Return a picture as WebP in base 64."""
     buffer = io.BytesIO()
-    small.save(buffer, "WEBP", lossless=small.height <= 16, quality=82)
+    image.save(buffer, "WEBP", lossless=image.height <= 16, quality=82)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

@@ -13,7 +13,7 @@ from geodl.files import interpreting, part, readable
 from geodl.learner import Learner
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.predictors import Judged, default_classifier
-from geodl.report.details import webp
+from geodl.report.details import thumbnail, webp
 from geodl.report.results import Run
 from geodl.store import Phase, RunDirectory
 from geodl.text import count, listed
@@ -46,36 +46,32 @@ def owner(run: Run, with_images: bool | None) -> dict[str, Any]:
         return {"name": run.path.name, "classes": []}
     saved = directory.load_phase(done - 1)
     with interpreting(saved.path):
-        return _of(run, directory, saved, with_images)
-
-
-def _of(run: Run, directory: RunDirectory, saved: Phase, with_images: bool | None) -> dict[str, Any]:
-    learner, problem = _restored(saved)
-    confusion = _confusion(saved.metrics, learner)
-    unknown = [{"name": name, "step": 1, "images": 0} for name in saved.extra["classes"]]
-    known = saved.extra.get("known", unknown)
-    stored = part(saved.memory, "validation")
-    checks = from_tensors(stored) if stored else None
-    return {
-        "name": run.path.resolve().name,
-        "classes": saved.extra["classes"],
-        "images": sum(each["images"] for each in known),
-        "left_out": bool(saved.metrics and "analytic" in saved.metrics["confusions"]) or not saved.metrics,
-        "confusion": confusion,
-        "accuracy": finite(confusion.accuracy),
-        "interval": confusion.interval,
-        "steps": _steps(directory, run.history, confusion, known),
-        "sure": how_sure(_judged(learner, checks)),
-        "advice": advice(confusion, known),
-        "pairs": mixed_up(confusion),
-        "most": PAIRS,
-        "bars": class_by_class(confusion),
-        "shown": BARS,
-        "named": NAMED,
-        "pictures": _pictures(learner, checks, saved.extra, bool(with_images)),
-        "problem": problem,
-        "kept": _kept(learner, checks),
-    }
+        learner, problem = _restored(saved)
+        confusion = _confusion(saved.metrics, learner)
+        unknown = [{"name": name, "step": 1, "images": 0} for name in saved.extra["classes"]]
+        known = saved.extra.get("known", unknown)
+        stored = part(saved.memory, "validation")
+        checks = from_tensors(stored) if stored else None
+        return {
+            "name": run.path.resolve().name,
+            "classes": saved.extra["classes"],
+            "images": sum(each["images"] for each in known),
+            "left_out": bool(saved.metrics and "analytic" in saved.metrics["confusions"]) or not saved.metrics,
+            "confusion": confusion,
+            "accuracy": finite(confusion.accuracy),
+            "interval": confusion.interval,
+            "steps": _steps(directory, run.history, confusion, known),
+            "sure": how_sure(_judged(learner, checks)),
+            "advice": advice(confusion, known),
+            "pairs": mixed_up(confusion),
+            "most": PAIRS,
+            "bars": class_by_class(confusion),
+            "shown": BARS,
+            "named": NAMED,
+            "pictures": _pictures(learner, checks, saved.extra, bool(with_images)),
+            "problem": problem,
+            "kept": _kept(learner, checks),
+        }
 
 
 def _restored(saved: Phase) -> tuple[Learner | None, str]:
@@ -216,7 +212,7 @@ def _pictures(
             "other": learner.classes[int(judged.predictions[i])],
             "sure": 100 * float(confidences[i]) if judged.confidences is not None else None,
             "file": extra.get("stored", {}).get(digests[i], ""),
-            "data": webp(checks.decode(i), SIDE),
+            "data": webp(thumbnail(checks.decode(i), SIDE)),
             "tiny": learner.transform is not None and learner.transform.size < TINY,
         }
         for i in order[:PICTURES]

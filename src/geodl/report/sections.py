@@ -22,7 +22,8 @@ def heading(settings: Sequence[Setting]) -> dict[str, Any]:
         lead = f"{runs} runs. {_protocol(settings)}"
         return {"title": f"{len(settings)} settings on {data}", "lead": lead, "tiles": []}
     seeds = ", ".join(str(run.config.get("seed", "?")) for run in settings[0].runs)
-    lead = f"{_protocol(settings)} Seed {seeds}. {_state(first)}"
+    state = "All phases complete." if first.complete else f"{first.done} of {first.total} phases complete."
+    lead = f"{_protocol(settings)} Seed {seeds}. {state if first.done else 'No phase is complete yet.'}"
     return {"title": f"{first.label} on {data}", "lead": lead, **_tiles(settings[0])}
 
 
@@ -53,12 +54,6 @@ def _facts(run: Run) -> dict[str, str]:
     if "network" in config:
         facts["network"] = f"network {config['network']}"
     return facts
-
-
-def _state(run: Run) -> str:
-    if not run.done:
-        return "No phase is complete yet."
-    return "All phases complete." if run.complete else f"{run.done} of {run.total} phases complete."
 
 
 def _tiles(setting: Setting) -> dict[str, Any]:
