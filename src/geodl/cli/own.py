@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,24 +36,18 @@ from geodl.errors import ConfigError, DataError
 from geodl.files import readable
 from geodl.text import count
 
-_HOW = Group("How it is done", sort_key=6)
+_how = partial(Parameter, group=Group("How it is done", sort_key=6), negative=())
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)
 _MACHINE = Group("Machine", sort_key=8)
 
 Model = Annotated[Path, Parameter(help="The model's directory.")]
 Folder = Annotated[Path, Parameter(help="A folder with one folder of images for each class.")]
-Strict = Annotated[
-    bool,
-    Parameter(help="Stop at the first file that cannot be used, instead of skipping it.", negative=(), group=_HOW),
-]
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=(), group=_HOW)]
-Csv = Annotated[bool, Parameter(name="--csv", help="Print CSV.", negative=(), group=_HOW)]
-Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print the result alone.", negative=(), group=_HOW)]
+Strict = Annotated[bool, _how(help="Stop at the first file that cannot be used, instead of skipping it.")]
+Json = Annotated[bool, _how(name="--json", help="Print JSON.")]
 Classifier = Annotated[
     Literal["analytic", "nme", "ncm", "cnn"] | None,
-    Parameter(
-        help="analytic: closed form; nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's own output; unset: the best there is.",
-        group=_HOW,
+    _how(
+        help="analytic: closed form; nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's own output; unset: the best there is."
     ),
 ]
 Device = Literal["auto", "cpu", "cuda"]
@@ -110,11 +105,9 @@ def learn(
     /,
     *,
     flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # noqa: B008
-    again: Annotated[
-        bool, Parameter(help="Learn images that were just learned once more.", negative=(), group=_HOW)
-    ] = False,
+    again: Annotated[bool, _how(help="Learn images that were just learned once more.")] = False,
     strict: Strict = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Learn the classes in a folder of class folders: new ones, and more images of known ones.
@@ -146,19 +139,16 @@ def predict(
     images: Annotated[list[Path], Parameter(help="Images, or folders with images.", negative=())],
     /,
     *,
-    top: Annotated[int, Parameter(help="Show so many of the likeliest classes.", group=_HOW)] = 1,
+    top: Annotated[int, _how(help="Show so many of the likeliest classes.")] = 1,
     threshold: Annotated[
         float | None,
-        Parameter(
-            help="Say unknown where the largest score (--json shows it) is below this; unset: as learning fitted it.",
-            group=_HOW,
-        ),
+        _how(help="Say unknown where the largest score (--json shows it) is below this; unset: as learning fitted it."),
     ] = None,
-    no_unknown: Annotated[bool, Parameter(help="Never say unknown.", negative=(), group=_HOW)] = False,
+    no_unknown: Annotated[bool, _how(help="Never say unknown.")] = False,
     classifier: Classifier = None,
     strict: Strict = False,
     as_json: Json = False,
-    as_csv: Csv = False,
+    as_csv: Annotated[bool, _how(name="--csv", help="Print CSV.")] = False,
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
@@ -232,7 +222,7 @@ def info(
     model: Model,
     /,
     *,
-    images: Annotated[bool, Parameter(help="List the stored images.", negative=(), group=_HOW)] = False,
+    images: Annotated[bool, _how(help="List the stored images.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say what a model knows and keeps: classes, when they were learned, stored images, sizes, accuracy so far."""
@@ -331,7 +321,7 @@ def export(
     file: Annotated[Path, Parameter(help="The ONNX file to write.")],
     /,
     *,
-    force: Annotated[bool, Parameter(help="Replace the file where it is there.", negative=(), group=_HOW)] = False,
+    force: Annotated[bool, _how(help="Replace the file where it is there.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write the model as one ONNX file: labels and preprocessing inside, no images, checked against the model."""

@@ -23,7 +23,6 @@ from geodl.text import count
 from geodl.training import Interrupted
 
 _how = partial(Parameter, group=Group("How to run", sort_key=6), negative=())
-Out = Annotated[Path | None, _how(help="Directory of the run; unset: runs/NAME-HASH.")]
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class How:
 def run(
     *,
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
-    out: Out = None,
+    out: Annotated[Path | None, _how(help="Directory of the run; unset: runs/NAME-HASH.")] = None,
     how: Annotated[How, Parameter(name="*")] = How(),  # noqa: B008  # frozen
 ) -> None:
     """Run one incremental experiment."""

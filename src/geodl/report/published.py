@@ -16,8 +16,6 @@ SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "g
 # What is stored beside the options: which files a run had, not what it did.
 FILES = ("fingerprint", "weights_sha256")
 
-Metric = Literal["average", "forgetting", "time_ratio", "memory_gb"]
-
 
 @dataclass(frozen=True)
 class Published:
@@ -31,7 +29,7 @@ class Published:
     """
 
     table: str
-    metric: Metric
+    metric: Literal["average", "forgetting", "time_ratio", "memory_gb"]
     row: str
     method: str
     distill: str
