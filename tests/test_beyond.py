@@ -9,7 +9,7 @@ from geodl.errors import ConfigError
 from geodl.events import FeaturesTaken
 from geodl.experiment import results_of, run_config
 from geodl.nets import build_network
-from geodl.reproduce.beyond import beyond, beyond_config, headline, measured
+from geodl.reproduce.beyond import beyond, beyond_config, headline
 
 
 def weights(tmp_path, network):
@@ -41,7 +41,8 @@ def test_it_equals_runs_of_the_method_and_reads_each_image_once(tmp_path):
 def test_the_table_has_ours_the_papers_and_others(tmp_path):
     data = tiny.dataset(classes=8)
     options = {"method": "analytic", "weights": weights(tmp_path, "convnet"), "exemplars": 0, "expansion": 64}
-    runs = {t: [measured(each)] for t, each in beyond(tiny.config(**options), data, (2, 3))}
+    found = dict(beyond(tiny.config(**options), data, (2, 3)))
+    runs = {t: [{name: each.to_dict() for name, each in found[t].items()}] for t in found}
     rows = {(row[0], row[1]): row[2:] for row in headline({5: runs[2], 10: runs[3]}).rows}
     ours = rows["geodl: closed form", "average 0..T"]
     assert [cell.mean for cell in ours] == [runs[t][0]["analytic"]["average_incremental"] for t in (2, 3)]

@@ -45,7 +45,8 @@ def test_worked_example_by_hand():
     assert run.forgetting == 30.0  # base classes: 90 - 60
     assert run.mean_forgetting == 45.0  # (90 - 60 + 90 - 30) / 2
     assert run.backward_transfer == -45.0  # (60 - 90 + 30 - 90) / 2
-    assert run.per_class == [50.0, 70.0, 30.0, 100.0]
+    assert list(run.per_class.values()) == [50.0, 70.0, 30.0, 100.0]
+    assert run.final == run.accuracy[-1]
 
 
 def test_mean_forgetting_counts_from_the_best_phase_not_the_first():
@@ -90,7 +91,7 @@ def test_forgetting_is_over_the_base_group_whatever_its_size(sizes):
 def test_accuracy_counts_images_not_classes():
     run = Trajectory([[0, 1]], [counted([[90, 0], [10, 0]], "ab")])
     assert run.accuracy == [90.0]
-    assert run.per_class == [100.0, 0.0]
+    assert list(run.per_class.values()) == [100.0, 0.0]
 
 
 def test_only_the_base_phase_has_accuracy_but_no_averages():

@@ -4,6 +4,7 @@ import csv
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from geodl.methods import configure
 from geodl.report.published import SAME, numbers
 from geodl.report.tables import AVERAGE, INCREMENTAL
 from geodl.reproduce import estimate, grid, outputs, steps
-from geodl.reproduce.grid import ARTEFACTS, Job, Training, choose, config_of
+from geodl.reproduce.grid import ARTEFACTS, Planned, Training, choose, config_of
 from geodl.reproduce.steps import Ratio, Shape
 from geodl.text import duration
 
@@ -29,7 +30,7 @@ ALL = ("cifar100", "imagenet-subset", "imagenet")
 
 def jobs_of(what, dataset=None, length="paper", phases=None, **options):
     dataset, chosen = choose(what, dataset, phases)
-    return grid.grid(chosen, dataset, length, **{"runs": 1} | options)
+    return grid.grid(chosen, dataset, length, Path("runs"), **{"runs": 1} | options)
 
 
 # -- which runs
@@ -223,20 +224,22 @@ def test_words_for_times(seconds, words):
 # -- asking first
 
 
-def test_without_a_terminal_much_work_needs_yes():
+def test_without_a_terminal_much_work_needs_yes(monkeypatch):
+    monkeypatch.setattr(many.sys.stdin, "isatty", lambda: False, raising=False)
     with pytest.raises(ConfigError, match=r"about 2\.0 h, and there is no terminal to confirm it: add --yes"):
-        many.confirm("about 2.0 h", yes=False, terminal=False)
-    many.confirm("about 2.0 h", yes=True, terminal=False)
+        many.confirm("about 2.0 h", yes=False)
+    many.confirm("about 2.0 h", yes=True)
 
 
 @pytest.mark.parametrize(("answer", "starts"), [("y", True), (" YES ", True), ("", False), ("n", False)])
 def test_much_work_is_asked_about(monkeypatch, answer, starts):
+    monkeypatch.setattr(many.sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(many.console, "input", lambda prompt, **_: answer)
     if starts:
-        many.confirm("about 2.0 h", yes=False, terminal=True)
+        many.confirm("about 2.0 h", yes=False)
     else:
         with pytest.raises(ConfigError, match="nothing was started"):
-            many.confirm("about 2.0 h", yes=False, terminal=True)
+            many.confirm("about 2.0 h", yes=False)
 
 
 class Here:
@@ -288,7 +291,7 @@ def test_more_than_an_hour_does_not_start_by_itself(quick, tmp_path, monkeypatch
     monkeypatch.setattr(command, "carry_out", lambda *_, **__: started.append(1) or False)
     monkeypatch.setattr(command, "load_data", lambda config: tiny.dataset())
     monkeypatch.setattr(estimate, "plan", lambda jobs, done, speed: [[float(seconds)]] + [[0.0]] * (len(jobs) - 1))
-    monkeypatch.setattr(command.sys.stdin, "isatty", lambda: False, raising=False)
+    monkeypatch.setattr(many.sys.stdin, "isatty", lambda: False, raising=False)
     said = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2 if asked else 0)
     assert ("there is no terminal to confirm it: add --yes" in said.stderr) == asked
     assert bool(started) != asked
@@ -402,15 +405,14 @@ def made(tmp_path_factory):
         options = {"data": "cifar100", "base": 50, "phases": 5, "exemplars": 2, "epochs": 1, "ame": True}
         for seed in (1, 2):
             config = tiny.config(**options, method=method, distill=distill, seed=seed, analysis=False, batch_size=64)
-            job = Job(Training(method, distill, 50, 5), config, ("table1",))
-            run_config(config, out=root / job.name, data=tiny.dataset(100, train=3, test=2))
+            job = Planned(config, root / f"{method}-{seed}", "", Training(method, distill, 50, 5), ("table1",))
+            run_config(config, out=job.out, data=tiny.dataset(100, train=3, test=2))
             jobs.append(job)
-    return jobs, root
+    return jobs
 
 
 def test_ours_beside_published(made):
-    jobs, root = made
-    settings = outputs.read(jobs, root)
+    settings = outputs.read(made)
     table = outputs.compared("table1", "cifar100", "cpu", [5], settings)
     head = {name: i for i, name in enumerate(table.header)}
     rows = [{name: row[i] for name, i in head.items()} for row in table.rows]
@@ -434,8 +436,7 @@ def test_ours_beside_published(made):
 
 
 def test_figures_of_classifiers_and_phases(made, tmp_path):
-    jobs, root = made
-    settings = outputs.read(jobs, root)
+    settings = outputs.read(made)
     written = outputs.write("fig-phases", "cifar100", "cpu", [5], settings, tmp_path)
     assert {path.name for path in written if path.suffix == ".svg"} == {
         f"fig-phases-T5-accuracy-{name}.svg" for name in ("cnn", "nme", "ame", "ncm")
@@ -449,12 +450,9 @@ def test_figures_of_classifiers_and_phases(made, tmp_path):
 
 
 def test_an_incomplete_run_counts_as_not_run(made, tmp_path):
-    jobs, root = made
-    other = tmp_path / "runs"
-    job = jobs[0]
-    (other / job.name).mkdir(parents=True)
-    (other / job.name / "config.json").write_bytes((root / job.name / "config.json").read_bytes())
-    assert outputs.read([job], other) == {}
+    begun = replace(made[0], out=tmp_path)
+    (tmp_path / "config.json").write_bytes((made[0].out / "config.json").read_bytes())
+    assert outputs.read([begun]) == {}
 
 
 # -- time and memory

@@ -93,7 +93,7 @@ def run_config(
     """
     data = data or load_data(config)
     scenario = scenario_of(config, data)
-    path = out or default_directory(config)
+    path = out or Path("runs") / run_name(config)
     threads, precision = _machine(config, path, fresh)
     first = [scenario.classes[c] for c in scenario.groups[0]]
     shared = Base(cache, fingerprint([data.fingerprint, first])) if cache is not None else None
@@ -150,15 +150,10 @@ def scenario_of(config: RunConfig, data: Dataset) -> ClassIncremental:
 
 
 def run_name(config: RunConfig) -> str:
-    """Return the name of a run: data, method, distillation where it is not the method's own."""
+    """Return the name of a run's directory: data, method, distillation where it is not the method's own, hash."""
     own = type(config).model_fields["distill"].default
     suffix = "" if config.distill == own else f"-{config.distill}"
-    return f"{config.data}-{config.method}{suffix}"
-
-
-def default_directory(config: RunConfig) -> Path:
-    """Return the directory of a run that was not given one."""
-    return Path("runs") / f"{run_name(config)}-{config.hash()}"
+    return f"{config.data}-{config.method}{suffix}-{config.hash()}"
 
 
 class _Run:
@@ -191,7 +186,9 @@ class _Run:
         sizes = [len(group) for group in self.scenario.groups]
         self._tell(events.RunStarted(directory, sizes, done, self._work()))
         if done:
-            self._restore(done)
+            self.learner.restore(self.store.load_phase(done - 1))
+            if self.learner.method.keeps_all_data:
+                self.learner.given = concat([self.scenario.train(s) for s in range(done)])
         for t in range(done, len(self.scenario)):
             self._phase(t)
         if self.is_main_process:
@@ -209,11 +206,6 @@ class _Run:
             kept = sum(sizes[:t]) if method.keeps_all_data else exemplars
             work.append(method.main_schedule(t).epochs * (size + kept))
         return work
-
-    def _restore(self, done: int) -> None:
-        self.learner.restore(self.store.load_phase(done - 1))
-        if self.learner.method.keeps_all_data:
-            self.learner.given = concat([self.scenario.train(s) for s in range(done)])
 
     def _phase(self, t: int) -> None:
         images, learner = self.scenario.train(t), self.learner

@@ -24,7 +24,7 @@ from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
 from geodl.nets import Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
-from geodl.predictors import Features, Judged, class_means, default_classifier, nearest_mean, predict
+from geodl.predictors import Features, Judged, class_means, default_classifier, nearest_mean
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.training import Base, NoProgress, Progress, Trainer, means_of_exemplars, run_stages, settled
@@ -242,7 +242,7 @@ class Learner:
         classifiers = self.classifiers(oracle)
         mirrored = self.features(images, mirror=True) if any(each.mirrors for each in classifiers.values()) else None
         scores = {name: each(found, mirrored) for name, each in classifiers.items()}
-        return {name: Confusion.of(found.labels, predict(each), self.classes) for name, each in scores.items()}
+        return {name: Confusion.of(found.labels, each.argmax(dim=1), self.classes) for name, each in scores.items()}
 
     def left_out(self) -> Confusion | None:
         """Return what the classifier makes of learned images when each is left out of the fit; None where that is unknown."""

@@ -139,22 +139,26 @@ class Trajectory:
     @property
     def accuracy(self) -> list[float]:
         """A_t: the accuracy on all classes seen up to each phase t."""
-        return [self.confusions[t].rate(self._seen(t)) for t in range(len(self.confusions))]
+        return [found.rate(self._seen(t)) for t, found in enumerate(self.confusions)]
 
     @property
     def matrix(self) -> list[list[float]]:
         """Group x phase accuracies; nan before the group is learned."""
-        phases = range(len(self.confusions))
         return [
-            [self.confusions[t].rate(group) if t >= g else math.nan for t in phases]
+            [found.rate(group) if t >= g else math.nan for t, found in enumerate(self.confusions)]
             for g, group in enumerate(self.groups[: len(self.confusions)])
         ]
 
     @property
-    def per_class(self) -> list[float]:
+    def per_class(self) -> dict[str, float]:
         """The last model's accuracy on each class seen, in the learning order; nan without test images."""
-        last = len(self.confusions) - 1
-        return [self.confusions[last].rate([c]) for c in sorted(self._seen(last))]
+        seen = sorted(self._seen(len(self.confusions) - 1))
+        return {self.classes[c]: self.confusions[-1].rate([c]) for c in seen}
+
+    @property
+    def final(self) -> float | None:
+        """The last model's accuracy on all classes seen; None without test images."""
+        return finite(self.accuracy[-1])
 
     @property
     def average(self) -> float | None:
@@ -183,9 +187,9 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything by name, ready for JSON: classes by their names, None where there is no number."""
-        seen = sorted(self._seen(len(self.confusions) - 1))
         return {
             "accuracy": _numbers(self.accuracy),
+            "final": self.final,
             "average": self.average,
             "average_incremental": self.average_incremental,
             "forgetting": self.forgetting,
@@ -193,7 +197,7 @@ class Trajectory:
             "backward_transfer": self.backward_transfer,
             "groups": [[self.classes[c] for c in group] for group in self.groups[: len(self.confusions)]],
             "matrix": [_numbers(row) for row in self.matrix],
-            "per_class": dict(zip((self.classes[c] for c in seen), _numbers(self.per_class), strict=True)),
+            "per_class": {name: finite(value) for name, value in self.per_class.items()},
         }
 
 

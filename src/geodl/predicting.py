@@ -149,12 +149,9 @@ class Recognizer:
             raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
         if workers is not None and (not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS):
             raise ConfigError(f"workers = {workers!r}: a whole number from 0 to {MOST_WORKERS} is needed")
-        if threshold is not None:
-            if not isinstance(threshold, int | float) or math.isnan(threshold):
-                raise ConfigError(f"threshold = {threshold!r}: a number is needed")
-            return replace(self, scorer=replace(self.scorer, threshold=threshold)).predict(
-                images, top=top, strict=strict, workers=workers, listener=listener
-            )
+        if threshold is not None and (not isinstance(threshold, int | float) or math.isnan(threshold)):
+            raise ConfigError(f"threshold = {threshold!r}: a number is needed")
+        scorer = self.scorer if threshold is None else replace(self.scorer, threshold=threshold)
         pictures, names, problems = as_images(images)
         began = time.perf_counter()
         found: list[Prediction] = []
@@ -165,7 +162,7 @@ class Recognizer:
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
-            probabilities, unknown = self.scorer.judge(scores)
+            probabilities, unknown = scorer.judge(scores)
             rows.append(probabilities)
             found += self._predictions([names[i] for i in positions], probabilities, unknown, scores.amax(1), top)
         seconds = max(time.perf_counter() - began, 1e-9)

@@ -108,11 +108,6 @@ def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
     return scores.masked_fill((means == 0).all(dim=1), -torch.inf).to(features.dtype)
 
 
-def predict(scores: Tensor) -> Tensor:
-    """Return the class (N,) with the highest of `scores: (N, C)`: logits, or cosines with class means."""
-    return scores.argmax(dim=1)
-
-
 def drift(means: Tensor, old: Tensor, new: Tensor, width: float = 0.3) -> Tensor:
     """Move stored class means along with the network (semantic drift compensation, Yu et al. 2020, Eq. 8 and 9).
 

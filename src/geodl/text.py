@@ -1,6 +1,7 @@
 """Text for people: names from elsewhere (classes, files, folders) made safe to show, numbers in words."""
 
 import re
+from collections.abc import Sequence
 
 # Control characters, line and paragraph separators, what turns the direction of writing round, halves of surrogate
 # pairs, and the two code points that no XML may hold.
@@ -22,6 +23,11 @@ def count(number: int, what: str) -> str:
     """Count things in words: 1 class, 2 classes."""
     plural = f"{what}es" if what.endswith("s") else f"{what}s"
     return f"{number} {what if number == 1 else plural}"
+
+
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """List names, the first ones of many."""
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
 def duration(seconds: float) -> str:

@@ -6,12 +6,12 @@ from geodl.app.state import KnownClass
 from geodl.config import RunConfig
 from geodl.memory import quota
 from geodl.metrics import Confusion
+from geodl.text import listed
 
 TINY = 10  # images: below, a class is called tiny
 FEW = 100  # images a class: below, training from scratch is called hard
 WEAK = 60.0  # % accuracy on its validation images: below, a class is called weak
 ENOUGH = 2  # validation images: with fewer, a class is not judged
-LIST = 8  # as many classes are named in one sentence
 
 
 def advise(confusion: Confusion, classes: Sequence[KnownClass], config: RunConfig, present: Sequence[int]) -> list[str]:
@@ -36,7 +36,7 @@ def _tiny(classes: Sequence[KnownClass]) -> list[str]:
     tiny = [f"{known.name} ({known.images})" for known in classes if known.images < TINY]
     if not tiny:
         return []
-    return [f"Very few images: {_listed(tiny)}. Predictions of such classes are shaky; {TINY} or more images help."]
+    return [f"Very few images: {listed(tiny)}. Predictions of such classes are shaky; {TINY} or more images help."]
 
 
 def _few(classes: Sequence[KnownClass], config: RunConfig) -> list[str]:
@@ -60,7 +60,7 @@ def _weak(confusion: Confusion) -> list[str]:
         if counts[i] >= ENOUGH and confusion.rate([i]) < WEAK
     ]
     return (
-        [f"Weak on the validation images: {_listed(weak)}. More, and more varied, images of them help."] if weak else []
+        [f"Weak on the validation images: {listed(weak)}. More, and more varied, images of them help."] if weak else []
     )
 
 
@@ -74,8 +74,4 @@ def _mixed(confusion: Confusion) -> list[str]:
         for true, (other, count) in sorted(worst.items())
         if count >= 2 and 10 * count >= 3 * counts[true]
     ]
-    return [f"Mixed up: {_listed(found)}."] if found else []
-
-
-def _listed(items: Sequence[str]) -> str:
-    return ", ".join(items[:LIST]) + (f", and {len(items) - LIST} more" if len(items) > LIST else "")
+    return [f"Mixed up: {listed(found)}."] if found else []

@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -156,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         warnings.simplefilter("ignore")  # of the libraries, for developers: a user could do nothing about them
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     try:
-        with signals.terminating():
+        with signals.handled(signals.leave, signal.SIGTERM):
             status = app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except UnknownCommandError as error:
         _fail(_no_such_command(error.unused_tokens or []))

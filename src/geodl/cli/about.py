@@ -12,47 +12,43 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from geodl import __version__
 from geodl.cache import Cache
-from geodl.cli.display import console, say
-from geodl.cli.options import Common, Flags, effective
+from geodl.cli.display import say
+from geodl.cli.options import Flags, Json, effective
 from geodl.config import RunConfig, groups_of_options, presets
 from geodl.data.sources import sources
 from geodl.devices import device_kind, explain_precision
 from geodl.files import readable
 from geodl.methods import METHODS
 
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
-
 
 def show(
     *,
-    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
     as_json: Json = False,
 ) -> None:
     """Print every option with its value and where it comes from: default, default of the method, preset, file, command line."""
-    found = effective(common, flags)
+    found = effective(flags)
     values = found.config.model_dump(mode="json")
     if as_json:
         print(json.dumps({name: {"value": value, "origin": found.origins[name]} for name, value in values.items()}))
         return
     for title, options in groups_of_options(type(found.config)).items():
-        table = _table(title)
-        table.add_column("option", min_width=18)
-        table.add_column("value", min_width=24)
-        table.add_column("origin", style="dim")
+        table = _table(title, Column(min_width=18), Column(min_width=24), Column(style="dim"))
         for name in options:
-            table.add_row(f"{name}", json.dumps(values[name]), found.origins[name])
+            table.add_row(name, json.dumps(values[name]), found.origins[name])
         say(table)
         say()
 
 
-def _table(title: str | None = None) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+def _table(title: str | None = None, *columns: Column) -> Table:
+    return Table(
+        *columns, title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False
+    )
 
 
 def show_presets() -> None:
@@ -65,11 +61,11 @@ def show_presets() -> None:
 
 def methods(*, as_json: Json = False) -> None:
     """List the methods."""
+    found = {name: _method(name) for name in METHODS}
     if as_json:
-        print(json.dumps({name: _method(name) for name in METHODS}))
+        print(json.dumps(found))
         return
-    for name in METHODS:
-        about = _method(name)
+    for name, about in found.items():
         own = ", ".join(f"{key} = {json.dumps(value)}" for key, value in about["defaults"].items())
         say(Text(name, "bold") + Text(f"  {about['summary']}"))
         say(Text(f"  {about['paper']}", "dim"))
@@ -126,7 +122,7 @@ def doctor(*, as_json: Json = False) -> None:
         "versions": {
             "geodl": __version__,
             "python": platform.python_version(),
-            **dict(zip(_PACKAGES, map(version, _PACKAGES), strict=True)),
+            **{package: version(package) for package in _PACKAGES},
         },
         "machine": {
             "system": platform.platform(),
@@ -153,9 +149,8 @@ def doctor(*, as_json: Json = False) -> None:
         print(json.dumps(facts))
         return
     for title, entries in facts.items():
-        table = _table(title)
-        table.add_column(min_width=18)
+        table = _table(title, Column(min_width=18))
         for key, value in entries.items():
             table.add_row(key, escape(value))
-        console.print(table)
+        say(table)
         say()

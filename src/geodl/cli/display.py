@@ -2,8 +2,8 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -44,15 +44,9 @@ class Stopper:
         self.polled = True
         return self.asked
 
-    @contextmanager
-    def watching(self) -> Iterator["Stopper"]:
+    def watching(self) -> AbstractContextManager[None]:
         """Take over both signals while the block runs."""
-        before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return signals.handled(self._hear, signal.SIGINT, signal.SIGTERM)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         signals.heard.append(number)
@@ -62,8 +56,8 @@ class Stopper:
         errors.print("stopping after this step; once more leaves at once")
 
 
-def progress_bar(where: Console, *, hidden: bool = False) -> Progress:
-    """Make a bar that is gone when it is done; each of its tasks has a `state`: a few words behind the per cent."""
+def progress_bar(where: Console, *, quiet: bool = False) -> Progress:
+    """Make a bar that a terminal shows until it is done; each of its tasks has a `state`: a few words behind the per cent."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -73,7 +67,7 @@ def progress_bar(where: Console, *, hidden: bool = False) -> Progress:
         TextColumn("left"),
         console=where,
         transient=True,
-        disable=hidden,
+        disable=quiet or not where.is_terminal,
     )
 
 
@@ -83,17 +77,11 @@ class Watch:
     def __init__(self, title: str, *, quiet: bool = False) -> None:
         self.title = title
         self.quiet = quiet
-        self.bar = progress_bar(console, hidden=quiet or not console.is_terminal)
+        self.bar = progress_bar(console, quiet=quiet)
         self._task: Any = None
         self._work: Sequence[int] = []
         self._base = 0
         self.stage = events.StageStarted(0, "", 1, 1, 0)
-
-    @contextmanager
-    def shown(self) -> Iterator["Watch"]:
-        """Show the bar while the block runs."""
-        with self.bar:
-            yield self
 
     def __call__(self, event: events.Event) -> None:
         """Hear what happens."""
@@ -126,10 +114,8 @@ class Watch:
     def _started(self, event: events.RunStarted) -> None:
         self._work, sizes = event.work, event.sizes
         self._base = sizes[0]
-        say(
-            plain(self.title, "bold")
-            + Text(f": {count(sum(sizes), 'class')}, learned as {' + '.join(map(str, sizes))}")
-        )
+        words = f": {count(sum(sizes), 'class')}, learned as {' + '.join(map(str, sizes))}"
+        say(plain(self.title, "bold") + plain(words))
         if event.done == len(sizes):
             say(f"  complete already: {event.directory}")
         elif event.done:
@@ -167,15 +153,17 @@ def comparison_table(title: str, rows: Mapping[str, Results]) -> Table:
     table = _table(title, "method", "classifier")
     for number, (run, results) in enumerate(rows.items()):
         shown = [name for name in HONEST if name in results]
-        for first, name in zip([True] + [False] * len(shown), shown, strict=False):
+        for name in shown:
             last = name == shown[-1] and number < len(rows) - 1
-            table.add_row(plain(run if first else ""), CLASSIFIERS[name], *_cells(results[name]), end_section=last)
+            label = plain(run if name == shown[0] else "")
+            table.add_row(label, CLASSIFIERS[name], *_cells(results[name]), end_section=last)
     return table
 
 
 def result_table(title: str, results: Results) -> Table:
     """Return a table of one run: a row a classifier."""
-    table = _table(title, "classifier")
+    classes = len(next(iter(results.values())).classes)
+    table = _table(f"{title}, {count(classes, 'class')} (%)", "classifier")
     for name, shown in CLASSIFIERS.items():
         if name in results:
             table.add_row(shown, *_cells(results[name]))
@@ -193,7 +181,7 @@ def _table(title: str, *columns: str) -> Table:
 
 def _cells(result: Trajectory) -> list[str]:
     """Return the paper's average, the last accuracy and the paper's forgetting."""
-    return [_number(value) for value in (result.average, finite(result.accuracy[-1]), result.forgetting)]
+    return [_number(value) for value in (result.average, result.final, result.forgetting)]
 
 
 def _number(value: float | None) -> str:
@@ -205,9 +193,9 @@ LEGEND = (
 )
 
 
-def say(text: Any = "") -> None:
-    """Print for a person: a line, or something made of rich."""
-    console.print(plain(text) if isinstance(text, str) else text)
+def say(text: Any = "", style: str = "") -> None:
+    """Print for a person: a line as it is, or something made of rich."""
+    console.print(plain(text, style) if isinstance(text, str) else text)
 
 
 def plain(text: str, style: str = "") -> Text:

@@ -3,11 +3,11 @@
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from cyclopts import Group, Parameter
@@ -65,11 +65,11 @@ def places(where: Where, jobs: Sequence[Job]) -> int:
     return Local(same_shape(jobs), where.jobs).places if where.ray is None and where.submit is None and jobs else 1
 
 
-def confirm(what: str, yes: bool, terminal: bool) -> None:
+def confirm(what: str, yes: bool) -> None:
     """Ask before much work; where nobody can be asked, only ``yes`` will do."""
     if yes:
         return
-    if not terminal:
+    if not sys.stdin.isatty():
         raise ConfigError(f"{what}, and there is no terminal to confirm it: add --yes")
     if console.input("Start? [y/N] ", markup=False).strip().lower() not in ("y", "yes"):
         raise ConfigError("not confirmed: nothing was started")
@@ -173,8 +173,8 @@ class Board:
         order = {"running": 0, "waiting for base": 1, "failed": 2, "interrupted": 3, "complete": 4, "waiting": 5}
         rows = sorted(self.statuses.items(), key=lambda item: order.get(item[1].state, 4))
         table = table_of(rows[: max(3, console.height - 6)])
-        counts = {state: sum(each.state == state for each in self.statuses.values()) for state in order}
-        known = [f"{count} {state}" for state, count in counts.items() if count]
+        counts = Counter(each.state for each in self.statuses.values())
+        known = [f"{counts[state]} {state}" for state in order if counts[state]]
         left = self._left(counts["waiting"])
         table.caption = ", ".join(known) + (f"; about {duration(left)} left" if left is not None else "")
         return table
@@ -199,13 +199,3 @@ def table_of(rows: Sequence[tuple[Job, Status]]) -> Table:
         left = duration(status.seconds_left) if status.seconds_left is not None and status.state == "running" else ""
         table.add_row(plain(job.label), status.state, counted, plain(status.result), left)
     return table
-
-
-def is_terminal() -> bool:
-    """Return whether somebody can be asked."""
-    return sys.stdin.isatty()
-
-
-def directories(jobs: Sequence[Job]) -> list[Path]:
-    """Return the directories of the complete runs."""
-    return [job.out for job in jobs if job.complete()]

@@ -1,7 +1,8 @@
 """The options of a run on the command line: made from the configuration's classes, so that each is declared once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import make_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -14,33 +15,31 @@ from geodl.methods import configure, kinds
 def _flag(name: str, info: Any, group: Group, owners: Sequence[str]) -> tuple[str, Any, Any]:
     """Make one flag. Numbers and lists are taken as text: the configuration alone says what is allowed."""
     kind = info.annotation
-    if kind is bool:
-        taken: Any = bool
-    elif get_origin(kind) is Literal and name != "method":
-        taken = kind
-    else:
-        taken = str
+    known = kind is bool or (get_origin(kind) is Literal and name != "method")
+    taken: Any = kind if known else str
     shown = _default(name, info)
     text = (
         info.description + (f" ({', '.join(owners)})" if owners else "") + (f" \\[default: {shown}]" if shown else "")
     )
-    names = {int: "N", float: "X", Path: "PATH"}
-    metavar = next((names[part] for part in (kind, *get_args(kind)) if part in names), "TEXT")
-    if any(get_origin(part) is tuple for part in (kind, *get_args(kind))):
-        metavar = "A,B,..."
-    parameter = Parameter(group=group, help=text, show_default=False, metavar=metavar if taken is str else None)
+    names = {tuple: "A,B,...", int: "N", float: "X", Path: "PATH"}
+    metavar = next((word for part, word in names.items() if part in _types(info)), "TEXT")
+    parameter = Parameter(group=group, help=text, show_default=False, metavar=None if known else metavar)
     return name, Annotated[taken | None, parameter], None
+
+
+def _types(info: Any) -> set[Any]:
+    """Return the types that an option may have."""
+    return {get_origin(part) or part for part in (info.annotation, *get_args(info.annotation))}
 
 
 def _default(name: str, info: Any) -> str:
     """Show a default, and those of the methods that have their own."""
-    common = _text(info.default)
-    own = {
-        method: _text(kind.model_fields[name].default)
+    own = [
+        f"{method}: {_text(kind.model_fields[name].default)}"
         for method, kind in kinds().methods.items()
         if name in RunConfig.model_fields and name != "method" and kind.model_fields[name].default != info.default
-    }
-    return "; ".join([common, *(f"{method}: {value}" for method, value in own.items())]) if common or own else ""
+    ]
+    return "; ".join([_text(info.default), *own])
 
 
 def _text(value: Any) -> str:
@@ -50,8 +49,13 @@ def _text(value: Any) -> str:
 
 
 def _declare() -> type[Any]:
-    """Make the class of all flags: the common ones by group, then those of single methods and distillations."""
-    flags = []
+    """Make the class of all flags: preset and file, the common ones by group, those of single methods and distillations."""
+    source = partial(Parameter, group=Group("Sources of options", sort_key=5))
+    preset = source(help="Start from a preset; `geodl config presets` lists them.")
+    flags: list[Any] = [
+        ("preset", Annotated[str | None, preset], None),
+        ("config", Annotated[Path | None, source(help="Read options from a TOML file.")], None),
+    ]
     for number, (title, options) in enumerate(groups_of_options(RunConfig).items()):
         group = Group(title, sort_key=10 + number)
         flags += [_flag(name, info, group, ()) for name, info in options.items()]
@@ -72,46 +76,29 @@ def _declare() -> type[Any]:
 
 
 Flags = _declare()
+Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
 
 
-_SOURCES = Group("Sources of options", sort_key=5)
-
-
-@dataclass(frozen=True)
-class Common:
-    """Where options come from besides the flags."""
-
-    preset: Annotated[
-        str | None, Parameter(help="Start from a preset; `geodl config presets` lists them.", group=_SOURCES)
-    ] = None
-    config: Annotated[Path | None, Parameter(help="Read options from a TOML file.", group=_SOURCES)] = None
-
-
-def layers_of(common: Common, flags: Any, *more: Layer) -> list[Layer]:
-    """Return the layers of options, later ones winning: preset, file, `more`, flags."""
-    layers: list[Layer] = [preset_layer(common.preset)] if common.preset else []
-    layers += file_layers(common.config) if common.config else []
-    given = {flag.name: getattr(flags, flag.name) for flag in fields(flags) if getattr(flags, flag.name) is not None}
+def layers_of(flags: Any, *more: Layer) -> list[Layer]:
+    """Return the layers of options, later ones winning: preset, file, `more`, all other flags."""
+    given = {name: value for name, value in vars(flags).items() if value is not None}
+    preset, file = given.pop("preset", None), given.pop("config", None)
+    layers = [preset_layer(preset)] if preset else []
+    layers += file_layers(file) if file else []
     return [*layers, *more, Layer("command line", {key: _parse(key, value) for key, value in given.items()})]
 
 
-def effective(common: Common, flags: Any, **more: Any) -> Effective:
+def effective(flags: Any, **more: Any) -> Effective:
     """Merge preset, file and flags into a checked configuration."""
-    return configure([*layers_of(common, flags), Layer("command line", more)])
+    return configure([*layers_of(flags), Layer("command line", more)])
 
 
 def _parse(key: str, value: Any) -> Any:
     """Split lists: ``0.5,0.75``; groups of named classes: ``cat,dog;bird,fish``."""
-    allowed = {part for config in kinds().methods.values() for part in _types(config, key)}
+    infos = [config.model_fields[key] for config in kinds().methods.values() if key in config.model_fields]
+    allowed = {part for info in infos for part in _types(info)}
     if not isinstance(value, str) or tuple not in allowed:
         return value
     if ";" in value:
         return [group.split(",") for group in value.split(";")]
     return value.split(",") if "," in value or str not in allowed else value
-
-
-def _types(config: type[RunConfig], key: str) -> set[Any]:
-    if key not in config.model_fields:
-        return set()
-    kind = config.model_fields[key].annotation
-    return {get_origin(part) or part for part in (kind, *get_args(kind))}

@@ -4,21 +4,20 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
 from geodl.classifier import IncrementalClassifier
-from geodl.cli.display import Stopper, console, errors, plain
+from geodl.cli.display import Stopper, errors, plain, say
 from geodl.cli.own_display import (
     SHOWN,
     LearnWatch,
-    count_steps,
     csv_predictions,
     describe_step,
-    line,
     percent,
     plain_table,
     predicting,
@@ -37,24 +36,18 @@ from geodl.errors import ConfigError, DataError
 from geodl.files import readable
 from geodl.text import count
 
-_HOW = Group("How it is done", sort_key=6)
+_how = partial(Parameter, group=Group("How it is done", sort_key=6), negative=())
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)
 _MACHINE = Group("Machine", sort_key=8)
 
 Model = Annotated[Path, Parameter(help="The model's directory.")]
 Folder = Annotated[Path, Parameter(help="A folder with one folder of images for each class.")]
-Strict = Annotated[
-    bool,
-    Parameter(help="Stop at the first file that cannot be used, instead of skipping it.", negative=(), group=_HOW),
-]
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=(), group=_HOW)]
-Csv = Annotated[bool, Parameter(name="--csv", help="Print CSV.", negative=(), group=_HOW)]
-Quiet = Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print the result alone.", negative=(), group=_HOW)]
+Strict = Annotated[bool, _how(help="Stop at the first file that cannot be used, instead of skipping it.")]
+Json = Annotated[bool, _how(name="--json", help="Print JSON.")]
 Classifier = Annotated[
     Literal["analytic", "nme", "ncm", "cnn"] | None,
-    Parameter(
-        help="analytic: closed form; nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's own output; unset: the best there is.",
-        group=_HOW,
+    _how(
+        help="analytic: closed form; nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's own output; unset: the best there is."
     ),
 ]
 Device = Literal["auto", "cpu", "cuda"]
@@ -101,6 +94,10 @@ class LearnFlags:
     workers: Workers = None
     accelerator: Annotated[Device | None, _choice("Where the network runs.", group=_MACHINE)] = None
 
+    def given(self) -> dict[str, Any]:
+        """Return those that are set."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 def learn(
     model: Model,
@@ -108,11 +105,9 @@ def learn(
     /,
     *,
     flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # noqa: B008
-    again: Annotated[
-        bool, Parameter(help="Learn images that were just learned once more.", negative=(), group=_HOW)
-    ] = False,
+    again: Annotated[bool, _how(help="Learn images that were just learned once more.")] = False,
     strict: Strict = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Learn the classes in a folder of class folders: new ones, and more images of known ones.
@@ -122,12 +117,11 @@ def learn(
     """
     from geodl.training import Interrupted
 
-    options = {name: value for name, value in asdict(flags).items() if value is not None}
     watch, stopper = LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:
             done = IncrementalClassifier(model).learn(
-                images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **options
+                images, again=again, strict=strict, listener=watch, stop=stopper, confirm=watch.confirm, **flags.given()
             )
         except Interrupted as stop:
             saved = "; how far it came is saved, and the same command goes on from there" if watch.training else ""
@@ -136,7 +130,7 @@ def learn(
         print(json.dumps(vars(done) | {"skipped": skipped_json(done.skipped)}, ensure_ascii=False))
         return
     if done.already:
-        line(f"already learned: {model} has just learned exactly these images (--again learns them once more)")
+        say(f"already learned: {model} has just learned exactly these images (--again learns them once more)")
     say_learned(model, done)
 
 
@@ -145,19 +139,16 @@ def predict(
     images: Annotated[list[Path], Parameter(help="Images, or folders with images.", negative=())],
     /,
     *,
-    top: Annotated[int, Parameter(help="Show so many of the likeliest classes.", group=_HOW)] = 1,
+    top: Annotated[int, _how(help="Show so many of the likeliest classes.")] = 1,
     threshold: Annotated[
         float | None,
-        Parameter(
-            help="Say unknown where the largest score (--json shows it) is below this; unset: as learning fitted it.",
-            group=_HOW,
-        ),
+        _how(help="Say unknown where the largest score (--json shows it) is below this; unset: as learning fitted it."),
     ] = None,
-    no_unknown: Annotated[bool, Parameter(help="Never say unknown.", negative=(), group=_HOW)] = False,
+    no_unknown: Annotated[bool, _how(help="Never say unknown.")] = False,
     classifier: Classifier = None,
     strict: Strict = False,
     as_json: Json = False,
-    as_csv: Csv = False,
+    as_csv: Annotated[bool, _how(name="--csv", help="Print CSV.")] = False,
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
@@ -183,17 +174,8 @@ def predict(
             listener=listener,
         )
     if as_json:
-        entries = [
-            {
-                "image": each.name,
-                "label": each.label,
-                "confidence": each.confidence,
-                "unknown": each.unknown,
-                "score": each.score,
-                "top": [list(t) for t in each.top],
-            }
-            for each in found
-        ]
+        names = ("label", "confidence", "unknown", "score", "top")
+        entries = [{"image": each.name, **{name: getattr(each, name) for name in names}} for each in found]
         facts = {"predictions": entries, "skipped": skipped_json(found.skipped), "images_per_second": found.rate}
         print(json.dumps(facts, ensure_ascii=False))
     elif as_csv:
@@ -229,9 +211,9 @@ def evaluate(
         print(json.dumps(vars(found) | ready | {"skipped": skipped_json(found.skipped)}, ensure_ascii=False))
         return
     say_skipped(found.skipped)
-    line(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}", "bold")
+    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}", "bold")
     for step, value in found.per_step.items():
-        line(f"  classes learned in step {step}: {percent(value)}")
+        say(f"  classes learned in step {step}: {percent(value)}")
     say_classes(found)
     say_confusion(found)
 
@@ -240,7 +222,7 @@ def info(
     model: Model,
     /,
     *,
-    images: Annotated[bool, Parameter(help="List the stored images.", negative=(), group=_HOW)] = False,
+    images: Annotated[bool, _how(help="List the stored images.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say what a model knows and keeps: classes, when they were learned, stored images, sizes, accuracy so far."""
@@ -248,9 +230,10 @@ def info(
     if as_json:
         print(json.dumps(facts, ensure_ascii=False))
         return
-    line(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count_steps(facts)}", "bold")
+    steps = sum(record["action"] == "learn" for record in facts["steps"])
+    say(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count(steps, 'step')}", "bold")
     if facts["unfinished"]:
-        line("a learn step was stopped; the same learn command goes on with it", "yellow")
+        say("a learn step was stopped; the same learn command goes on with it", "yellow")
     left_out = facts["left_out"]  # then pictures are kept for show alone
     kept = {"validation": ">kept to show"} if left_out else {"exemplars": ">kept", "validation": ">for validation"}
     table = plain_table("class", "step", "learned", ">images seen", *kept.values(), ">accuracy")
@@ -262,7 +245,7 @@ def info(
             *(str(each[key]) for key in ("images", *kept)),
             percent(each["accuracy"]),
         )
-    console.print(table)
+    say(table)
     say_more(len(facts["classes"]), "class")
     say_history(facts)
     say_kept(facts, listed=images)
@@ -275,7 +258,7 @@ def _giving_up(model: Path) -> Iterator[IncrementalClassifier]:
     unfinished = classifier.unfinished
     yield classifier
     if unfinished:
-        line("a learn step had been stopped; it began from another state and is given up", "yellow")
+        say("a learn step had been stopped; it began from another state and is given up", "yellow")
 
 
 def undo(model: Model, /) -> None:
@@ -283,16 +266,16 @@ def undo(model: Model, /) -> None:
     with _giving_up(model) as classifier:
         record = classifier.undo()
     if record["action"] == "damaged":
-        line("taken back: the last state, which is damaged; there is no way to bring it back")
+        say("taken back: the last state, which is damaged; there is no way to bring it back")
     else:
-        line(f"taken back: {describe_step(record)}; `geodl redo` brings it back, until the next change")
+        say(f"taken back: {describe_step(record)}; `geodl redo` brings it back, until the next change")
 
 
 def redo(model: Model, /) -> None:
     """Bring back what `geodl undo` took back last, unless the model was changed since."""
     with _giving_up(model) as classifier:
         record = classifier.redo()
-    line(f"brought back: {describe_step(record)}")
+    say(f"brought back: {describe_step(record)}")
 
 
 def rename(
@@ -304,7 +287,7 @@ def rename(
     """Give a class another name."""
     with _giving_up(model) as classifier:
         classifier.rename(old, new)
-    line(f"{old} is now called {new}")
+    say(f"{old} is now called {new}")
 
 
 def remove(
@@ -330,7 +313,7 @@ def remove(
         if for_good
         else "`geodl undo` brings it back (--for-good: no way back)"
     )
-    line(f"{name} is removed; {rest}")
+    say(f"{name} is removed; {rest}")
 
 
 def export(
@@ -338,7 +321,7 @@ def export(
     file: Annotated[Path, Parameter(help="The ONNX file to write.")],
     /,
     *,
-    force: Annotated[bool, Parameter(help="Replace the file where it is there.", negative=(), group=_HOW)] = False,
+    force: Annotated[bool, _how(help="Replace the file where it is there.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write the model as one ONNX file: labels and preprocessing inside, no images, checked against the model."""
@@ -346,6 +329,6 @@ def export(
     if as_json:
         print(json.dumps(done, ensure_ascii=False))
         return
-    line(
+    say(
         f"{file}: {count(done['classes'], 'class')}, {readable(done['bytes'])}; differs from the model by {done['difference']:.1g} at most"
     )

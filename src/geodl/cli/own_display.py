@@ -5,16 +5,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.progress import TaskID
+from rich.table import Column, Table
 
 from geodl.app.choices import VALIDATION
 from geodl.classifier import Evaluation
-from geodl.cli.display import console, errors, plain, progress_bar
+from geodl.cli.display import console, errors, plain, progress_bar, say
 from geodl.data.intake import Problems
 from geodl.events import (
     Advised,
@@ -34,7 +35,7 @@ from geodl.events import (
 )
 from geodl.files import readable
 from geodl.predicting import Predictions
-from geodl.text import count, duration
+from geodl.text import count, duration, listed
 
 SECONDS = 30.0  # between two signs of life in a log
 REASONS = 3  # the most frequent ones, where not all that was skipped is named
@@ -48,11 +49,9 @@ class LearnWatch:
         self.quiet = quiet
         self.training = False
         self._stage = StageStarted(0, "", 1, 1, 0)
-        self._reading: Any = None
-        self._task: Any = None
+        self._tasks: dict[str, TaskID] = {}
         self._said = time.monotonic()
-        self.progress = progress_bar(console)
-        self.bar: Any = self.progress if console.is_terminal and not quiet else nullcontext()
+        self.bar = progress_bar(console, quiet=quiet)
 
     def __call__(self, event: Event) -> None:
         """Hear what happens."""
@@ -61,75 +60,67 @@ class LearnWatch:
             return
         match event:
             case ImagesRead():
-                if self._reading is None:
-                    self._reading = self.progress.add_task("  reading", total=event.total, state="")
-                self.progress.update(self._reading, completed=event.done, visible=event.done < event.total)
+                self._advance("reading", event.done, event.total)
             case IntakeDone():
                 say_skipped(event.skipped)
                 what = f"{count(event.images, 'image')} of {count(event.classes, 'class')}"
-                line(f"{event.title}: {what}, typically {event.side} pixels a side", "bold")
+                say(f"{event.title}: {what}, typically {event.side} pixels a side", "bold")
             case OptionsChosen():
                 self._chosen(event)
             case Advised():
-                console.print(plain("note: ", "yellow") + plain(event.sentence))
+                say(plain("note: ", "yellow") + plain(event.sentence))
             case TimeEstimated():
                 if event.seconds > 10:
-                    line(f"this will take about {duration(event.seconds)} (estimated from a few steps)")
+                    say(f"this will take about {duration(event.seconds)} (estimated from a few steps)")
             case StepContinued():
-                line(f"going on where it was stopped: {count(event.epoch, 'epoch')} done")
+                say(f"going on where it was stopped: {count(event.epoch, 'epoch')} done")
             case FeaturesTaken() if not self.training:  # in closed form this is all
-                if self._task is None:
-                    self._task = self.progress.add_task("  learning", total=event.total, state="")
-                self.progress.update(self._task, completed=event.done, visible=event.done < event.total)
+                self._advance("learning", event.done, event.total)
             case StageStarted():
                 self._stage = event
-                self._task = self.progress.add_task("  learning", total=1.0, state="")
+                self._tasks["learning"] = self.bar.add_task("  learning", total=1.0, state="")
             case StepTaken():
                 state = f"epoch {event.epoch + 1}/{self._stage.epochs}, {event.rate:.0f} images/s"
-                self.progress.update(self._task, completed=part_of(event, self._stage), state=state)
+                self.bar.update(self._tasks["learning"], completed=part_of(event, self._stage), state=state)
             case EpochEnded():
                 if not console.is_terminal and time.monotonic() - self._said > SECONDS:  # a log wants a sign of life
-                    line(f"  epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
+                    say(f"  epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
                     self._said = time.monotonic()
 
     def confirm(self, seconds: float) -> bool:
         """Ask a person at a terminal whether to start a training that takes so long."""
         if self.quiet or not sys.stdin.isatty() or not console.is_terminal:
             return True
-        self.progress.stop()
+        self.bar.stop()
         answer = console.input(f"Train for about {duration(seconds)}? [y/N] ", markup=False)
-        self.progress.start()
+        self.bar.start()
         return answer.strip().lower() in ("y", "yes")
 
+    def _advance(self, what: str, done: int, total: int) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self.bar.add_task(f"  {what}", total=total, state="")
+        self.bar.update(self._tasks[what], completed=done, visible=done < total)
+
     def _chosen(self, event: OptionsChosen) -> None:
-        line("chosen, unless you set it otherwise:")
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(style="dim")
+        say("chosen, unless you set it otherwise:")
+        columns = Column(no_wrap=True), Column(no_wrap=True), Column(style="dim")
+        table = Table(*columns, box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         for option, value, why in event.choices:
             table.add_row(f"  {option}", plain(value), plain(why))
-        console.print(table)
+        say(table)
 
 
 @contextmanager
 def predicting() -> Iterator[Listener]:
     """Yield a listener that shows, on a terminal, how many images were predicted; what is printed stays free of it."""
-    with progress_bar(errors) if errors.is_terminal else nullcontext() as bar:
-        task: Any = None
+    with progress_bar(errors) as bar:
+        task = bar.add_task("  predicting", total=None, state="", visible=False)
 
         def listener(event: Event) -> None:
-            nonlocal task
-            if bar is not None and isinstance(event, ImagesPredicted):
-                task = bar.add_task("  predicting", total=event.total, state="") if task is None else task
-                bar.advance(task, event.images)
+            if isinstance(event, ImagesPredicted):
+                bar.update(task, total=event.total, advance=event.images, visible=True)
 
         yield listener
-
-
-def line(text: str, style: str = "") -> None:
-    """Print one line as it is: class and file names are never markup."""
-    console.print(plain(text, style))
 
 
 def percent(value: float | None) -> str:
@@ -148,7 +139,7 @@ def plain_table(*columns: str) -> Table:
 def say_more(number: int, what: str) -> None:
     """Say that a list of things goes on."""
     if number > SHOWN:
-        line(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
+        say(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
 
 
 def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
@@ -169,9 +160,11 @@ def say_learned(model: Path, done: Any) -> None:
     """Say what a learn step did and how good the model is now."""
     if done.new or done.returning:
         parts = [
-            f"{word}: {some(names)}" for word, names in (("new", done.new), ("known before", done.returning)) if names
+            f"{word}: {listed(names, SHOWN)}"
+            for word, names in (("new", done.new), ("known before", done.returning))
+            if names
         ]
-        line(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
+        say(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
         judged = count(done.judged, "image" if done.left_out else "validation image")
         what = f"{judged}, each left out in turn," if done.left_out else judged
@@ -181,7 +174,7 @@ def say_learned(model: Path, done: Any) -> None:
             for value, what in ((done.before, "the classes known before"), (done.after, "the new ones"))
             if value is not None and done.before is not None and done.after is not None
         ]
-        line(
+        say(
             f"accuracy {done.accuracy:.1f} % (95 % interval {done.interval[0]:.1f} to {done.interval[1]:.1f}) on {what} of "
             f"{count(validated, 'class')}"
             + (f": {', '.join(parts)}" if parts else "")
@@ -192,21 +185,16 @@ def say_learned(model: Path, done: Any) -> None:
         )
     features = f", and the features of {count(done.stored_features, 'image')}" if done.stored_features else ""
     earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""
-    line(
+    say(
         f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{features}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
-        console.print(plain("note: ", "yellow") + plain(sentence))
+        say(plain("note: ", "yellow") + plain(sentence))
 
 
 def skipped_json(skipped: Problems) -> list[dict[str, str]]:
     """Return what was skipped, ready for JSON."""
     return [{"image": name, "reason": reason} for name, reason in skipped]
-
-
-def some(names: tuple[str, ...]) -> str:
-    """List names, the first ones of many."""
-    return ", ".join(names[:SHOWN]) + (f", and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def csv_predictions(found: Predictions) -> None:
@@ -229,7 +217,7 @@ def table_predictions(found: Predictions, top: int) -> None:
         label = f"{each.label} (nearest: {each.top[0][0]})" if each.unknown else each.label
         sure = "" if each.unknown else f"{each.confidence:.1%}"
         table.add_row(plain(each.name), plain(label), sure, *([plain(others)] if top > 1 else []))
-    console.print(table)
+    say(table)
 
 
 def say_classes(found: Evaluation) -> None:
@@ -239,7 +227,7 @@ def say_classes(found: Evaluation) -> None:
     order = sorted((name for name in counts if counts[name]), key=lambda name: found.per_class[name] or 0.0)
     for name in order[:SHOWN]:
         table.add_row(plain(name), str(counts[name]), percent(found.per_class[name]))
-    console.print(table)
+    say(table)
     say_more(len(order), "better class")
 
 
@@ -248,14 +236,9 @@ def say_confusion(found: Evaluation) -> None:
     confusion = found.confusion
     mistakes = confusion.mistakes(10)
     if mistakes:
-        line("most frequent confusions:")
+        say("most frequent confusions:")
     for i, j, number in mistakes:
-        line(f"  {confusion.classes[i]} taken for {confusion.classes[j]}: {number} of {int(confusion.counts[i].sum())}")
-
-
-def count_steps(facts: dict[str, Any]) -> str:
-    """Count the learn steps in words."""
-    return count(sum(record["action"] == "learn" for record in facts["steps"]), "step")
+        say(f"  {confusion.classes[i]} taken for {confusion.classes[j]}: {number} of {int(confusion.counts[i].sum())}")
 
 
 def when(time: str | None) -> str:
@@ -267,7 +250,7 @@ def describe_step(record: Mapping[str, Any]) -> str:
     """Say what a step did, in a few words."""
     match record["action"]:
         case "learn":
-            what = some((*record["new"], *record["returning"]))
+            what = listed((*record["new"], *record["returning"]), SHOWN)
             return f"step {record['step']}: learning {what} ({count(record['images'], 'image')})"
         case "rename":
             return f"renaming {record['old']} to {record['new']}"
@@ -278,15 +261,15 @@ def describe_step(record: Mapping[str, Any]) -> str:
 
 def say_history(facts: dict[str, Any]) -> None:
     """Print one line for each step, and for each that can be brought back."""
-    line("history" + (" (accuracy: each image judged by the model without it):" if facts["left_out"] else ":"))
+    say("history" + (" (accuracy: each image judged by the model without it):" if facts["left_out"] else ":"))
     for record in facts["steps"]:
         judged = ""
         if record["action"] == "learn":
             validated = f" on the validation images of {count(record['validated'], 'class')}"
             judged = f"; accuracy {percent(record['accuracy'])}{'' if facts['left_out'] else validated}"
-        line(f"  {when(record['time'])}  {describe_step(record)}{judged}")
+        say(f"  {when(record['time'])}  {describe_step(record)}{judged}")
     for record in facts["undone"]:
-        line(f"  taken back, `geodl redo` brings it back: {describe_step(record)}")
+        say(f"  taken back, `geodl redo` brings it back: {describe_step(record)}")
 
 
 def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
@@ -295,21 +278,21 @@ def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
     per = "a class" if budget["counted"] == "per_class" else "in all"
     checks = f" and up to {VALIDATION} validation images a class" if budget["exemplars"] else ""
     why = "to show, not to learn from" if facts["left_out"] else f"memory budget: {budget['exemplars']} {per}{checks}"
-    line(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
+    say(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
     if listed:
         for each in facts["stored"]:
-            line(f"  {each['from']} ({each['class']}, {each['use']})")
+            say(f"  {each['from']} ({each['class']}, {each['use']})")
     elif facts["stored"]:
-        line("  --images lists them")
+        say("  --images lists them")
     if facts["features"]["images"]:
-        line(
+        say(
             f"stored features: of {count(facts['features']['images'], 'image')}, {readable(facts['features']['bytes'])}, no pixels. "
             "They are enough to tell whether a given picture was learned and to rebuild a rough likeness of it: keep the model as "
             "private as the images. `geodl remove --for-good` removes those of a class."
         )
     if facts["threshold"] is not None:
-        line(f"unknown: an image whose largest score is below {facts['threshold']:.3g} (`geodl predict --threshold`)")
-    line(
+        say(f"unknown: an image whose largest score is below {facts['threshold']:.3g} (`geodl predict --threshold`)")
+    say(
         f"network: {facts['network']}, {count(facts['parameters'], 'parameter')}, sees {facts['image_size']} x {facts['image_size']} "
         f"pixels; directory: {readable(facts['directory_bytes'])}; can be taken back: {count(facts['undo'], 'step')}"
     )

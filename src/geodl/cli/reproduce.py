@@ -1,6 +1,5 @@
 """``geodl reproduce``: the paper's tables and figures by one command."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,8 +13,7 @@ from geodl.events import Event, FeaturesTaken
 from geodl.experiment import load_data
 from geodl.report.results import DATA_NAMES
 from geodl.reproduce import beyond, estimate, outputs, steps
-from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, choose, config_of, grid
-from geodl.sweep.jobs import named
+from geodl.reproduce.grid import ARTEFACTS, Length, Planned, Training, choose, config_of, grid
 from geodl.text import duration
 
 HOUR = 3600.0
@@ -71,27 +69,24 @@ def reproduce(
     if weights is not None:
         raise ConfigError(f"weights = {weights}: used by `geodl reproduce beyond` alone")
     source, chosen = choose(what, dataset, phases)
-    jobs = grid(chosen, source, length, runs=runs, data_dir=data_dir, threads=threads)
     out = out or Path("reproduced") / f"{source}-{length}"
-    runs_of = [named(job.config, out / "runs", job.label) for job in jobs]
+    jobs = grid(chosen, source, length, out / "runs", runs=runs, data_dir=data_dir, threads=threads)
     torch.set_num_threads(threads or 1)
-    done = [job.done() for job in runs_of]
-    pending = any(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
-    if pending and not dry_run and where.here:
+    if not dry_run and where.here and not all(job.complete() for job in jobs):
         load_data(jobs[0].config)  # before a person is asked to wait
     shape = _shape(source, length) if "time-memory" in chosen else None
-    seconds = _announce(jobs, done, shape, length, dry_run, places(where, runs_of))
+    seconds = _announce(jobs, shape, length, dry_run, places(where, jobs))
     if dry_run:
         return
     if seconds > HOUR and where.submit is None:
-        confirm(f"this would take about {duration(seconds)}", yes, sys.stdin.isatty())
-    failed = ""
+        confirm(f"this would take about {duration(seconds)}", yes)
+    failed = None
     try:
-        if not carry_out(runs_of, where):
+        if not carry_out(jobs, where):
             return
     except TrainingError as error:
-        failed = str(error)
-    settings = outputs.read(jobs, out / "runs")
+        failed = error
+    settings = outputs.read(jobs)
     for name, some in chosen.items():
         if shape is not None and name == "time-memory":
             files = _time_memory(source, shape, TURNS[length], out)
@@ -100,8 +95,8 @@ def reproduce(
         say(f"{name}: {', '.join(str(path) for path in files)}")
     if settings:
         say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
-    if failed:
-        raise TrainingError(failed)
+    if failed is not None:
+        raise failed
 
 
 def _beyond(
@@ -110,10 +105,9 @@ def _beyond(
     """Learn the protocols in closed form and write the table."""
     if weights is None:
         raise ConfigError("beyond needs --weights FILE: a backbone that was trained on the 50 base classes")
-    options = {"data_dir": data_dir, "threads": threads}
-    config = beyond.beyond_config(weights, {name: value for name, value in options.items() if value is not None})
+    config = beyond.beyond_config(weights, {"data_dir": data_dir, "threads": threads})
     data, found = load_data(config), {}
-    with progress_bar(console, hidden=not console.is_terminal) as bar:
+    with progress_bar(console) as bar:
         task = bar.add_task("  reading images", total=len(data.train) + 2 * len(data.test), state="")
         read = 0
 
@@ -124,27 +118,23 @@ def _beyond(
                 read += event.total if event.done == event.total else 0
 
         for t, trajectories in beyond.beyond(config, data, phases or beyond.PHASES, show):
-            found[t] = [beyond.measured(trajectories)]
-            say(
-                f"T = {t}: {len(data.classes)} classes learned, final accuracy {trajectories['analytic'].accuracy[-1]:.2f} %"
-            )
+            found[t] = [{name: each.to_dict() for name, each in trajectories.items()}]
+            final = trajectories["analytic"].final
+            say(f"T = {t}: {len(data.classes)} classes learned, final accuracy {final:.2f} %")
     table = beyond.headline(found)
     files = table.write(out / "beyond", f"Beyond the paper: {weights.name}")
     say(f"{table.markdown()}\nbeyond: {', '.join(map(str, files))}")
 
 
-def _announce(
-    jobs: list[Job], done: list[int], shape: steps.Shape | None, length: Length, dry_run: bool, at_a_time: int
-) -> float:
+def _announce(jobs: list[Planned], shape: steps.Shape | None, length: Length, dry_run: bool, at_a_time: int) -> float:
     """Print the grid and the estimate of its time; return that in seconds."""
+    done = [job.done() for job in jobs]
     left = sum(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
     if jobs and not left:
         say(f"{len(jobs)} runs, all complete")
-    config = jobs[0].config if left else None
-    if shape is None and config is None:
+    measured = estimate.shape_of(jobs[0].config) if left else shape
+    if measured is None:
         return 0.0
-    measured = estimate.shape_of(config) if config else shape
-    assert measured is not None
     speed = estimate.measure(measured)
     times = estimate.plan(jobs, done, speed)
     if dry_run:

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from geodl.cache import Cache
 from geodl.cli.display import LEGEND, Stopper, Watch, comparison_table, result_table, say
-from geodl.cli.options import Common, Flags, effective
+from geodl.cli.options import Flags, effective
 from geodl.cli.runs import result_json
 from geodl.config import RunConfig
 from geodl.data.sources import Dataset
@@ -23,7 +23,6 @@ from geodl.text import count
 from geodl.training import Interrupted
 
 _how = partial(Parameter, group=Group("How to run", sort_key=6), negative=())
-Out = Annotated[Path | None, _how(help="Directory of the run; unset: runs/NAME-HASH.")]
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,12 @@ class How:
 
 def run(
     *,
-    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
-    out: Out = None,
+    out: Annotated[Path | None, _how(help="Directory of the run; unset: runs/NAME-HASH.")] = None,
     how: Annotated[How, Parameter(name="*")] = How(),  # noqa: B008  # frozen
 ) -> None:
     """Run one incremental experiment."""
-    config = effective(common, flags).config
+    config = effective(flags).config
     store = _execute(config, _load(config, how.silent), how, Stopper(), out)
     if follows():
         return
@@ -61,9 +59,7 @@ def run(
     if how.as_json:
         print(json.dumps({"directory": str(store.path), **result_json(store)}))
         return
-    classes = len(next(iter(results.values())).classes)
-    title = f"{label_of(config.method, config.distill)} on {config.data}, {count(classes, 'class')} (%)"
-    say(result_table(title, results))
+    say(result_table(f"{label_of(config.method, config.distill)} on {config.data}", results))
     say(f"{LEGEND}{'; AME sees the images of the old classes: an oracle' if 'ame' in results else ''}")
     _say_where([store])
 
@@ -72,12 +68,11 @@ def compare(
     specs: Annotated[list[str], Parameter(help="Methods as METHOD or METHOD+DISTILLATION.", negative=())],
     /,
     *,
-    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
     how: Annotated[How, Parameter(name="*")] = How(),  # noqa: B008  # frozen
 ) -> None:
     """Run several methods under one protocol."""
-    configs = list({config.hash(): config for config in (_spec(spec, common, flags) for spec in specs)}.values())
+    configs = list({config.hash(): config for config in (_spec(spec, flags) for spec in specs)}.values())
     data, stopper = _load(configs[0], how.silent), Stopper()
     stores = [_execute(config, data, how, stopper) for config in configs]
     if follows():
@@ -98,13 +93,13 @@ def compare(
         say(f"all in one report: {together}")
 
 
-def _spec(spec: str, common: Common, flags: Any) -> RunConfig:
+def _spec(spec: str, flags: Any) -> RunConfig:
     method, _, distill = spec.partition("+")
     if flags.method is not None or (distill and flags.distill is not None):
         raise ConfigError(
             "compare takes methods and distillations as METHOD+DISTILLATION, not by --method and --distill"
         )
-    return effective(common, flags, method=method, **({"distill": distill} if distill else {})).config
+    return effective(flags, method=method, **({"distill": distill} if distill else {})).config
 
 
 def _load(config: RunConfig, quiet: bool) -> Dataset:
@@ -119,7 +114,7 @@ def _execute(config: RunConfig, data: Dataset, how: How, stopper: Stopper, out: 
     watch = Watch(label_of(config.method, config.distill), quiet=how.silent)
     if stopper():
         raise Interrupted("stopped between two runs; the same command continues")
-    with stopper.watching(), watch.shown():
+    with stopper.watching(), watch.bar:
         try:
             return run_config(
                 config,

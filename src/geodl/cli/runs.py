@@ -10,13 +10,13 @@ from rich.table import Table
 
 from geodl.cache import Cache
 from geodl.cli.display import plain, result_table, say
+from geodl.cli.options import Json
 from geodl.errors import StoreError
 from geodl.experiment import results_of
 from geodl.files import readable
 from geodl.store import RunDirectory, list_runs, remove_run, summarize
 from geodl.text import count
 
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON.", negative=())]
 Root = Annotated[Path, Parameter(help="The directory that holds the runs.")]
 Run = Annotated[Path, Parameter(help="The run's directory.")]
 
@@ -26,8 +26,8 @@ def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
     found = list_runs(root)
     if as_json:
         names = {"state": "state", "done": "done", "phases": "total", "result": "result", "error": "error"}
-        facts = [{key: getattr(run, name) for key, name in names.items()} for run in found]
-        print(json.dumps([{"path": str(run.path), **each} for run, each in zip(found, facts, strict=True)]))
+        facts = [{"path": str(run.path)} | {key: getattr(run, name) for key, name in names.items()} for run in found]
+        print(json.dumps(facts))
         return
     if not found:
         say(f"no runs in {root}; `geodl run --preset digits` makes one")
@@ -51,10 +51,7 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
         print(json.dumps(result_json(store)))
         return
     if done:
-        results = results_of(store)
-        classes = len(next(iter(results.values())).classes)
-        title = f"{run}, {done} of {count(store.phases or done, 'phase')}, {count(classes, 'class')} (%)"
-        say(result_table(title, results))
+        say(result_table(f"{run}, {done} of {count(store.phases or done, 'phase')}", results_of(store)))
     else:
         say(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):

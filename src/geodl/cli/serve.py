@@ -4,16 +4,15 @@ import ipaddress
 import socket
 import webbrowser
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from geodl.cli.display import say
 from geodl.cli.own import LearnFlags, Model
-from geodl.cli.own_display import line
 from geodl.errors import ConfigError, MissingExtraError
-from geodl.text import count, printable
+from geodl.text import count
 
 if TYPE_CHECKING:
     from geodl.serve.jobs import Teacher
@@ -56,19 +55,19 @@ def serve(
             allow_hosts=frozenset(allow_host),
             read_only=read_only,
             allow_folder=allow_folder,
-            options={name: value for name, value in asdict(flags).items() if value is not None},
+            options=flags.given(),
         )
         everywhere = ipaddress.ip_address(listening.getsockname()[0]).is_unspecified
         shown = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listening.getsockname()[1]}/"
         full = f"{address}#token={token}" if fresh and not read_only else address
-        line(f"{printable(str(model))} is served at {full}", "bold")
+        say(f"{model} is served at {full}", "bold")
         if not fresh and not read_only:
-            line(f"the token is the value of {TOKEN_VARIABLE}; the page asks for it")
+            say(f"the token is the value of {TOKEN_VARIABLE}; the page asks for it")
         if not is_loopback(host):
-            line("everybody who reaches this machine can recognize images; whoever knows the token can teach", "yellow")
+            say("everybody who reaches this machine can recognize images; whoever knows the token can teach", "yellow")
         _say_interrupted(app.state.server.teacher)
-        line("Ctrl-C stops it")
+        say("Ctrl-C stops it")
         if open_page:
             webbrowser.open(full)
         with suppress(KeyboardInterrupt):  # uvicorn passes it on once all has ended
@@ -78,7 +77,7 @@ def serve(
 def _say_interrupted(teacher: "Teacher | None") -> None:
     for job in teacher.jobs.values() if teacher is not None else ():
         what = f"{count(job.images, 'image')} of {', '.join(list(job.classes)[:5])}" if job.classes else str(job.source)
-        line(
+        say(
             f"interrupted {job.made}: teaching {what}; the model is as before, the page can go on with it or drop it",
             "yellow",
         )

@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,16 +20,17 @@ def leave(number: int, frame: FrameType | None = None) -> None:
 
 
 @contextmanager
-def terminating() -> Iterator[None]:
-    """Turn SIGTERM into `Terminated` while the block runs."""
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Give signals to a handler while the block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def status() -> int:

@@ -1,13 +1,14 @@
 """``geodl sweep``: many runs by one command, and ``geodl sweep status``."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
 from geodl.cli.display import LEGEND, comparison_table, say
-from geodl.cli.many import ROWS, Where, carry_out, confirm, directories, is_terminal, table_of
-from geodl.cli.options import Common, Flags, layers_of
+from geodl.cli.many import ROWS, Where, carry_out, confirm, table_of
+from geodl.cli.options import Flags, layers_of
 from geodl.config import RunConfig
 from geodl.errors import ConfigError
 from geodl.experiment import results_of
@@ -54,14 +55,13 @@ def sweep(
     dry_run: Annotated[bool, Parameter(help="List the runs and start nothing.", negative=())] = False,
     yes: Annotated[bool, Parameter(help=f"Start more than {MANY} runs without asking.", negative=())] = False,
     where: Annotated[Where, Parameter(name="*")] = Where(),  # noqa: B008  # frozen
-    common: Annotated[Common, Parameter(name="*")] = Common(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
 ) -> None:
     """Run a grid or a search."""
     where = _searching(search, where)
-    wanted = _wanted(spec, grid, over, search, common, flags)
+    wanted = _wanted(spec, grid, over, search, flags)
     if (count := wanted.count(trials)) > MANY:
-        confirm(f"these are {count:,} runs", yes or dry_run, is_terminal())
+        confirm(f"these are {count:,} runs", yes or dry_run)
     seed = flags.seed if flags.seed is not None else RunConfig.model_fields["seed"].default  # type: ignore[attr-defined]
     jobs = expand(wanted.layers, wanted.points(trials, int(seed)), out)
     if dry_run:
@@ -83,7 +83,7 @@ def _searching(search: str | None, where: Where) -> Where:
 
 
 def _wanted(
-    spec: Path | None, grid: list[str] | None, over: list[str] | None, search: str | None, common: Common, flags: object
+    spec: Path | None, grid: list[str] | None, over: list[str] | None, search: str | None, flags: object
 ) -> Spec:
     """Put together what the file and the command line say."""
     read = read_spec(spec) if spec else Spec()
@@ -92,28 +92,25 @@ def _wanted(
     if bool(ranges) != (search is not None):
         raise ConfigError("--search and --over belong together: --search random --over lr=log:0.01:0.3")
     grids = [each | given for each in map(dict, read.grids)] if read.grids else [given] * bool(given)
-    return Spec(layers_of(common, flags, *read.layers), grids, ranges)
+    return Spec(layers_of(flags, *read.layers), grids, ranges)
 
 
 def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
     """Show what the runs reached, the best first in a search, and write their page."""
     complete = [job for job in jobs if job.complete()]
+    if not complete:
+        return
     if metric:
         values = {job: value_of(RunDirectory(job.out), metric) for job in complete}
         complete.sort(key=lambda job: METRICS[metric] * (values[job] or 0.0), reverse=True)
-        best = complete[0] if complete else None
-        stopped = len(jobs) - len(complete)
-        if best is not None:
-            say(
-                f"best {metric}: {values[best] or 0.0:.2f} of {best.label}, {best.out}"
-                + (f"; {stopped} runs were stopped early" if stopped else "")
-            )
-    if complete:
-        rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
-        first = len(rows) < len(complete) and f", the first {ROWS}"
-        say(comparison_table(f"{len(complete)} runs{first or ''} (%)", rows))
-        say(LEGEND)
-        say(f"all in one report: {page.write(read_settings(directories(complete)), out / 'report.html')}")
+        best, stopped = complete[0], len(jobs) - len(complete)
+        more = f"; {stopped} runs were stopped early" if stopped else ""
+        say(f"best {metric}: {values[best] or 0.0:.2f} of {best.label}, {best.out}{more}")
+    rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
+    first = f", the first {ROWS}" if len(rows) < len(complete) else ""
+    say(comparison_table(f"{len(complete)} runs{first} (%)", rows))
+    say(LEGEND)
+    say(f"all in one report: {page.write(read_settings([job.out for job in complete]), out / 'report.html')}")
 
 
 @app.command(help_epilogue="Example: `geodl sweep status runs`")
@@ -125,5 +122,5 @@ def status(out: Annotated[Path, Parameter(help="The directory that holds the run
         return
     found = [(job, status_of(job)) for job in jobs]
     say(table_of(found))
-    counts = {state: sum(each.state == state for _, each in found) for state in {each.state for _, each in found}}
+    counts = Counter(each.state for _, each in found)
     say(f"{len(found)} runs: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items())))

@@ -13,7 +13,6 @@ from geodl.config import groups_of_options
 from geodl.data.images import Images
 from geodl.errors import GeodlError
 from geodl.methods import METHODS
-from geodl.metrics import confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
 from geodl.report.results import PUBLIC, Run, Setting
@@ -33,9 +32,9 @@ HUGE = 200
 
 def details(settings: Sequence[Setting], with_images: bool | None) -> list[dict[str, Any]]:
     """Return what is shown of each setting."""
-    if len(settings) == 1:
-        return [_setting(settings[0], "", True, with_images)]
-    return [_setting(each, f"s{i}-", len(settings) <= FEW, with_images) for i, each in enumerate(settings)]
+    prefixes = [f"s{i}-" for i in range(len(settings))] if len(settings) > 1 else [""]
+    whole = len(settings) <= FEW
+    return [_setting(each, prefix, whole, with_images) for each, prefix in zip(settings, prefixes, strict=True)]
 
 
 def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | None) -> dict[str, Any]:
@@ -45,10 +44,7 @@ def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | Non
     words = f"Of the run with seed {run.config['seed']}. " if len(setting.runs) > 1 and "seed" in run.config else ""
     if len(shown) < len(setting.classifiers):
         words += f"Under {CLASSIFIERS[shown[0]]} alone."
-    environment = {
-        "directory": ", ".join(each.path.name for each in setting.runs),
-        **dict(sorted(run.environment.items())),
-    }
+    environment = [("directory", ", ".join(each.path.name for each in setting.runs)), *sorted(run.environment.items())]
     return {
         "label": setting.label,
         "prefix": prefix,
@@ -60,7 +56,7 @@ def _setting(setting: Setting, prefix: str, whole: bool, with_images: bool | Non
         "training": _training(run) if run.epochs else None,
         "commands": [command for each in setting.runs if (command := each.command())],
         "configuration": _configuration(run),
-        "environment": [(name, _plain(value), False) for name, value in environment.items()],
+        "environment": [(name, _plain(value), False) for name, value in environment],
     }
 
 
@@ -68,24 +64,19 @@ def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
     """Return what is shown under one classifier: group by phase, what is taken for what, class after class."""
     run = setting.first
     count = len(run.classes)
-    accuracies = run.results[classifier]["per_class"]
-    tests = dict(zip(run.classes, run.confusion(classifier).sum(axis=1).tolist(), strict=True))
+    accuracies, found = run.results[classifier]["per_class"], run.confusion(classifier)
+    tests = dict(zip(found.classes, found.counts.sum(dim=1).tolist(), strict=True))
+    confusions = [
+        [found.classes[i], found.classes[j], n, 100 * n / tests[found.classes[i]]] for i, j, n in found.mistakes(SHOWN)
+    ]
     return {
         "name": CLASSIFIERS[classifier],
         "groups": plots.groups(setting, classifier),
         "matrix": plots.confusion(setting, classifier),
         "zoom": min(18 * count + 160, 4000) if count > 20 else 0,
-        "confusions": _confusions(run, classifier),
+        "confusions": Table(["true class", "taken for", "images", "% of the class"], confusions),
         "bars": [[(name, accuracies.get(name), tests[name]) for name in group] for group in run.groups],
     }
-
-
-def _confusions(run: Run, classifier: str) -> Table:
-    """List the most frequent confusions."""
-    found = confusions_of(run.metrics[-1])[classifier]
-    totals = found.counts.sum(dim=1).tolist()
-    rows = [[found.classes[i], found.classes[j], n, 100 * n / totals[i]] for i, j, n in found.mistakes(SHOWN)]
-    return Table(["true class", "taken for", "images", "% of the class"], rows)
 
 
 def _exemplars(run: Run, with_images: bool | None) -> dict[str, Any]:
@@ -111,7 +102,7 @@ def _exemplars(run: Run, with_images: bool | None) -> dict[str, Any]:
 def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[str, Any]]:
     """Return each class's name and its first exemplars side by side as one WebP image in base 64."""
     for label, rows in groupby(range(len(images)), key=lambda i: int(images.labels[i])):
-        thumbnails = [_thumbnail(images.decode(i), SIDE) for i in list(rows)[:each]]
+        thumbnails = [thumbnail(images.decode(i), SIDE) for i in list(rows)[:each]]
         height = max(image.height for image in thumbnails)
         gap = max(1, height // 16)
         strip = Image.new("RGBA", (sum(image.width + gap for image in thumbnails) - gap, height))
@@ -123,19 +114,18 @@ def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[
         yield {"name": classes[label], "count": len(thumbnails), "ratio": ratio, "data": webp(strip)}
 
 
-def _thumbnail(image: Image.Image, most: int) -> Image.Image:
-    """Cut the middle square and make it small."""
+def thumbnail(image: Image.Image, most: int) -> Image.Image:
+    """Return the middle square, made small where it has more than `most` pixels a side."""
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     square = image.crop((left, top, left + side, top + side))
     return square.resize((most, most), Image.Resampling.LANCZOS) if side > most else square
 
 
-def webp(image: Image.Image, most: int | None = None) -> str:
-    """Return a picture, or the middle square of it at no more than `most` pixels a side, as WebP in base 64."""
-    small = image if most is None else _thumbnail(image, most)
+def webp(image: Image.Image) -> str:
+    """Return a picture as WebP in base 64."""
     buffer = io.BytesIO()
-    small.save(buffer, "WEBP", lossless=small.height <= 16, quality=82)
+    image.save(buffer, "WEBP", lossless=image.height <= 16, quality=82)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

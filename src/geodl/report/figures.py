@@ -189,7 +189,8 @@ def lines(
         if percent and high - low < 1:  # a flat line stays flat: no scale of hundredths
             axes.set_ylim((low + high) / 2 - 1, (low + high) / 2 + 1)
         if ticks is not None:
-            axes.set_xticks(_thinned(ticks))
+            # Few enough of them that their numbers do not meet, the last always.
+            axes.set_xticks(ticks[:: -math.ceil(len(ticks) / 9)][::-1])
         else:  # classes and epochs are whole
             axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
         for position, word in (marks or {}).items():
@@ -214,18 +215,10 @@ def _draw(axes: Axes, number: int, curve: Curve, x: str, unit: str) -> list[str]
         axes.fill_between(xs, low, high, color=color, alpha=0.16, linewidth=0)  # type: ignore[arg-type]
     style = ORACLE if curve.dashed else STYLES[number // len(PALETTE) % len(STYLES)]
     axes.plot(xs, ys, color=color, linestyle=style, marker=marker, label=curve.label, gid=f"line-{number}")  # type: ignore[arg-type]
-    tips = []
-    for i in known if marker else []:
-        bounds = curve.low is not None and curve.high is not None
-        spread = f" ({curve.low[i]:.2f} to {curve.high[i]:.2f})" if bounds else ""  # type: ignore[index]
-        tips.append(f"{curve.label}\n{x} {curve.x[i]:g}: {curve.y[i]:.2f} {unit}".rstrip() + spread)
-    return tips
-
-
-def _thinned(ticks: Sequence[float]) -> Sequence[float]:
-    """Keep few enough of the ticks that their numbers do not meet, the last always."""
-    step = -(-len(ticks) // 9)
-    return ticks[::-1][::step][::-1]
+    tips = [f"{curve.label}\n{x} {curve.x[i]:g}: {curve.y[i]:.2f} {unit}".rstrip() for i in known if marker]
+    if curve.low is None or curve.high is None:
+        return tips
+    return [f"{tip} ({curve.low[i]:.2f} to {curve.high[i]:.2f})" for tip, i in zip(tips, known, strict=False)]
 
 
 def heat(

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from geodl.data.images import Images, from_tensors
 from geodl.errors import GeodlError
@@ -14,10 +13,10 @@ from geodl.files import interpreting, part, readable
 from geodl.learner import Learner
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.predictors import Judged, default_classifier
-from geodl.report.details import webp
+from geodl.report.details import thumbnail, webp
 from geodl.report.results import Run
 from geodl.store import Phase, RunDirectory
-from geodl.text import count
+from geodl.text import count, listed
 
 PAIRS = 8
 """Pairs of classes that are shown as mixed up."""
@@ -47,36 +46,32 @@ def owner(run: Run, with_images: bool | None) -> dict[str, Any]:
         return {"name": run.path.name, "classes": []}
     saved = directory.load_phase(done - 1)
     with interpreting(saved.path):
-        return _of(run, directory, saved, with_images)
-
-
-def _of(run: Run, directory: RunDirectory, saved: Phase, with_images: bool | None) -> dict[str, Any]:
-    learner, problem = _restored(saved)
-    confusion = _confusion(saved.metrics, learner)
-    unknown = [{"name": name, "step": 1, "images": 0} for name in saved.extra["classes"]]
-    known = saved.extra.get("known", unknown)
-    checks = _validation(saved.memory)
-    judged = _judged(learner, checks)
-    return {
-        "name": run.path.resolve().name,
-        "classes": saved.extra["classes"],
-        "images": sum(each["images"] for each in known),
-        "left_out": bool(saved.metrics and "analytic" in saved.metrics["confusions"]) or not saved.metrics,
-        "confusion": confusion,
-        "accuracy": finite(confusion.accuracy),
-        "interval": confusion.interval,
-        "steps": _steps(directory, run.history, confusion, known),
-        "sure": how_sure(judged),
-        "advice": advice(confusion, known),
-        "pairs": mixed_up(confusion),
-        "most": PAIRS,
-        "bars": class_by_class(confusion),
-        "shown": BARS,
-        "named": NAMED,
-        "pictures": _pictures(learner, checks, saved.extra, bool(with_images)),
-        "problem": problem,
-        "kept": _kept(learner, checks),
-    }
+        learner, problem = _restored(saved)
+        confusion = _confusion(saved.metrics, learner)
+        unknown = [{"name": name, "step": 1, "images": 0} for name in saved.extra["classes"]]
+        known = saved.extra.get("known", unknown)
+        stored = part(saved.memory, "validation")
+        checks = from_tensors(stored) if stored else None
+        return {
+            "name": run.path.resolve().name,
+            "classes": saved.extra["classes"],
+            "images": sum(each["images"] for each in known),
+            "left_out": bool(saved.metrics and "analytic" in saved.metrics["confusions"]) or not saved.metrics,
+            "confusion": confusion,
+            "accuracy": finite(confusion.accuracy),
+            "interval": confusion.interval,
+            "steps": _steps(directory, run.history, confusion, known),
+            "sure": how_sure(_judged(learner, checks)),
+            "advice": advice(confusion, known),
+            "pairs": mixed_up(confusion),
+            "most": PAIRS,
+            "bars": class_by_class(confusion),
+            "shown": BARS,
+            "named": NAMED,
+            "pictures": _pictures(learner, checks, saved.extra, bool(with_images)),
+            "problem": problem,
+            "kept": _kept(learner, checks),
+        }
 
 
 def _restored(saved: Phase) -> tuple[Learner | None, str]:
@@ -99,11 +94,6 @@ def _confusion(metrics: Mapping[str, Any], learner: Learner | None) -> Confusion
     return left_out or Confusion(torch.zeros(len(classes), len(classes), dtype=torch.int64), classes)
 
 
-def _validation(memory: Mapping[str, Tensor]) -> Images | None:
-    found = part(memory, "validation")
-    return from_tensors(found) if found else None
-
-
 def _judged(learner: Learner | None, checks: Images | None) -> Judged | None:
     """Return what is known image by image: by leave-one-out, or of the validation images."""
     if learner is None:
@@ -117,7 +107,8 @@ def _steps(
     """Return what was done to the model, oldest first, and what each step brought."""
     steps: list[dict[str, Any]] = []
     for phase, record in enumerate(history):
-        step = {"day": _day(record["time"]), "action": record["action"], **record}
+        when = datetime.fromisoformat(record["time"]) if record["time"] else None
+        step = {"day": f"{when.day} {when:%B %Y}" if when else "", **record}
         if record["action"] == "learn":
             found = confusions_of(metrics) if (metrics := directory.load_metrics(phase)) else {}
             then = found[default_classifier(found)] if found else None
@@ -126,11 +117,6 @@ def _steps(
             step |= {"judged": then.images if then and several else 0, "now": finite(now.rate(mine))}
         steps.append(step)
     return steps
-
-
-def _day(time: str | None) -> str:
-    when = datetime.fromisoformat(time) if time else None
-    return f"{when.day} {when:%B %Y}" if when else ""
 
 
 def how_sure(judged: Judged | None) -> dict[str, Any] | None:
@@ -165,14 +151,8 @@ def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
         there, back = int(confusion.counts[i, j]), int(confusion.counts[j, i])
         one, other = ((i, j, there), (j, i, back)) if there >= back else ((j, i, back), (i, j, there))
         ways = [(confusion.classes[a], confusion.classes[b], wrong, totals[a]) for a, b, wrong in (one, other) if wrong]
-        found.append(
-            {
-                "names": (confusion.classes[one[0]], confusion.classes[one[1]]),
-                "wrong": there + back,
-                "images": totals[i] + totals[j],
-                "ways": ways,
-            }
-        )
+        names = ways[0][:2]
+        found.append({"names": names, "wrong": there + back, "images": totals[i] + totals[j], "ways": ways})
     return sorted(found, key=lambda pair: (-pair["wrong"], pair["images"]))
 
 
@@ -202,19 +182,15 @@ def advice(confusion: Confusion, known: Sequence[Mapping[str, Any]]) -> list[tup
         if bar["judged"] >= 2 and bar["accuracy"] < WEAK
     ]
     if weak:
-        found.append(("Add more, and more varied, images", f"Weak: {_listed(weak)}."))
+        found.append(("Add more, and more varied, images", f"Weak: {listed(weak)}."))
     few = [f"{each['name']} ({each['images']})" for each in known if 0 < each["images"] < FEW]
     if few:
-        found.append(("Very few images", f"{_listed(few)}. Predictions of them are shaky; {FEW} or more images help."))
+        found.append(("Very few images", f"{listed(few)}. Predictions of them are shaky; {FEW} or more images help."))
     low, high = confusion.interval
     if confusion.images and high - low > WIDE:
         words = f"It rests on {confusion.images} images: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
         found.append(("Do not trust the accuracy too far", words))
     return found
-
-
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")
 
 
 def _pictures(
@@ -236,7 +212,7 @@ def _pictures(
             "other": learner.classes[int(judged.predictions[i])],
             "sure": 100 * float(confidences[i]) if judged.confidences is not None else None,
             "file": extra.get("stored", {}).get(digests[i], ""),
-            "data": webp(checks.decode(i), SIDE),
+            "data": webp(thumbnail(checks.decode(i), SIDE)),
             "tiny": learner.transform is not None and learner.transform.size < TINY,
         }
         for i in order[:PICTURES]

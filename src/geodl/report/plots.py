@@ -1,7 +1,7 @@
 """Which figures a report has: from settings to drawn plots."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,6 @@ from geodl.report.figures import Curve, Plot, heat, lines
 from geodl.report.results import Epoch, Estimate, Run, Setting
 from geodl.text import printable
 
-LEARNED = "classes learned"
 NAMED = 150
 """A confusion matrix of more classes has no names at its sides; the tips have them."""
 
@@ -35,11 +34,11 @@ def similarity(settings: Sequence[Setting]) -> list[Plot]:
         return []
     title, y = "Representation similarity", "similarity to the features of phase 0"
     if len(compared) == 1:
-        curves = [_curve(name, compared[0], compared[0].similarity(key)) for key, name in measures.items()]
+        curves = [curve(name, compared[0].first.seen, compared[0].similarity(key)) for key, name in measures.items()]
         return [_over_phases("similarity", title, compared, curves, y)]
     drawn = []
     for key, name in measures.items():
-        curves = [_curve(setting.label, setting, setting.similarity(key)) for setting in compared]
+        curves = [curve(setting.label, setting.first.seen, setting.similarity(key)) for setting in compared]
         drawn.append(_over_phases(f"similarity-{key}", title, compared, curves, f"{name}: {y}"))
     return drawn
 
@@ -101,10 +100,9 @@ def groups(setting: Setting, classifier: str) -> Plot | None:
         return None
     matrix = np.array(run.results[classifier]["matrix"], dtype=np.float64)
     names = [printable(", ".join(group[:4])) + (", …" if len(group) > 4 else "") for group in run.groups]
+    described = enumerate(zip(run.groups, names, strict=True))
     tips = {
-        "rows": [
-            f"classes of phase {t} ({len(g)}: {n})" for t, (g, n) in enumerate(zip(run.groups, names, strict=True))
-        ],
+        "rows": [f"classes of phase {t} ({len(group)}: {name})" for t, (group, name) in described],
         "columns": [f"after phase {t}" for t in range(run.done)],
         "values": [[None if np.isnan(value) else round(value, 2) for value in row] for row in matrix.tolist()],
     }
@@ -118,7 +116,7 @@ def groups(setting: Setting, classifier: str) -> Plot | None:
 def confusion(setting: Setting, classifier: str) -> Plot:
     """Draw what is taken for what, in % of the true class's test images; classes in the order of learning."""
     run = setting.first
-    counts = run.confusion(classifier)
+    counts = run.confusion(classifier).counts.numpy()
     matrix = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes = [printable(name) for name in run.classes]
     names = classes if len(classes) <= NAMED else []
@@ -134,39 +132,18 @@ def confusion(setting: Setting, classifier: str) -> Plot:
     )  # fmt: skip
 
 
-def overview(settings: Sequence[Setting]) -> Iterator[Plot]:
-    """Draw what shows all settings together."""
-    for draw in (accuracy, forgetting, similarity, angles, drift):
-        yield from draw(settings)
-
-
-def details(setting: Setting, classifiers: Sequence[str]) -> Iterator[Plot]:
-    """Draw what shows one setting."""
-    for classifier in classifiers:
-        found = groups(setting, classifier)
-        if found is not None:
-            yield found
-        yield confusion(setting, classifier)
-    yield from training(setting.first)
-
-
 def write_figures(settings: Sequence[Setting], directory: Path) -> list[Path]:
     """Write every figure as SVG and PDF; those of single settings into a folder each where there are several."""
-    paths = []
     directory.mkdir(parents=True, exist_ok=True)
-    for plot in overview(settings):
-        paths += plot.files(directory)
+    together = [plot for draw in (accuracy, forgetting, similarity, angles, drift) for plot in draw(settings)]
+    paths = [path for plot in together for path in plot.files(directory)]
     for number, setting in enumerate(settings, start=1):
-        folder = directory / f"{number}-{slug(setting.label)}" if len(settings) > 1 else directory
+        words = re.sub(r"[^a-z0-9]+", "-", setting.label.lower()).strip("-")[:60] or "run"
+        folder = directory / f"{number}-{words}" if len(settings) > 1 else directory
         folder.mkdir(exist_ok=True)
-        for plot in details(setting, setting.classifiers):
-            paths += plot.files(folder)
+        drawn = [draw(setting, name) for name in setting.classifiers for draw in (groups, confusion)]
+        paths += [path for plot in (*drawn, *training(setting.first)) if plot for path in plot.files(folder)]
     return paths
-
-
-def slug(words: str) -> str:
-    """Make a file name of a label."""
-    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")[:60] or "run"
 
 
 def _by_classifier(
@@ -174,12 +151,12 @@ def _by_classifier(
 ) -> list[Plot]:
     if len(settings) == 1:
         only = settings[0]
-        curves = [_curve(CLASSIFIERS[c], only, values(only, c), c == "ame") for c in only.classifiers]
+        curves = [curve(CLASSIFIERS[c], only.first.seen, values(only, c), c == "ame") for c in only.classifiers]
         return [_over_phases(title.lower(), title, settings, curves, y)] if curves else []
     plots = []
     for classifier, shown in CLASSIFIERS.items():
         having = [setting for setting in settings if classifier in setting.classifiers]
-        curves = [_curve(setting.label, setting, values(setting, classifier)) for setting in having]
+        curves = [curve(setting.label, setting.first.seen, values(setting, classifier)) for setting in having]
         if curves:
             name, under = f"{title.lower()}-{classifier}", f"{title} under {shown}"
             plots.append(_over_phases(name, under, having, curves, f"{shown}: {y}"))
@@ -190,13 +167,13 @@ def _over_phases(name: str, title: str, settings: Sequence[Setting], curves: Seq
     """Draw curves over the number of classes learned, with ticks there where all settings agree on them."""
     seen = {tuple(setting.first.seen) for setting in settings}
     ticks = next(iter(seen)) if len(seen) == 1 else None
-    return lines(name, curves, x=LEARNED, y=y, title=title, percent="(%)" in y, ticks=ticks)
+    return lines(name, curves, x="classes learned", y=y, title=title, percent="(%)" in y, ticks=ticks)
 
 
-def _curve(label: str, setting: Setting, values: Sequence[Estimate | None], dashed: bool = False) -> Curve:
-    """Make a curve of estimates, with a band of one standard deviation where there are several runs."""
+def curve(label: str, x: Sequence[float], values: Sequence[Estimate | None], dashed: bool = False) -> Curve:
+    """Make a curve of estimates over x, with a band of one standard deviation where there are several runs."""
     means = [value.mean if value else None for value in values]
-    if len(setting.runs) == 1:
-        return Curve(label, setting.first.seen, means, dashed=dashed)
+    if not any(value.runs > 1 for value in values if value):
+        return Curve(label, x, means, dashed=dashed)
     low, high = ([v.mean + sign * (v.spread or 0) if v else None for v in values] for sign in (-1, 1))
-    return Curve(label, setting.first.seen, means, low, high, dashed)
+    return Curve(label, x, means, low, high, dashed)

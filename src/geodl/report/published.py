@@ -16,8 +16,6 @@ SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "g
 # What is stored beside the options: which files a run had, not what it did.
 FILES = ("fingerprint", "weights_sha256")
 
-Metric = Literal["average", "forgetting", "time_ratio", "memory_gb"]
-
 
 @dataclass(frozen=True)
 class Published:
@@ -31,7 +29,7 @@ class Published:
     """
 
     table: str
-    metric: Metric
+    metric: Literal["average", "forgetting", "time_ratio", "memory_gb"]
     row: str
     method: str
     distill: str
@@ -49,7 +47,8 @@ class Published:
 @cache
 def numbers() -> tuple[Published, ...]:
     """Return every published number, in the paper's order."""
-    return tuple(number for block in _file()["block"] for number in _expand(block))
+    text = resources.files("geodl.report").joinpath("published.toml").read_text(encoding="utf-8")
+    return tuple(number for block in tomllib.loads(text)["block"] for number in _expand(block))
 
 
 def same(method: str, distill: str) -> tuple[str, str]:
@@ -65,8 +64,8 @@ def matching(config: Mapping[str, Any], base: int) -> list[Published]:
     if config.get("memory_budget") != "per_class" or config.get("order") != "lucir-1993":
         return []
     training = same(str(config.get("method")), str(config.get("distill")))
-    ours = {"dataset": config.get("data"), "base": base, "memory": config.get("exemplars")}
-    ours["phases"] = config.get("phases")
+    ours = {"dataset": config.get("data"), "base": base, "phases": config.get("phases")}
+    ours["memory"] = config.get("exemplars")
     if config.get("distill") == "geodesic":
         ours["subspace_dim"] = config.get("subspace_dim")
     return [
@@ -107,11 +106,6 @@ def departures(config: Mapping[str, Any], preset: str, free: Collection[str] = (
 def _with_base(config: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in what phase 0 takes from the other phases."""
     return {**config, **{f"base_{key}": config.get(f"base_{key}") or config.get(key) for key in ("epochs", "lr")}}
-
-
-@cache
-def _file() -> dict[str, Any]:
-    return tomllib.loads(resources.files("geodl.report").joinpath("published.toml").read_text(encoding="utf-8"))
 
 
 def _expand(block: dict[str, Any]) -> Iterator[Published]:

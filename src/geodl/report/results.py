@@ -11,25 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from geodl.config import Layer, RunConfig, groups_of_options, preset_layer, presets
 from geodl.errors import ConfigError, StoreError
 from geodl.files import interpreting
 from geodl.losses import DISTILLATIONS
 from geodl.memory import Memory
 from geodl.methods import METHODS, configure, kinds
-from geodl.metrics import Trajectory, confusions_of
+from geodl.metrics import Confusion, Trajectory, confusions_of
 from geodl.predictors import CLASSIFIERS
 from geodl.store import RunDirectory, read_steadily
 
-DATA_NAMES = {
-    "cifar100": "CIFAR-100",
-    "imagenet-subset": "ImageNet-subset",
-    "imagenet": "ImageNet",
-    "digits": "digits",
-}
+DATA_NAMES = {"cifar100": "CIFAR-100", "imagenet-subset": "ImageNet-subset", "imagenet": "ImageNet", "digits": "digits"}
 PUBLIC = frozenset(DATA_NAMES)
 """Sources whose images anyone may see; all others may be a person's own photographs."""
 MANY = 4
@@ -123,10 +115,9 @@ class Run:
         found = [metrics.get("similarity") for metrics in self.metrics]
         return [item for item in found if item] if all(found) else []
 
-    def confusion(self, classifier: str) -> NDArray[np.int64]:
-        """Return the (C, C) counts after the last complete phase: true class, prediction, in the learning order."""
-        counts: NDArray[np.int64] = confusions_of(self.metrics[-1])[classifier].counts.numpy()
-        return counts
+    def confusion(self, classifier: str) -> Confusion:
+        """Return what is taken for what after the last complete phase."""
+        return confusions_of(self.metrics[-1])[classifier]
 
     def memory(self) -> Memory:
         """Read the exemplars kept after the last complete phase."""
@@ -282,11 +273,8 @@ class Setting:
         return next(iter([*usual, *self.classifiers]), None)
 
     def value(self, classifier: str, name: str) -> Estimate | None:
-        """Summarise a figure by its name in ``Trajectory.to_dict()``; ``final`` is the accuracy after the last phase."""
-        results = [run.results.get(classifier, {}) for run in self.runs]
-        if name == "final":
-            return estimate([result["accuracy"][-1] if result else None for result in results])
-        return estimate([result.get(name) for result in results])
+        """Summarise a figure by its name in ``Trajectory.to_dict()``."""
+        return estimate([run.results.get(classifier, {}).get(name) for run in self.runs])
 
     def accuracy(self, classifier: str) -> list[Estimate | None]:
         """Summarise A_t for each phase t."""
@@ -297,7 +285,7 @@ class Setting:
     def lost(self, classifier: str) -> list[Estimate | None]:
         """Summarise, for each phase, the accuracy lost on the first group since it was learned."""
         rows = [run.results[classifier]["matrix"][0] for run in self.runs]
-        losses = [[_minus(row[0], now) for now in row] for row in rows]
+        losses = [[None if None in (row[0], now) else row[0] - now for now in row] for row in rows]
         return [estimate(each) for each in zip(*losses, strict=True)]
 
     def similarity(self, measure: str) -> list[Estimate | None]:
@@ -330,14 +318,13 @@ def _range(values: Sequence[float]) -> tuple[float, float, float]:
     return min(values), statistics.median(values), max(values)
 
 
-def _minus(before: float | None, now: float | None) -> float | None:
-    return None if before is None or now is None else before - now
-
-
-def settings_of(runs: Sequence[Run]) -> list[Setting]:
-    """Put runs together that differ in their seed alone, in the order given, with labels that tell the settings apart."""
+def read_settings(paths: Sequence[Path]) -> list[Setting]:
+    """Read run directories, each once, and put runs together that differ in their seed alone, in the order given."""
+    if not paths:
+        raise StoreError("no run directory given: one or more are needed")
+    unique = {path.resolve(): path for path in paths}
     grouped: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in map(read_run, unique.values()):
         key = {name: value for name, value in run.config.items() if name != "seed"}
         grouped.setdefault(repr((sorted(key.items()), run.done, run.total)), []).append(run)
     settings = [
@@ -367,11 +354,3 @@ def _tell_apart(settings: Sequence[Setting]) -> list[Setting]:
             parts.append(f"{setting.first.done} of {setting.first.total} phases")
         told.append(replace(setting, label=", ".join(parts)))
     return told
-
-
-def read_settings(paths: Sequence[Path]) -> list[Setting]:
-    """Read run directories; the same directory given twice counts once."""
-    if not paths:
-        raise StoreError("no run directory given: one or more are needed")
-    unique = {path.resolve(): path for path in paths}
-    return settings_of([read_run(path) for path in unique.values()])

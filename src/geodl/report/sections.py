@@ -1,7 +1,7 @@
 """What the page shows of all settings together, as plain data for its templates."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from geodl.predictors import CLASSIFIERS
@@ -10,6 +10,7 @@ from geodl.report.figures import Plot
 from geodl.report.published import not_as_published
 from geodl.report.results import Estimate, Run, Setting
 from geodl.report.tables import MEASURES, Best, Comparison, Table, comparison_table, comparisons, summary
+from geodl.text import count
 
 
 def heading(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -21,7 +22,8 @@ def heading(settings: Sequence[Setting]) -> dict[str, Any]:
         lead = f"{runs} runs. {_protocol(settings)}"
         return {"title": f"{len(settings)} settings on {data}", "lead": lead, "tiles": []}
     seeds = ", ".join(str(run.config.get("seed", "?")) for run in settings[0].runs)
-    lead = f"{_protocol(settings)} Seed {seeds}. {_state(first)}"
+    state = "All phases complete." if first.complete else f"{first.done} of {first.total} phases complete."
+    lead = f"{_protocol(settings)} Seed {seeds}. {state if first.done else 'No phase is complete yet.'}"
     return {"title": f"{first.label} on {data}", "lead": lead, **_tiles(settings[0])}
 
 
@@ -42,25 +44,16 @@ def _facts(run: Run) -> dict[str, str]:
     sizes = [each if isinstance(each, int) else len(each) for each in given] or [config.get("base") or 0]
     if sizes[0]:
         facts["base"] = f"{sizes[0]} classes at first"
-        count, later = (run.total or len(sizes)) - 1, sizes[1:]
-        facts["phases"] = f"{sizes[0]} classes"
-        if count:
-            facts["phases"] += f", then {count} {'phase' if count == 1 else 'phases'}"
+        phases, later = (run.total or len(sizes)) - 1, sizes[1:]
+        facts["phases"] = f"{sizes[0]} classes" + (f", then {count(phases, 'phase')}" if phases else "")
         if later:
             facts["phases"] += f" of {later[0] if len(set(later)) == 1 else f'{min(later)} to {max(later)}'}"
     if "exemplars" in config:
-        facts["memory"] = (
-            f"{config['exemplars']} exemplars {'a class' if config.get('memory_budget') == 'per_class' else 'in total'}"
-        )
+        counted = "a class" if config.get("memory_budget") == "per_class" else "in total"
+        facts["memory"] = f"{config['exemplars']} exemplars {counted}"
     if "network" in config:
         facts["network"] = f"network {config['network']}"
     return facts
-
-
-def _state(run: Run) -> str:
-    if not run.done:
-        return "No phase is complete yet."
-    return "All phases complete." if run.complete else f"{run.done} of {run.total} phases complete."
 
 
 def _tiles(setting: Setting) -> dict[str, Any]:
@@ -113,7 +106,7 @@ def _marked(content: Table, alike: Sequence[Hashable]) -> Table:
             for n, cell in known.items() if len(known) > 1 else ():
                 if round(cell.mean, 2) == (max if MEASURES[name][1] else min)(means):
                     rows[n][i] = Best(*astuple(cell))
-    return Table(content.header, rows, content.notes)
+    return replace(content, rows=rows)
 
 
 def published(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -142,18 +135,12 @@ def _departures(settings: Sequence[Setting], found: Sequence[Comparison]) -> dic
 
 def _without_constants(content: Table) -> tuple[str, Table]:
     """Move the columns that say where a number is from, if they are the same everywhere, out of the table."""
-    places = {
-        "table": "",
-        "data": "",
-        "method": "",
-        "T": "T = ",
-        "memory": "exemplars a class: ",
-        "compared with": "compared with ",
-    }
+    places = dict.fromkeys(("table", "data", "method"), "")
+    places |= {"T": "T = ", "memory": "exemplars a class: ", "compared with": "compared with "}
     same = [i for i, name in enumerate(content.header) if name in places and len(set(content.column(i))) == 1]
     caption = ", ".join(f"{places[content.header[i]]}{content.rows[0][i]}" for i in same)
     rest = content.keeping([i for i in range(len(content.header)) if i not in same])
-    return caption, Table(rest.header, rest.rows)
+    return caption, replace(rest, notes=())
 
 
 def curves(settings: Sequence[Setting]) -> list[Plot]:

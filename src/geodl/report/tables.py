@@ -2,9 +2,8 @@
 
 import csv
 import io
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from geodl.files import atomic_write
@@ -57,6 +56,11 @@ class Table:
         """Which columns hold numbers."""
         return [any(isinstance(c, int | float | Estimate) for c in self.column(i)) for i in range(len(self.header))]
 
+    def inserting(self, at: int, name: str, cells: Sequence[Cell]) -> "Table":
+        """Return it with one more column."""
+        rows = [[*row[:at], cell, *row[at:]] for row, cell in zip(self.rows, cells, strict=True)]
+        return Table([*self.header[:at], name, *self.header[at:]], rows, self.notes)
+
     def keeping(self, columns: Sequence[int]) -> "Table":
         """Return it with some of its columns."""
         return Table([self.header[i] for i in columns], [[row[i] for i in columns] for row in self.rows], self.notes)
@@ -96,11 +100,11 @@ class Table:
         """Write it as STEM.md, with its title, STEM.csv and STEM.tex; return the files."""
         stem.parent.mkdir(parents=True, exist_ok=True)
         head = f"# {title}\n\n" if title else ""
-        contents = {"md": head + self.markdown(), "csv": self.csv(), "tex": self.latex()}
-        written = {stem.with_name(f"{stem.name}.{suffix}"): content for suffix, content in contents.items()}
-        for path, content in written.items():
-            atomic_write(path, content.encode())
-        return list(written)
+        written = []
+        for suffix, content in (("md", head + self.markdown()), ("csv", self.csv()), ("tex", self.latex())):
+            written.append(stem.with_name(f"{stem.name}.{suffix}"))
+            atomic_write(written[-1], content.encode())
+        return written
 
 
 def text(cell: Cell) -> str:
@@ -145,9 +149,7 @@ class Comparison:
     published: Published
     classifier: str | None
     setting: str | None = None
-    average: Estimate | None = None
-    incremental: Estimate | None = None
-    forgetting: Estimate | None = None
+    found: Mapping[str, Estimate | None] = field(default_factory=dict)
 
     @property
     def against(self) -> str:
@@ -159,7 +161,7 @@ class Comparison:
     @property
     def ours(self) -> Estimate | None:
         """Our number of the same kind."""
-        return {"forgetting": self.forgetting, INCREMENTAL: self.incremental, AVERAGE: self.average}[self.against]
+        return self.found.get(self.against)
 
     @property
     def difference(self) -> Points | None:
@@ -171,12 +173,10 @@ def compare(number: Published, setting: Setting | None) -> list[Comparison]:
     """Put a published number beside a setting, under each classifier it may be of; without a setting, beside nothing."""
     if setting is None:
         return [Comparison(number, number.classifier)]
-    measures = {"forgetting": "forgetting"}
-    if number.metric == "average":
-        measures = {"average": "average", "incremental": "average_incremental"}
+    measures = [AVERAGE, INCREMENTAL] if number.metric == "average" else ["forgetting"]
     classifiers = [number.classifier] if number.classifier else [name for name in setting.classifiers if name in PAPERS]
     return [
-        Comparison(number, name, setting.label, **{key: setting.value(name, of) for key, of in measures.items()})
+        Comparison(number, name, setting.label, {key: setting.value(name, MEASURES[key][0]) for key in measures})
         for name in classifiers
     ]
 
@@ -207,9 +207,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
                 number.phases,
                 number.memory,
                 CLASSIFIERS[each.classifier] if each.classifier else "any",
-                each.average,
-                each.incremental,
-                each.forgetting,
+                *map(each.found.get, (AVERAGE, INCREMENTAL, "forgetting")),
                 number.value,
                 each.against + (" (unknown)" if unknown else ""),
                 each.difference,
@@ -232,11 +230,11 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
         notes.append(
             f"The paper does not say under which classifier it reads {', '.join(unstated)}: all of ours are shown."
         )
-    if max(Counter((each.published, each.classifier) for each in found).values(), default=0) > 1:
-        # Several of ours beside one of the paper's: which is which must be said.
-        header.insert(3, "setting")
-        rows = [[*row[:3], each.setting, *row[3:]] for row, each in zip(rows, found, strict=True)]
-    return Table(header, rows, notes)
+    table = Table(header, rows, notes)
+    if len({(each.published, each.classifier) for each in found}) == len(found):
+        return table
+    # Several of ours beside one of the paper's: which is which must be said.
+    return table.inserting(3, "setting", [each.setting for each in found])
 
 
 def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
@@ -260,12 +258,7 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def _latex(words: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-    }
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
     special |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
     return "".join(special.get(sign, sign) for sign in words)
 

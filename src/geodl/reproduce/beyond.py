@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from geodl.config import Layer, RunConfig, preset_layer
-from geodl.data import ClassIncremental
 from geodl.data.dataset import Dataset
 from geodl.data.images import Images
 from geodl.errors import ConfigError
@@ -54,16 +53,13 @@ def beyond(
     reader = _Reader(config)
     for t in phases:
         scenario = scenario_of(config.model_copy(update={"phases": t}), data)
-        yield t, _through(Learner(config, listener=listener), reader, scenario)
-
-
-def _through(learner: Learner, reader: "_Reader", scenario: ClassIncremental) -> dict[str, Trajectory]:
-    learner.trainer = reader
-    found: list[dict[str, Confusion]] = []
-    for phase in scenario:
-        learner.learn(phase.train)
-        found.append(learner.evaluate(phase.test))
-    return {name: Trajectory(scenario.groups, [each[name] for each in found]) for name in found[0]}
+        learner = Learner(config, listener=listener)
+        learner.trainer = reader
+        found: list[dict[str, Confusion]] = []
+        for phase in scenario:
+            learner.learn(phase.train)
+            found.append(learner.evaluate(phase.test))
+        yield t, {name: Trajectory(scenario.groups, [each[name] for each in found]) for name in found[0]}
 
 
 class _Reader(Trainer):
@@ -91,12 +87,7 @@ class _Reader(Trainer):
 # ---------------------------------------------------------------------------------------------------------- table
 
 Found = Mapping[int, Sequence[Mapping[str, Mapping[str, Any]]]]
-"""For each T the results of some runs: classifier -> average, average_incremental, final, forgetting."""
-
-
-def measured(found: Mapping[str, Trajectory]) -> dict[str, dict[str, Any]]:
-    """Return the results of one run as `headline` takes them."""
-    return {name: each.to_dict() | {"final": each.accuracy[-1]} for name, each in found.items()}
+"""For each T the results of some runs: classifier -> `Trajectory.to_dict()`, or a record's part of it."""
 
 
 def headline(found: Found) -> Table:
@@ -104,7 +95,7 @@ def headline(found: Found) -> Table:
     ours = {"analytic": "closed form", "analytic_single": "closed form, without mirrored test images"}
     measures = {INCREMENTAL: "average_incremental", AVERAGE: "average", "final": "final", "forgetting": "forgetting"}
     rows: list[list[Cell]] = [
-        [f"geodl: {words}", shown, *(_over_runs(found[t], name, measure) for t in found)]
+        [f"geodl: {words}", shown, *(estimate([run.get(name, {}).get(measure) for run in found[t]]) for t in found)]
         for shown, measure in measures.items()
         for name, words in ours.items()
         if any(name in run for runs in found.values() for run in runs)
@@ -117,7 +108,3 @@ def headline(found: Found) -> Table:
         rows.append([f"{row} (the paper's Table 1)", INCREMENTAL if includes else AVERAGE, *map(values.get, found)])
     rows += [[row, INCREMENTAL, *map(values.get, found)] for row, values in OTHERS.items() if values.keys() & found]
     return Table(["CIFAR-100, 50 base classes", "figure", *(f"T = {t}" for t in found)], rows, NOTES)
-
-
-def _over_runs(runs: Sequence[Mapping[str, Mapping[str, Any]]], classifier: str, measure: str) -> Cell:
-    return estimate([run.get(classifier, {}).get(measure) for run in runs])

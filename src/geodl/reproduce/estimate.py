@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from geodl.config import RunConfig
 from geodl.memory import quota
 from geodl.methods import build
-from geodl.reproduce.grid import Job
 from geodl.reproduce.steps import LOSSES, PEAK_STEPS, Shape, Step, take_turns
-from geodl.sweep.jobs import base_of
+from geodl.sweep.jobs import Job, base_of
 
 
 @dataclass(frozen=True)

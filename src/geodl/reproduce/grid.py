@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from geodl.config import Layer, RunConfig, preset_layer
 from geodl.errors import ConfigError
-from geodl.experiment import run_name
 from geodl.methods import configure
 from geodl.report.published import Published, numbers, same
 from geodl.report.results import label_of
 from geodl.reproduce.steps import LOSSES
+from geodl.sweep.jobs import Job, named
 
 Length = Literal["paper", "cpu", "smoke"]
 DATASETS = ("cifar100", "imagenet-subset", "imagenet")
@@ -110,15 +110,11 @@ def config_of(
         "phases": training.phases,
         "exemplars": training.memory,
         "seed": seed,
+        "threads": threads,
     }
     if training.distill == "geodesic":
         options["subspace_dim"] = training.subspace_dim
-    if length == "smoke":
-        options |= _on_digits(training)
-    elif data_dir is not None:
-        options["data_dir"] = data_dir
-    if threads is not None:
-        options["threads"] = threads
+    options |= _on_digits(training) if length == "smoke" else {"data_dir": data_dir}
     return configure([preset_layer(preset_of(dataset, length)), Layer("reproduce", options)]).config
 
 
@@ -132,10 +128,9 @@ def preset_of(dataset: str, length: Length) -> str:
 def _on_digits(training: Training) -> dict[str, Any]:
     """Return the same shape on the ten digits: fewer phases, a quarter of the memory, fewer epochs."""
     small_start = training.base == 10
-    phases = 4 if small_start else {5: 2, 10: 3, 25: 6}[training.phases]
     return {
         "base": 2 if small_start else 4,
-        "phases": phases,
+        "phases": 4 if small_start else {5: 2, 10: 3, 25: 6}[training.phases],
         "exemplars": training.memory // 4,
         "epochs": 3,
         "base_epochs": 5,
@@ -144,51 +139,42 @@ def _on_digits(training: Training) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of the grid and the tables and figures that need it."""
+class Planned(Job):
+    """One run of the grid: its training, and the tables and figures that need it."""
 
     training: Training
-    config: RunConfig
     artefacts: tuple[str, ...]
 
-    @property
-    def name(self) -> str:
-        """The name of its directory."""
-        return f"{run_name(self.config)}-{self.config.hash()}"
 
-    @property
-    def label(self) -> str:
-        """What it is, for people."""
-        config = self.config
-        words = [label_of(config.method, config.distill), f"{config.base} classes + {config.phases} phases"]
-        words.append(f"{config.exemplars} exemplars")
-        if self.training.subspace_dim != 127:
-            words.append(f"n = {self.training.subspace_dim}")
-        return ", ".join([*words, f"seed {config.seed}"])
+def _label(training: Training, config: RunConfig) -> str:
+    words = [label_of(config.method, config.distill), f"{config.base} classes + {config.phases} phases"]
+    words.append(f"{config.exemplars} exemplars")
+    if training.subspace_dim != 127:
+        words.append(f"n = {training.subspace_dim}")
+    return ", ".join([*words, f"seed {config.seed}"])
 
 
 def grid(
     chosen: dict[str, tuple[int, ...]],
     dataset: str,
     length: Length,
+    root: Path,
     *,
     runs: int = 3,
     data_dir: Path | None = None,
     threads: int | None = None,
-) -> list[Job]:
-    """Return the runs that the chosen tables and figures need, each once; all of the first seed come first."""
+) -> list[Planned]:
+    """Return the runs, below `root`, that the chosen tables and figures need, each once; all of the first seed come first."""
     if runs < 1:
         raise ConfigError(f"runs = {runs}: at least 1 is allowed")
     needed: dict[Training, list[str]] = {}
     for name, phases in chosen.items():
         for training in trainings(name, dataset, phases):
             needed.setdefault(training, []).append(name)
-    return [
-        Job(
-            training,
-            config_of(training, dataset, length, seed=seed, data_dir=data_dir, threads=threads),
-            tuple(names),
-        )
-        for seed in range(1, runs + 1)
-        for training, names in needed.items()
-    ]
+    jobs = []
+    for seed in range(1, runs + 1):
+        for training, names in needed.items():
+            config = config_of(training, dataset, length, seed=seed, data_dir=data_dir, threads=threads)
+            run = named(config, root, _label(training, config))
+            jobs.append(Planned(run.config, run.out, run.label, training, tuple(names)))
+    return jobs

@@ -9,29 +9,25 @@ from geodl.config import preset_layer
 from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
 from geodl.report import plots
-from geodl.report.figures import Curve, Plot, lines
+from geodl.report.figures import Plot, lines
 from geodl.report.published import not_as_published, numbers
-from geodl.report.results import DATA_NAMES, Setting, label_of, read_run
+from geodl.report.results import DATA_NAMES, Run, Setting, label_of, read_run
 from geodl.report.tables import AVERAGE, PAPERS, Cell, Table, compare, comparison_table, summary
-from geodl.reproduce.grid import ARTEFACTS, Job, Length, Training, preset_of, published, training_of, trainings
-from geodl.reproduce.steps import LOSSES, Ratio, ratio
+from geodl.reproduce.grid import ARTEFACTS, Length, Planned, Training, preset_of, published, training_of, trainings
+from geodl.reproduce.steps import LOSSES, ratio
 
 Settings = Mapping[Training, Setting]
 # Trainings that have other names in the figure of Table 1's methods.
 NAMES = {("icarl", "lwf"): "LwF / iCaRL", ("finetune", "geodesic"): "iCaRL + GeoDL"}
 
 
-def read(jobs: Sequence[Job], runs: Path) -> dict[Training, Setting]:
+def read(jobs: Sequence[Planned]) -> dict[Training, Setting]:
     """Read the complete runs of a grid: each training with all its seeds."""
-    found: dict[Training, list[Job]] = {}
+    found: dict[Training, list[Run]] = {}
     for job in jobs:
-        found.setdefault(job.training, []).append(job)
-    settings = {}
-    for training, group in found.items():
-        complete = [run for job in group if (runs / job.name).exists() and (run := read_run(runs / job.name)).complete]
-        if complete:
-            settings[training] = Setting(complete[0].label, tuple(complete))
-    return settings
+        if job.complete():
+            found.setdefault(job.training, []).append(read_run(job.out))
+    return {training: Setting(runs[0].label, tuple(runs)) for training, runs in found.items()}
 
 
 def write(
@@ -45,8 +41,7 @@ def write(
     if artefact == "fig-phases":
         settings = {one: replace(s, label=NAMES.get((one.method, one.distill), s.label)) for one, s in settings.items()}
     table = summary([replace(settings[one], label=f"{settings[one].label}, T = {one.phases}") for one in needed])
-    table = Table(table.header, table.rows, [*table.notes, *caution(dataset, length)])
-    paths = table.write(out / artefact, title)
+    paths = replace(table, notes=[*table.notes, *caution(dataset, length)]).write(out / artefact, title)
     return [*paths, *(path for plot in figures(artefact, needed, settings) for path in plot.files(out))]
 
 
@@ -61,7 +56,7 @@ def compared(artefact: str, dataset: str, length: Length, phases: Sequence[int],
     own = {"table3": ("dimension", "subspace_dim"), "init10": ("base classes", "base")}
     if artefact in own:  # what such a table varies
         name, key = own[artefact]
-        table = _with_column(table, 3, name, [getattr(each.published, key) for each in found])
+        table = table.inserting(3, name, [getattr(each.published, key) for each in found])
     dropped = [] if any(each.published.metric == "forgetting" for each in found) else ["forgetting"]
     notes = list(table.notes)
     if length == "smoke":
@@ -74,12 +69,6 @@ def compared(artefact: str, dataset: str, length: Length, phases: Sequence[int],
     if waiting := sum(each.ours is None for each in found):
         notes.append(f"Not run yet: {waiting} of {len(found)} rows.")
     return Table(table.header, table.rows, notes)
-
-
-def _with_column(table: Table, at: int, name: str, cells: Sequence[Cell]) -> Table:
-    header = [*table.header[:at], name, *table.header[at:]]
-    rows = [[*row[:at], cell, *row[at:]] for row, cell in zip(table.rows, cells, strict=True)]
-    return Table(header, rows, table.notes)
 
 
 def caution(dataset: str, length: Length) -> list[str]:
@@ -112,15 +101,11 @@ def _by_phases(classifier: str, needed: Sequence[Training], settings: Settings) 
     """Draw the average accuracy over the number of phases, a line for each loss."""
     curves = []
     for loss in LOSSES:
-        mine = sorted((training for training in needed if training.distill == loss), key=lambda one: one.phases)
-        found = [(one.phases, value) for one in mine if (value := settings[one].value(classifier, "average"))]
+        mine = {one.phases: settings[one].value(classifier, "average") for one in needed if one.distill == loss}
+        found = {t: value for t, value in sorted(mine.items()) if value}
         if found:
-            spread = [value.spread or 0.0 for _, value in found]
-            means = [value.mean for _, value in found]
-            low, high = ([m + sign * s for m, s in zip(means, spread, strict=True)] for sign in (-1, 1))
-            curves.append(
-                Curve(label_of("finetune", loss), [t for t, _ in found], means, low, high, classifier == "ame")
-            )
+            dashed = classifier == "ame"
+            curves.append(plots.curve(label_of("finetune", loss), list(found), list(found.values()), dashed))
     if not curves:
         return None
     ticks = sorted({training.phases for training in needed})
@@ -138,14 +123,11 @@ def time_memory(times: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
     """
     rows: list[list[Cell]] = []
     for name in LOSSES:
-        against = [_against("time_ratio", times, name), _against("memory_gb", {k: [v] for k, v in peaks.items()}, name)]
         middle = sorted(times[name])[len(times[name]) // 2]
-        row: list[Cell] = [
-            label_of("finetune", name),
-            1e3 * middle,
-            None if math.isnan(peaks[name]) else peaks[name] / 2**20,
-        ]
-        rows.append([*row, *(cell for cells in against for cell in cells)])
+        peak = None if math.isnan(peaks[name]) else peaks[name] / 2**20
+        by_memory = _against("memory_gb", {loss: [value] for loss, value in peaks.items()}, name)
+        row: list[Cell] = [label_of("finetune", name), 1e3 * middle, peak]
+        rows.append([*row, *_against("time_ratio", times, name), *by_memory])
     header = ["loss", "ms an iteration", "peak MB"]
     header += ["GeoDL takes x times as long", "published", "GeoDL takes x times the memory", "published memory ratio"]
     turns = len(times["geodesic"])
@@ -167,9 +149,7 @@ def _against(metric: str, measured: Mapping[str, Sequence[float]], other: str) -
     else:
         gb = {n.distill: n.value for n in found}
         theirs = gb["geodesic"] / gb[other] if other in gb else None
-    known = not any(map(math.isnan, measured["geodesic"]))
-    return [_show(ratio(measured["geodesic"], measured[other])) if known else None, theirs]
-
-
-def _show(value: Ratio) -> Cell:
-    return value.median if value.pairs == 1 else f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
+    if any(map(math.isnan, measured["geodesic"])):
+        return [None, theirs]
+    ours = ratio(measured["geodesic"], measured[other])
+    return [ours.median if ours.pairs == 1 else f"{ours.median:.2f} ({ours.low:.2f} to {ours.high:.2f})", theirs]

@@ -59,11 +59,8 @@ def record(path: Path) -> Record:
         raise StoreError(f"{path}: {run.done} of {run.total} phases are complete; only complete runs have a result")
     events = RunDirectory(path).read_events()
     with interpreting(path):
-        results = {
-            name: {key: result[key] for key in ("average", "average_incremental", "forgetting", "accuracy")}
-            | {"final": result["accuracy"][-1]}
-            for name, result in run.results.items()
-        }
+        kept = ("average", "average_incremental", "final", "forgetting", "accuracy")
+        results = {name: {key: result[key] for key in kept} for name, result in run.results.items()}
         return Record(
             {key: value for key, value in run.config.items() if key not in (*FILES, *RunConfig.having("repetition"))},
             int(run.config["seed"]),

@@ -41,7 +41,6 @@ class Shape:
     batch: int = 128
     old: int = 50
     new: int = 10
-    dim: int = 127
 
 
 CIFAR = Shape("resnet32", 32)
@@ -65,8 +64,7 @@ class Step:
         self.optimizer = torch.optim.SGD(self.student.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True)
         self.loss = None
         if distill != "none":
-            options = {"distill": distill} | ({"subspace_dim": shape.dim} if distill == "geodesic" else {})
-            self.loss = DISTILLATIONS[distill].build(configure([Layer("step", options)]).config)
+            self.loss = DISTILLATIONS[distill].build(configure([Layer("step", {"distill": distill})]).config)
         rng = torch.Generator().manual_seed(1)
         images = torch.randn(shape.batch, 3, shape.size, shape.size, generator=rng)
         self.images = images.to(self.device, memory_format=torch.channels_last)

@@ -51,7 +51,6 @@ READ = (*JUDGED, "ame", "ncm")
 READINGS = [*((name, name) for name in READ), ("ame", "cnn")]
 """GeoDL under the first classifier against LUCIR under the second; the last is how the paper's gain is found."""
 MEASURES = {AVERAGE: "average", INCREMENTAL: "average_incremental", "final": "final", "forgetting": "forgetting"}
-NOT_RUN = "not run"
 SEEDS = 3
 """With fewer seeds nothing is decided."""
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -120,7 +119,7 @@ def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> T
             run.add(pair)
             cells: list[Cell] = [" against ".join(pair), t, max(len(each.values) for each in found if each)]
             for classifier, each in zip(JUDGED, found, strict=True):
-                words = verdict(each, lower_is_better=measure == "forgetting") if each else NOT_RUN
+                words = verdict(each, lower_is_better=measure == "forgetting") if each else "not run"
                 cells += [each.shown if each else None, _published(pair, classifier, measure, t), words]
             table.append(cells)
     header = [part for name in JUDGED for part in (CLASSIFIERS[name], "in the paper", "verdict")]
@@ -238,12 +237,9 @@ def _closed_form(records: Sequence[Record]) -> list[str]:
     found: dict[int, list[Mapping[str, Mapping[str, Any]]]] = {}
     for record in sorted(records, key=lambda each: int(each.config["phases"])):
         found.setdefault(int(record.config["phases"]), []).append(record.results)
+    names = ("analytic", "analytic_single")
     heads = [
-        [
-            t,
-            record.seed,
-            *(_estimate([record], name, "average_incremental") for name in ("analytic", "analytic_single")),
-        ]
+        [t, record.seed, *(_estimate([record], name, "average_incremental") for name in names)]
         for t in found
         for record in sorted(records, key=lambda each: each.seed)
         if int(record.config["phases"]) == t
@@ -264,7 +260,10 @@ def _paper(records: Sequence[Record], preset: str) -> list[str]:
     for classifier in READ:
         parts += [f"## {CLASSIFIERS[classifier]}", standing(rows, classifier).markdown()]
         if classifier == "ame":
-            parts.append(_oracle(preset))
+            most = preset_layer(preset).values.get("ame_images")
+            limit = f" Its means are of at most {most} images a class." if most else ""
+            oracle = "AME needs old classes' images, which a real learner no longer has: it is an oracle."
+            parts.append(oracle + limit)
     parts += [
         "## Do the paper's comparisons hold?",
         "The first row minus the second, seed by seed: mean and, in brackets, its 95 % interval over seeds (t distribution). *holds*: better, and the "
@@ -284,10 +283,11 @@ def _paper(records: Sequence[Record], preset: str) -> list[str]:
         "against LUCIR under CNN:",
         readings(rows).markdown(),
     ]
-    parts += ["## Time", times(rows).markdown()]
-    parts.append(
-        "Wall-clock time of training and evaluation, without interruptions; other work may have run beside it."
-    )
+    parts += [
+        "## Time",
+        times(rows).markdown(),
+        "Wall-clock time of training and evaluation, without interruptions; other work may have run beside it.",
+    ]
     if others:
         parts += ["## Other runs", "Runs that depart from the preset.", _others(others).markdown()]
     return parts
@@ -302,12 +302,6 @@ def preset_words(preset: str) -> str:
         f"Preset `{preset}`: {values.network}, {values.base} classes and then {values.phases} phases where T is not told{kept}, "
         f"{values.base_epochs or values.epochs} epochs in phase 0{later}."
     )
-
-
-def _oracle(preset: str) -> str:
-    most = preset_layer(preset).values.get("ame_images")
-    limit = f" Its means are of at most {most} images a class." if most else ""
-    return f"AME needs old classes' images, which a real learner no longer has: it is an oracle.{limit}"
 
 
 def _machines(records: Sequence[Record]) -> str:
@@ -326,14 +320,7 @@ def _others(others: Sequence[tuple[Record, list[str]]]) -> Table:
     table: list[list[Cell]] = []
     for record, departs in others:
         found = [_estimate([record], name, measure) for name in JUDGED for measure in ("average", "forgetting")]
-        table.append(
-            [
-                " + ".join(record.training),
-                record.config["phases"],
-                record.seed,
-                ", ".join(departs) or "no row of the paper",
-                *found,
-            ]
-        )
+        why = ", ".join(departs) or "no row of the paper"
+        table.append([" + ".join(record.training), record.config["phases"], record.seed, why, *found])
     heads = [f"{CLASSIFIERS[name]} {measure}" for name in JUDGED for measure in (AVERAGE, "forgetting")]
     return Table(["training", "T", "seed", "different from the preset", *heads], table)

@@ -55,11 +55,11 @@ class Job:
         return "\n".join([f"# {printable(self.label)}", *lines, ""])
 
 
-def named(config: RunConfig, root: Path, label: str, threads: int | None = 1) -> Job:
+def named(config: RunConfig, root: Path, label: str) -> Job:
     """Return the job of a configuration, in the directory that `geodl run` would give it below `root`."""
     if config.threads is None:  # many runs share the cores; the number of threads is no part of the hash
-        config = config.model_copy(update={"threads": threads})
-    return Job(config, root / f"{run_name(config)}-{config.hash()}", label)
+        config = config.model_copy(update={"threads": 1})
+    return Job(config, root / run_name(config), label)
 
 
 def jobs_in(root: Path) -> list[Job]:

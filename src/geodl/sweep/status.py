@@ -88,5 +88,5 @@ def value_of(store: RunDirectory, metric: str, phases: int | None = None) -> flo
     best = found[default_classifier(found)]
     if phases is not None:
         best = replace(best, confusions=best.confusions[:phases])
-    value = best.accuracy[-1] if metric == "final" else getattr(best, metric)
+    value = getattr(best, metric)
     return None if value is None else float(value)
