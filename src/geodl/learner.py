@@ -19,6 +19,7 @@ from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Listener, ignore
 from geodl.files import as_path, interpreting
+from geodl.herding import first_of_each
 from geodl.memory import Memory, insist_on_labels, quota
 from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
@@ -270,8 +271,7 @@ class Learner:
         """Return the (C, d) means of AME: over all training images, or the first ``ame_images`` of each class."""
         most = self.config.ame_images
         if most is not None:
-            rows = [(images.labels == c).nonzero().squeeze(1)[:most] for c in range(len(self.classes))]
-            images = images.select(torch.cat(rows))
+            images = images.select(first_of_each(images.labels, most))
         found = self.features(images)
         return class_means(found.pooled, found.labels, len(self.classes))
 
