@@ -23,7 +23,7 @@ from geodl.herding import first_of_each
 from geodl.memory import Memory, insist_on_labels, quota
 from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
-from geodl.nets import Network, build_network, folded, frozen_copy
+from geodl.nets import CosineHead, Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
 from geodl.predictors import Features, Judged, class_means, default_classifier, nearest_mean, predict
 from geodl.store import Phase as SavedPhase
@@ -156,8 +156,8 @@ class Learner:
         )
         if phase.teacher is not None:
             phase.before = found = trainer.features(phase.teacher, phase.at_hand(), transform)
-            if network.head.can_imprint and classes > old:
-                network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])  # type: ignore[operator]
+            if isinstance(network.head, CosineHead) and classes > old:
+                network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])
         if old and method.freezes_old_rows:
             absent = torch.arange(classes) < old
             absent[images.labels] = False

@@ -91,6 +91,9 @@ class Analytic(Method):
 
     def levels(self, network: Network) -> tuple[str, ...]:
         """Return the levels that are read."""
+        for name in self.config.levels or ():
+            if name not in network.level_names:
+                raise ConfigError(f"unknown level {name!r}; allowed are {', '.join(network.level_names)}")
         return self.config.levels or network.level_names
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
