@@ -28,7 +28,7 @@ from geodl.predicting import Predictions, Recognizer, Scorer
 from geodl.predictors import Features, Judged, class_means, default_classifier, nearest_mean, predict
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
-from geodl.training import Base, NoProgress, Progress, Trainer, means_of_exemplars, run_stages, settled
+from geodl.training import Base, Progress, Trainer, means_of_exemplars, run_stages, settled
 from geodl.training.checkpoint import load_weights
 
 MODEL = {"kind": "model"}
@@ -110,13 +110,14 @@ class Learner:
         if not self.trained and self.memory.images is not None:  # the first real training: all is new
             train = concat([train, self.memory.images])
         if self.method.keeps_all_data and self.phases:
-            train = concat([self._everything(), train])
+            if self.given is None:
+                raise ConfigError("joint training needs all earlier images: set `given` to them, they are not saved")
+            train = concat([self.given, train])
         if len(classes) == 1 and self.method.trains(0):
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
-            kept = progress or NoProgress()
-            run_stages(self.trainer, self.method, phase, kept, listener=self.listener, shared=self.shared_base)
+            run_stages(self.trainer, self.method, phase, progress, self.listener, self.shared_base)
             network, memory = phase.network, settled(self.trainer, self.method, phase)
         if self.method.keeps_all_data:
             self.given = train
@@ -184,11 +185,6 @@ class Learner:
         new = [images.names[label] for label in sorted(set(images.labels.tolist()))]
         classes = tuple(dict.fromkeys([*self.classes, *new]))
         return with_rows(images, classes), classes
-
-    def _everything(self) -> Images:
-        if self.given is None:
-            raise ConfigError("joint training needs all earlier images: set `given` to them, they are not saved")
-        return self.given
 
     def check(self) -> None:
         """Raise an error where the network cannot be built as it is configured."""
