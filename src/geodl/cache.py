@@ -10,6 +10,7 @@ from torch import Tensor
 
 from geodl import files
 from geodl.errors import StoreError
+from geodl.store import directory_size
 
 
 def _default_root() -> Path:
@@ -72,11 +73,7 @@ class Cache:
 
     def size(self) -> int:
         """Return the number of bytes in use, leftovers of killed writers included."""
-        total = 0
-        for path in self._entries.glob("*"):
-            with suppress(OSError):  # other processes come and go
-                total += path.lstat().st_size
-        return total
+        return directory_size(self._entries)
 
     def clear(self) -> int:
         """Remove all entries; return the number of bytes freed."""
