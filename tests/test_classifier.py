@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
-from geodl.app import before, choices, learning, preparing, state
+from geodl.app import before, choices, preparing, state
 from geodl.app.advice import advise
 from geodl.app.choices import checked, choose_start, training_asked
 from geodl.app.state import KnownClass
@@ -268,7 +268,7 @@ def test_arrays_and_datasets_learn_as_folders_do(tmp_path, weeks, digits):
     states = [state.load(RunDirectory(each.path)) for each in (folder, arrays, dataset, several)]
     for other in states[1:]:
         assert other.names == states[0].names
-        assert torch.equal(other.network.head.weight, states[0].network.head.weight)
+        assert torch.equal(other.learner.network.head.weight, states[0].learner.network.head.weight)
         assert torch.equal(other.learner.memory.exemplar_means, states[0].learner.memory.exemplar_means)
     assert folder.evaluate(pixels, labels).images == 30
     assert [each.label for each in arrays.predict(pixels[:3])] == [
@@ -682,7 +682,7 @@ def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypa
 def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(model, weeks, monkeypatch):
     for module in (choices, before):
         monkeypatch.setattr(module, "has_pretrained", lambda: False)
-    monkeypatch.setattr(learning, "step_seconds", lambda *_: 500.0)
+    monkeypatch.setattr(before, "step_seconds", lambda *_: 500.0)
     heard = []
     with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
         model.learn(weeks[0], listener=heard.append, confirm=lambda seconds: seconds < 500)

@@ -200,13 +200,13 @@ class Learner:
 
     def features(self, images: Images, *, mirror: bool = False) -> Features:
         """Return what the network makes of un-augmented images, or of their mirrored copies, in eval mode."""
-        network, transform = self._known()
+        network, transform = self.known()
         levels = self.method.levels(network)
         return self.trainer.features(network, images, transform, mirror=mirror, levels=levels)
 
     def classifiers(self, oracle: Tensor | None = None) -> dict[str, Scorer]:
         """Return all classifiers there are, by name; oracle: the means of AME."""
-        network, _ = self._known()
+        network, _ = self.known()
         # Confidence is the softmax of cosines times the head's learned scale, 10 where it has none.
         scale = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
         found: dict[str, Scorer] = {}
@@ -273,7 +273,7 @@ class Learner:
 
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
-        self._known()
+        self.known()
         given = labelled(images, labels)
         unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
         if unknown:
@@ -289,7 +289,7 @@ class Learner:
 
     def recognizer(self, classifier: str | None = None) -> Recognizer:
         """Return what predicts with a classifier: analytic, nme, ncm or cnn; None: the first of these that there is."""
-        network, transform = self._known()
+        network, transform = self.known()
         there = self.classifiers()
         name = classifier or default_classifier(there)
         if name not in there:
@@ -299,7 +299,8 @@ class Learner:
         bf16 = choose_precision(self.config.precision, device) == "bf16"
         return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels, bf16)
 
-    def _known(self) -> tuple[Network, Transform]:
+    def known(self) -> tuple[Network, Transform]:
+        """Return network and transform; an error where nothing was learned yet."""
         if self.network is None or self.transform is None:
             raise ConfigError("nothing was learned yet: call learn first")
         return self.network, self.transform
@@ -318,7 +319,7 @@ class Learner:
         gone = self.position(name)
         if len(self.classes) == 1:
             raise ConfigError(f"{name!r} is the only class: a model without classes is no model")
-        network = deepcopy(self._known()[0])
+        network = deepcopy(self.known()[0])
         network.head.keep([i for i in range(len(self.classes)) if i != gone])
         own = self.method.without(self.memory.own, gone)
         self.network, self.memory = network, replace(self.memory.without(gone), own=own)
@@ -348,12 +349,12 @@ class Learner:
         statistics = {name: own[name] for name in own if name in self.method.statistics}
         rest = {name: own[name] for name in own if name not in statistics}
         asleep = None if "network" in vars(self) else self._saved  # not built, so still as it was saved
-        model = self._known()[0].state_dict() if asleep is None else asleep.model
+        model = self.known()[0].state_dict() if asleep is None else asleep.model
         return model, replace(self.memory, own=rest).to_tensors(), statistics
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
-        transform = self.transform or self._known()[1]  # without building the network
+        transform = self.transform or self.known()[1]  # without building the network
         return {
             "config": self.config.identity() | {"image_size": transform.size},  # found by now, where it was left open
             "transform": transform.to_dict(),

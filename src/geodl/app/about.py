@@ -5,8 +5,6 @@ import re
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from geodl.app.state import State, accuracy_of, last_record
 from geodl.errors import StoreError
 from geodl.metrics import Confusion, confusions_of, finite
@@ -18,11 +16,11 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
     times = store.times("learned", "renamed", "removed")
     learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
-    count = len(state.classes)
     undone = _undone(store)
-    accuracy = _per_class(state)
-    exemplars = state.learner.memory.per_class()
-    checks = [] if state.validation is None else torch.bincount(state.validation.labels, minlength=count).tolist()
+    found = confusions_of(state.metrics) if state.metrics else {}
+    confusion = found[default_classifier(found)] if found else None
+    accuracy = confusion.per_class if confusion else {}
+    exemplars, checks = state.learner.memory.per_class(), state.checks
     classes = [
         {
             "name": known.name,
@@ -30,8 +28,8 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
             "learned": times.get(learns[known.step - 1]) if learns else None,
             "images": known.images,
             "exemplars": exemplars.get(i, 0),
-            "validation": checks[i] if checks else 0,
-            "accuracy": accuracy.get(known.name),
+            "validation": checks[i],
+            "accuracy": finite(accuracy.get(known.name, math.nan)),
         }
         for i, known in enumerate(state.classes)
     ]
@@ -41,7 +39,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
         "accuracy": accuracy_of(state.metrics),
         "left_out": state.learner.left_out() is not None,
-        "confusions": _confusions(state),
+        "confusions": _confusions(confusion) if confusion else [],
         "network": state.config.network,
         "parameters": _parameters(state),
         "image_size": state.transform.size,
@@ -91,21 +89,8 @@ def _threshold(state: State) -> float | None:
     return fitted.threshold if fitted is not None and math.isfinite(fitted.threshold) else None
 
 
-def _confusion(state: State) -> Confusion | None:
-    found = confusions_of(state.metrics) if state.metrics else {}
-    return found[default_classifier(found)] if found else None
-
-
-def _per_class(state: State) -> dict[str, float | None]:
-    confusion = _confusion(state)
-    return {} if confusion is None else {name: finite(value) for name, value in confusion.per_class.items()}
-
-
-def _confusions(state: State) -> list[dict[str, Any]]:
+def _confusions(confusion: Confusion) -> list[dict[str, Any]]:
     """List the most frequent mistakes on the validation images."""
-    confusion = _confusion(state)
-    if confusion is None:
-        return []
     totals, names = confusion.counts.sum(dim=1).tolist(), confusion.classes
     return [
         {"class": names[i], "taken_for": names[j], "images": number, "of": int(totals[i])}

@@ -1,5 +1,6 @@
 """What a model directory holds after a step: a learner, validation images, and the story of a person's images."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,6 @@ from geodl.files import interpreting, part
 from geodl.learner import Learner
 from geodl.memory import insist_on_labels, without_class
 from geodl.metrics import confusions_of, to_metrics
-from geodl.nets import Network
 from geodl.predictors import default_classifier
 from geodl.store import Phase, RunDirectory, read_steadily
 
@@ -67,12 +67,6 @@ class State:
         return self.learner.transform
 
     @property
-    def network(self) -> Network:
-        """The network."""
-        assert self.learner.network is not None
-        return self.learner.network
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The class names in the order of their rows."""
         return self.learner.classes
@@ -81,6 +75,11 @@ class State:
     def steps(self) -> int:
         """How many learn steps were taken."""
         return sum(record["action"] == "learn" for record in self.history)
+
+    @property
+    def checks(self) -> Counter[int]:
+        """How many validation images there are of each class, by its row."""
+        return Counter(() if self.validation is None else self.validation.labels.tolist())
 
     @property
     def stored_images(self) -> int:

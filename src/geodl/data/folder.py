@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from geodl.data.dataset import Dataset, Skipped, drawn, fingerprint_of, need_root, packed, source
+from geodl.data.dataset import Dataset, Skipped, drawn, fingerprint_of, insist, need_root, packed, source
 from geodl.data.images import FileImages, check_header, open_image, read_bytes, shown
 from geodl.data.names import fault
 from geodl.errors import DataError
@@ -45,23 +45,22 @@ def scan_folder(
     """
     skipped: Skips = []
 
-    def insist() -> None:
-        if strict and skipped:
-            raise DataError(f"{shown(root / skipped[0][0])}: {skipped[0][1]}")
+    def check() -> None:
+        insist(strict, [(shown(root / what), reason) for what, reason in skipped[:1]])
 
     found = _class_files(root, skipped)
-    insist()
+    check()
     usable = set()
     for path, reason in _problems([path for _, paths in found for path in paths], verify):
         if reason is None:
             usable.add(path)
         else:
             skipped.append((_relative(root, path), reason))
-            insist()  # at once: the rest is not read
+            check()  # at once: the rest is not read
     found = [(name, [path for path in paths if path in usable]) for name, paths in found]
     found = _without_duplicates(root, found, skipped)
     skipped += [(name, "no images in this class folder") for name, paths in found if not paths]
-    insist()
+    check()
     images, classes = _labelled([(name, paths) for name, paths in found if paths])
     return images, classes, tuple(skipped)
 
@@ -232,8 +231,7 @@ def _aligned(
 ) -> tuple[FileImages, Skipped]:
     """Give test images the labels of the training classes; leave out classes that training does not have."""
     unknown = tuple((f"{part}/{name}", "no such class in train/") for name in theirs if name not in classes)
-    if strict and unknown:
-        raise DataError(f"{unknown[0][0]}: {unknown[0][1]}")
+    insist(strict, unknown)
     mapping = torch.tensor([classes.index(name) if name in classes else -1 for name in theirs], dtype=torch.int64)
     known = images.select(mapping[images.labels] >= 0)
     return known.relabel(mapping), unknown
