@@ -101,7 +101,6 @@ class Trainer:
             return found
 
         def gathered(part: Tensor) -> Tensor:
-            assert self.ranks.group is not None
             return gather_rows(part.to(self.device), self.ranks.group)[0].cpu()
 
         more = {name: gathered(part) for name, part in found.levels.items()}

@@ -1,19 +1,26 @@
 """The stages of a phase, one after the other; the first of phase 0 is shared by all runs that agree on what it depends on."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import sha256
+
+import torch
 
 from geodl.cache import Cache
+from geodl.data.batches import Transform
 from geodl.events import BaseAwaited, BaseCached, Listener
-from geodl.files import part
+from geodl.files import fingerprint, part
+from geodl.memory import quota
 from geodl.methods import Method, Phase
 from geodl.training.angles import with_angles
-from geodl.training.base import base_key
 from geodl.training.checkpoint import Checkpoint, Progress, load_weights
 from geodl.training.loop import Interrupted, Trainer
+
+# To be raised whenever training computes something else than before.
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -45,26 +52,44 @@ def run_stages(
 
 
 def _shared_stage(
-    trainer: Trainer,
-    method: Method,
-    phase: Phase,
-    checkpoint: Checkpoint | None,
-    run: Callable[..., None],
-    shared: Base,
+    trainer: Trainer, method: Method, phase: Phase, place: Checkpoint | None, run: Callable[..., None], shared: Base
 ) -> None:
     """Take the stage from the shared base phases, or run it and put it there."""
     machine = (trainer.device.type, trainer.ranks.world, trainer.precision)
-    key = base_key(phase.config, method, phase.transform, shared.data, phase.new, machine)
-    if checkpoint is not None and checkpoint.base != key:
+    key = base_key(method, phase.transform, shared.data, phase.new, machine)
+    if place is not None and place.base != key:
         # Begun with other threads, devices or versions: what comes of it is nobody else's base.
         run()
         return
     with _claimed(trainer, shared.cache, key):
-        if checkpoint is None and _taken(trainer, shared.cache, key, phase):
+        if place is None and _taken(trainer, shared.cache, key, phase):
             return
         run(base=key)
         if trainer.ranks.is_main_process:
             shared.cache.put(key, phase.network.state_dict())
+
+
+def base_key(method: Method, transform: Transform, data: str, classes: int, machine: Sequence[str | int]) -> str:
+    """Return the key of the base phase: all that its trained network depends on.
+
+    data: names its images and classes; machine: the kind of device, the number of processes, the precision.
+    """
+    config = method.config
+    return fingerprint(
+        {
+            "version": VERSION,
+            "torch": torch.__version__,
+            "data": data,
+            "held out": method.held_out(quota(classes, config.exemplars, config.memory_budget)),
+            "head": method.head,
+            "loss": method.base_loss or type(method).__name__,
+            "weights": sha256(config.weights.read_bytes()).hexdigest() if config.weights else None,
+            "schedule": asdict(method.main_schedule(0)),
+            "transform": transform.to_dict(),
+            "options": config.model_dump(mode="json", include=set(config.having("base"))),
+            "machine": [*machine, torch.get_num_threads()],
+        }
+    )
 
 
 def _claimed(trainer: Trainer, cache: Cache, key: str) -> ExitStack:
