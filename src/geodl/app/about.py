@@ -20,6 +20,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     found = confusions_of(state.metrics) if state.metrics else {}
     confusion = found[default_classifier(found)] if found else None
     accuracy = confusion.per_class if confusion else {}
+    fitted = state.learner.method.fitted(state.learner.memory.own)
     exemplars, checks = state.learner.memory.per_class(), state.checks
     classes = [
         {
@@ -49,7 +50,8 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
         "features": _features(state),
-        "threshold": _threshold(state),
+        # The score below which an image is unknown; None where none is.
+        "threshold": fitted.threshold if fitted and math.isfinite(fitted.threshold) else None,
         # Back to each earlier state that is kept; and from the first to nothing.
         "undo": sum(store.remembers(t) for t in range(store.completed() - 1)) + store.remembers(0),
         "redo": len(undone),
@@ -81,12 +83,6 @@ def _parameters(state: State) -> int:
     """Count what training can change of the network, without building it: that may need a package that is not there."""
     others = re.compile(r"(running_mean|running_var|num_batches_tracked|head\.(order|alpha|beta))$")
     return sum(tensor.numel() for name, tensor in state.learner.tensors()[0].items() if not others.search(name))
-
-
-def _threshold(state: State) -> float | None:
-    """Return the score below which an image is unknown; None where none is."""
-    fitted = state.learner.method.fitted(state.learner.memory.own)
-    return fitted.threshold if fitted is not None and math.isfinite(fitted.threshold) else None
 
 
 def _confusions(confusion: Confusion) -> list[dict[str, Any]]:

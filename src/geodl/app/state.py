@@ -132,7 +132,9 @@ def forget(store: RunDirectory, *, before: int) -> None:
 
 def load(store: RunDirectory) -> State | None:
     """Read the last complete state; None where there is none."""
-    return read_steadily(store.path, lambda here: _load(here, done - 1) if (done := here.completed()) else None)
+    return read_steadily(
+        store.path, lambda here: _state(here.load_phase(done - 1)) if (done := here.completed()) else None
+    )
 
 
 def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,31 +143,26 @@ def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
     return dict(history[-1]) if history else {"action": "save"}
 
 
-def _load(store: RunDirectory, phase: int) -> State:
-    found = store.load_phase(phase)
-    with interpreting(found.path):
-        return _state(found)
-
-
 def _state(found: Phase) -> State:
-    extra, held = found.extra, part(found.memory, "validation")
-    learner = Learner.restored(found)
-    # A learner that was saved by itself, or the learner of a run, has no story.
-    unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
-    validation = from_tensors(held) if held else None
-    insist_on_labels(len(learner.classes), validation)
-    if found.metrics:
-        confusions_of(found.metrics)  # here, where what is wrong with them is the file's fault
-    return State(
-        learner=learner,
-        validation=validation,
-        seen=found.memory.get("seen", torch.empty(0, dtype=torch.int64)),
-        classes=tuple(KnownClass(**known) for known in extra.get("known", unknown)),
-        stored=extra.get("stored", {}),
-        learned=extra.get("learned", ""),
-        history=tuple(extra.get("history", ())),
-        metrics=found.metrics,
-    )
+    with interpreting(found.path):
+        extra, held = found.extra, part(found.memory, "validation")
+        learner = Learner.restored(found)
+        # A learner that was saved by itself, or the learner of a run, has no story.
+        unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
+        validation = from_tensors(held) if held else None
+        insist_on_labels(len(learner.classes), validation)
+        if found.metrics:
+            confusions_of(found.metrics)  # here, where what is wrong with them is the file's fault
+        return State(
+            learner=learner,
+            validation=validation,
+            seen=found.memory.get("seen", torch.empty(0, dtype=torch.int64)),
+            classes=tuple(KnownClass(**known) for known in extra.get("known", unknown)),
+            stored=extra.get("stored", {}),
+            learned=extra.get("learned", ""),
+            history=tuple(extra.get("history", ())),
+            metrics=found.metrics,
+        )
 
 
 def renamed(state: State, old: str, new: str) -> State:
