@@ -10,7 +10,6 @@ from torch import Tensor
 
 from geodl import files
 from geodl.errors import StoreError
-from geodl.store import directory_size
 
 
 def _default_root() -> Path:
@@ -73,7 +72,7 @@ class Cache:
 
     def size(self) -> int:
         """Return the number of bytes in use, leftovers of killed writers included."""
-        return directory_size(self._entries)
+        return files.directory_size(self._entries)
 
     def clear(self) -> int:
         """Remove all entries; return the number of bytes freed."""

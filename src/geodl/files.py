@@ -94,6 +94,16 @@ def names_in(directory: Path) -> list[str]:
         raise StoreError(f"cannot read {directory}: {_reason(error)}") from error
 
 
+def directory_size(path: Path) -> int:
+    """Count the bytes of all files below a directory."""
+    total = 0
+    for folder, _, names in os.walk(path):  # which passes over folders that are gone
+        for name in names:
+            with suppress(OSError):  # a running writer renames and removes its temporary files
+                total += (Path(folder) / name).lstat().st_size
+    return total
+
+
 def remove(path: Path) -> None:
     """Remove a file or a directory tree, if it is there."""
     if is_directory(path):

@@ -7,9 +7,10 @@ from typing import Any
 
 from geodl.app.state import State, accuracy_of, last_record
 from geodl.errors import StoreError
+from geodl.files import directory_size
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.predictors import default_classifier
-from geodl.store import RunDirectory, directory_size
+from geodl.store import RunDirectory
 
 
 def describe(store: RunDirectory, state: State) -> dict[str, Any]:
