@@ -34,9 +34,10 @@ READINGS = {
 def features(learner, images, grid, mirror):
     """Return the features of all levels, each on a grid."""
     network = folded(learner.network)
+    network.backbone.level_grids = dict.fromkeys(network.level_names, grid)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=learner.trainer.precision == "bf16"):
         batches = evaluation(images, learner.transform, mirror=mirror)
-        found = [network.level_features(batch.images, grid=grid) for batch in batches]
+        found = [network.with_levels(batch.images, network.level_names)[1] for batch in batches]
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
 

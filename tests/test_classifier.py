@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 from torch import nn
 
 import geodl
-from geodl.app import before, choices, learning, preparing, state
+from geodl.app import before, choices, preparing, state
 from geodl.app.advice import advise
 from geodl.app.choices import checked, choose_start, training_asked
 from geodl.app.state import KnownClass
@@ -153,7 +153,7 @@ def test_more_images_of_a_known_class(model, weeks, tmp_path, digits, trained):
     result = model.learn(more, exemplars=5, **QUICK)
     assert (result.new, result.returning) == ((), ("digit 1",))
     after = state.load(RunDirectory(model.path))
-    rows = (before.network.head.rows() != after.network.head.rows()).any(dim=1)
+    rows = (before.learner.network.head.rows() != after.learner.network.head.rows()).any(dim=1)
     assert rows.tolist() == [False, True, False, False]  # only its row is trained
     assert [known.images for known in after.classes] == [15, 45, 15, 15]
     assert after.learner.memory.per_class() == {0: 5, 1: 5, 2: 5, 3: 5}
@@ -268,7 +268,7 @@ def test_arrays_and_datasets_learn_as_folders_do(tmp_path, weeks, digits):
     states = [state.load(RunDirectory(each.path)) for each in (folder, arrays, dataset, several)]
     for other in states[1:]:
         assert other.names == states[0].names
-        assert torch.equal(other.network.head.weight, states[0].network.head.weight)
+        assert torch.equal(other.learner.network.head.weight, states[0].learner.network.head.weight)
         assert torch.equal(other.learner.memory.exemplar_means, states[0].learner.memory.exemplar_means)
     assert folder.evaluate(pixels, labels).images == 30
     assert [each.label for each in arrays.predict(pixels[:3])] == [
@@ -535,7 +535,7 @@ def test_remove(model, weeks):
     after = state.load(RunDirectory(model.path))
     assert model.classes == ("digit 0", "digit 2", "digit 3")
     rows = [0, 2, 3]
-    assert torch.equal(after.network.head.weight, before.network.head.weight[rows])
+    assert torch.equal(after.learner.network.head.weight, before.learner.network.head.weight[rows])
     assert torch.equal(after.learner.memory.exemplar_means, before.learner.memory.exemplar_means[rows])
     gone = set(before.learner.memory.images.select(before.learner.memory.images.labels == 1).item_digests())
     assert not gone & set(after.learner.memory.images.item_digests())
@@ -589,7 +589,7 @@ def test_predictions_are_those_of_the_formula(model, weeks, digits):
     x = (pixels.double() / 255 - torch.tensor(now.transform.mean)[:, None, None].double()) / torch.tensor(
         now.transform.std
     )[:, None, None].double()
-    network = now.network.double().eval()
+    network = now.learner.network.double().eval()
     with torch.no_grad():
         output = network(x)
     cosines = nn.functional.cosine_similarity(
@@ -613,7 +613,7 @@ def test_class_means_count_mirrored_copies_only_where_pictures_are_mirrored(tmp_
         views = torch.cat([x, x.flip(3)]) if mirror else x
         mean, std = (torch.tensor(part)[:, None, None].double() for part in (now.transform.mean, now.transform.std))
         with torch.no_grad():
-            features = now.network.double().features((views / 255 - mean) / std)
+            features = now.learner.network.double().features((views / 255 - mean) / std)
         labels = now.learner.memory.images.labels.repeat(2 if mirror else 1)
         unit = features / features.norm(dim=1, keepdim=True)
         means = torch.stack([unit[labels == label].mean(dim=0) for label in (0, 1)])
@@ -682,7 +682,7 @@ def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypa
 def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(model, weeks, monkeypatch):
     for module in (choices, before):
         monkeypatch.setattr(module, "has_pretrained", lambda: False)
-    monkeypatch.setattr(learning, "step_seconds", lambda *_: 500.0)
+    monkeypatch.setattr(before, "step_seconds", lambda *_: 500.0)
     heard = []
     with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
         model.learn(weeks[0], listener=heard.append, confirm=lambda seconds: seconds < 500)
@@ -849,7 +849,7 @@ def test_a_pretrained_backbone_comes_with_its_size_and_colors(model, weeks, timm
     now = state.load(RunDirectory(model.path))
     assert (now.transform.size, now.transform.mean, now.transform.std) == (16, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     assert timm[0]["pretrained"] is True
-    assert now.network is not None  # built when it is first asked for
+    assert now.learner.network is not None  # built when it is first asked for
     assert timm[-1]["pretrained"] is False  # loading a model fetches nothing
     model.learn(weeks[1], network="timm:standin", **QUICK)
     assert len(model.predict(weeks[1])) == 30
@@ -861,7 +861,7 @@ def test_weights_from_a_file(model, weeks, timm, tmp_path):
     save_file({"conv.weight": torch.full((6, 3, 4, 4), 0.25), "conv.bias": torch.zeros(6)}, tmp_path / "w.safetensors")
     model.learn(weeks[0], network="timm:standin", weights=tmp_path / "w.safetensors", lr=1e-12, **QUICK)
     assert timm[0]["pretrained"] is False
-    weight = state.load(RunDirectory(model.path)).network.backbone.model.conv.weight
+    weight = state.load(RunDirectory(model.path)).learner.network.backbone.model.conv.weight
     torch.testing.assert_close(weight, torch.full_like(weight, 0.25))
 
 

@@ -1,5 +1,7 @@
 """Which exemplars are chosen, against the literal algorithm in float64."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geodl.errors import DataError, TrainingError
-from geodl.herding import herd_classes, herding, nearest
+from geodl.herding import herding, members, nearest
 
 
 def literal(features: np.ndarray, k: int) -> list[int]:
@@ -27,6 +29,12 @@ def literal(features: np.ndarray, k: int) -> list[int]:
 
 def random_features(rows: int, width: int, seed: int, offset: float = 0.3) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(offset, 1, size=(rows, width))).float()
+
+
+def herd_classes(
+    features: torch.Tensor, labels: torch.Tensor, k: int, classes: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    return {c: rows[herding(features[rows], k)] for c, rows in members(labels, classes).items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- herding

@@ -25,7 +25,7 @@ PACKAGE = ROOT / "src" / "geodl"
 
 # From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
 ROOMS = (
-    "errors text devices files locks cache config events geometry ranks losses nets data closed_form herding memory predictors metrics "
+    "errors text devices files locks cache config events geometry ranks nets losses data closed_form herding memory predictors metrics "
     "analysis store methods predicting training learner experiment report sweep reproduce app classifier serve cli __main__"
 ).split()
 

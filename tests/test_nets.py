@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from geodl.config import Layer
 from geodl.errors import ConfigError, MissingExtraError
+from geodl.methods import build, configure
 from geodl.nets import CosineHead, LinearHead, Network, Output, build_network, folded, frozen_copy, networks
 
 # Counted by hand: 3x3 convolutions, batch norms of two numbers a channel, 1x1 shortcuts where the width changes.
@@ -199,13 +201,13 @@ def test_levels_are_the_maps_of_the_stages_on_a_grid(name, size):
         layer = network.backbone.get_submodule(f"layer{stage}")
         layer.register_forward_hook(lambda _module, _inputs, output: maps.append(output.double().numpy()))
     assert network.level_names == LEVELS[name]
-    for grid in (None, 1, 2, 3, {"stage1": 4, "stage3": 1}):
+    for grid in ({}, {"stage1": 4, "stage2": 3, "stage3": 1}):
         maps.clear()
-        blocks = network.level_features(pictures(size), grid=grid)
+        network.backbone.level_grids |= grid
+        _, blocks = network.with_levels(pictures(size), network.level_names)
         assert len(maps) == len(blocks) == len(LEVELS[name])  # one pass gives all of them
         for level, values in zip(LEVELS[name], maps, strict=True):
-            side = 2 if grid is None else grid if isinstance(grid, int) else grid.get(level, 2)
-            wanted = cells(values, min(side, values.shape[2]))
+            wanted = cells(values, min(grid.get(level, 2), values.shape[2]))
             np.testing.assert_allclose(blocks[level].numpy(), wanted, atol=1e-5 * np.abs(values).max())
 
 
@@ -213,34 +215,34 @@ def test_levels_are_the_maps_of_the_stages_on_a_grid(name, size):
 @torch.no_grad()
 def test_the_deepest_level_is_what_the_head_gets(name):
     network = small(name).eval()
-    blocks = network.level_features(pictures(32), grid=1)
+    network.backbone.level_grids = dict.fromkeys(network.level_names, 1)
+    _, blocks = network.with_levels(pictures(32), network.level_names)
     assert tuple(blocks) == network.level_names == LEVELS[name]
     torch.testing.assert_close(blocks[LEVELS[name][-1]], network.features(pictures(32)))
 
 
 def test_some_levels_come_in_the_order_asked_for():
     network = small().eval()
-    every = network.level_features(pictures())
-    assert list(network.level_features(pictures(), ["stage3", "stage1"])) == ["stage3", "stage1"]
-    assert torch.equal(network.level_features(pictures(), ["stage2"])["stage2"], every["stage2"])
-    assert network.level_features(pictures(), []) == {}
+    every, some, one, none = (
+        network.with_levels(pictures(), names)[1]
+        for names in (network.level_names, ["stage3", "stage1"], ["stage2"], [])
+    )
+    assert list(some) == ["stage3", "stage1"]
+    assert torch.equal(one["stage2"], every["stage2"])
+    assert none == {}
 
 
-def test_unknown_levels_and_grids_are_refused():
-    network = small()
+def test_unknown_levels_are_refused():
+    method = build(configure([Layer("test", {"method": "analytic", "levels": ["stage1", "stage4"]})]).config)
     with pytest.raises(ConfigError, match="unknown level 'stage4'; allowed are stage1, stage2, stage3"):
-        network.level_features(pictures(), ["stage4"])
-    with pytest.raises(ConfigError, match="unknown level 'top'"):
-        network.level_features(pictures(), grid={"top": 1})
-    with pytest.raises(ConfigError, match="grid of 0 cells a side for stage1; at least 1 is needed"):
-        network.level_features(pictures(), grid={"stage1": 0})
+        method.levels(small())
 
 
 @pytest.mark.parametrize("name", ["resnet8", "efficientnet-lite0"])
 def test_levels_of_a_teacher_make_no_graph(name):
     network = small(name)
-    taught = frozen_copy(network).level_features(pictures(32).requires_grad_())
-    learned = network.eval().level_features(pictures(32))
+    _, taught = frozen_copy(network).with_levels(pictures(32).requires_grad_(), network.level_names)
+    _, learned = network.eval().with_levels(pictures(32), network.level_names)
     for level, block in learned.items():
         assert block.requires_grad
         assert not taught[level].requires_grad
@@ -250,9 +252,9 @@ def test_levels_of_a_teacher_make_no_graph(name):
 @torch.no_grad()
 def test_levels_under_autocast_are_averaged_in_float32():
     network = small().eval()
-    exact = network.level_features(pictures())
+    _, exact = network.with_levels(pictures(), network.level_names)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        blocks = network.level_features(pictures())
+        _, blocks = network.with_levels(pictures(), network.level_names)
     for level, block in blocks.items():
         assert block.dtype == torch.float32
         assert not torch.equal(block, block.bfloat16().float())
@@ -267,7 +269,7 @@ class Levels(nn.Module):
         self.network = network
 
     def forward(self, x):
-        return tuple(self.network.level_features(x).values())
+        return tuple(self.network.with_levels(x, self.network.level_names)[1].values())
 
 
 @pytest.mark.parametrize(("name", "size"), [("resnet8", 18), ("efficientnet-lite0", 72)])

@@ -234,7 +234,7 @@ def test_flowers(flowers_dir, tmp_path):
 def test_how_long_it_takes_is_told_first_and_asked_where_it_is_long(tmp_path, monkeypatch):
     heard, asked = [], []
     x, y = pictures(("disc", "square"), 6)
-    monkeypatch.setattr("geodl.app.learning.LONG", 0.0)
+    monkeypatch.setattr("geodl.app.before.LONG", 0.0)
     with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
         IncrementalClassifier(tmp_path / "m").learn(x, y, **QUICK, listener=heard.append, confirm=asked.append)
     (told,) = [event.seconds for event in heard if isinstance(event, TimeEstimated)]

@@ -79,7 +79,7 @@ def test_levels_come_in_the_same_pass():
     torch.testing.assert_close(found.pooled, plain.pooled, rtol=1e-4, atol=1e-5)
     network.eval()
     with torch.no_grad():
-        whole = network.level_features(next(evaluation(images, TRANSFORM)).images, levels)
+        _, whole = network.with_levels(next(evaluation(images, TRANSFORM)).images, levels)
     for name in levels:
         torch.testing.assert_close(found.levels[name], whole[name], rtol=1e-4, atol=1e-5)
     assert features_of(network, [], levels=levels).levels[levels[0]].shape[0] == 0

@@ -155,5 +155,5 @@ def test_impossible_combinations(arguments, message):
 def test_phases_out_of_range():
     scenario = ClassIncremental(toy(), base=5, phases=5)
     for phase in (-1, 6):
-        with pytest.raises(ConfigError, match="0 to 5 allowed"):
+        with pytest.raises(IndexError, match="0 to 5 allowed"):
             scenario.train(phase)

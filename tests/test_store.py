@@ -30,8 +30,8 @@ from tests.directories import (  # noqa: F401
 
 from geodl import files
 from geodl.errors import StoreError
-from geodl.files import TEMPORARY
-from geodl.store import RunDirectory, directory_size, list_runs, remove_run, summarize
+from geodl.files import TEMPORARY, directory_size
+from geodl.store import RunDirectory, list_runs, remove_run, summarize
 
 pytestmark = pytest.mark.usefixtures("no_waiting")
 

@@ -96,7 +96,7 @@ def test_levels_are_stages_that_timm_gives_and_the_top(stages, names):
     assert network.level_names == (*(f"stage{number}" for number in names.split()), "top")
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     maps = backbone.model.conv(images)
-    blocks = network.level_features(images)
+    _, blocks = network.with_levels(images, network.level_names)
     for number in map(int, names.split()):
         torch.testing.assert_close(blocks[f"stage{number}"], nn.functional.avg_pool2d(number * maps, 2).flatten(1))
     torch.testing.assert_close(blocks["top"], network.features(images))
@@ -106,7 +106,7 @@ def test_levels_are_stages_that_timm_gives_and_the_top(stages, names):
 def test_models_without_stages_have_their_top_alone(calls, kind):
     network = build_network(f"timm:{kind}", 3, head="cosine")
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    (block,) = network.level_features(images).values()
+    (block,) = network.with_levels(images, network.level_names)[1].values()
     assert network.level_names == ("top",)
     torch.testing.assert_close(block, network.features(images))
 
@@ -194,6 +194,6 @@ def test_real_models(real_timm, name, width, grid):
     assert network.width == width
     assert (output.logits.shape, output.pooled.shape, output.grid.shape) == ((2, 3), (2, width), (2, grid))
     torch.testing.assert_close(frozen_copy(network)(images).logits, output.logits)
-    blocks = frozen_copy(network).level_features(images)
+    _, blocks = frozen_copy(network).with_levels(images, network.level_names)
     assert len(blocks) >= 4
     torch.testing.assert_close(blocks["top"], output.pooled)

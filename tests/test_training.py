@@ -27,8 +27,7 @@ from geodl.metrics import confusions_of
 from geodl.nets import build_network
 from geodl.predictors import class_means, drift
 from geodl.store import RunDirectory
-from geodl.training import Interrupted
-from geodl.training import base as bases
+from geodl.training import Interrupted, stages
 
 RESULTS = ("model.safetensors", "memory.safetensors", "metrics.json")
 
@@ -501,7 +500,7 @@ def base_key(data, base: str = "data", method: type[Method] | None = None, **opt
     config = tiny.config(**{"method": "finetune"} | options)
     made = method(config) if method else build(config)
     machine = ("cpu", 1, config.precision)
-    return bases.base_key(config, made, transform_of(config, data.train), base, 2, machine)
+    return stages.base_key(made, transform_of(config, data.train), base, 2, machine)
 
 
 def test_a_method_of_ones_own_does_not_get_another_s_base_phase(data):
@@ -524,7 +523,7 @@ def test_the_key_of_a_base_phase_covers_all_that_moves_its_numbers(tmp_path, dat
     save_file({name: t + 1 for name, t in load_file(weights).items()}, weights)
     keys.append(base_key(data, weights=str(weights)))
     for target, name, value in (
-        (bases, "VERSION", 0),
+        (stages, "VERSION", 0),
         (torch, "__version__", "2.0"),
         (torch, "get_num_threads", lambda: 77),
     ):

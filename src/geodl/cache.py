@@ -72,11 +72,7 @@ class Cache:
 
     def size(self) -> int:
         """Return the number of bytes in use, leftovers of killed writers included."""
-        total = 0
-        for path in self._entries.glob("*"):
-            with suppress(OSError):  # other processes come and go
-                total += path.lstat().st_size
-        return total
+        return files.directory_size(self._entries)
 
     def clear(self) -> int:
         """Remove all entries; return the number of bytes freed."""

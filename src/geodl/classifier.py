@@ -13,8 +13,9 @@ from geodl.app import state as states
 from geodl.app.choices import checked
 from geodl.app.handed_over import forget_class, refuse_waiting
 from geodl.app.state import State, last_record
+from geodl.data.dataset import Skipped, insist
 from geodl.data.images import Images
-from geodl.data.intake import Problems, insist, take
+from geodl.data.intake import take
 from geodl.devices import device_kind
 from geodl.errors import ConfigError, DataError, GeodlError, StoreError
 from geodl.events import ImagesPredicted, Listener, ignore
@@ -37,7 +38,7 @@ class Evaluation:
     per_class: dict[str, float | None]
     per_step: dict[int, float | None]
     confusion: Confusion
-    skipped: Problems
+    skipped: Skipped
 
 
 class IncrementalClassifier:
@@ -97,7 +98,7 @@ class IncrementalClassifier:
             self._refuse_inside(Path(images))
         intake = take(images, labels, classes, strict=strict)
         made = not (self.path / "config.json").exists()
-        store = self._create()
+        store = RunDirectory.create_or_open(self.path, MODEL) if made else self._open()
         self._refuse_run(store)
         try:
             with store.lock():
@@ -121,7 +122,7 @@ class IncrementalClassifier:
         classifier: nme, ncm or cnn, as for `Learner.recognizer`; how: top, threshold, strict, workers, listener as for
         `geodl.predicting.Recognizer.predict`. An image that cannot be read is skipped and named in `skipped`.
         """
-        return self._recognizer(self._state(), classifier, accelerator).predict(images, **how)
+        return self.recognizer(classifier, accelerator).predict(images, **how)
 
     def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
         """Return what predicts from the last complete state, for many calls; later steps do not change it."""
@@ -239,11 +240,6 @@ class IncrementalClassifier:
             raise ConfigError(f"{file} is there already; --force replaces it")
         return export(self._state().learner, file)
 
-    def _create(self) -> RunDirectory:
-        if (self.path / "config.json").exists():
-            return self._open()
-        return RunDirectory.create_or_open(self.path, MODEL)
-
     def _open(self) -> RunDirectory:
         if not os.path.lexists(self.path):
             raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
@@ -295,7 +291,7 @@ class IncrementalClassifier:
         return found
 
 
-def _evaluation(state: State, confusion: Confusion, skipped: Problems) -> Evaluation:
+def _evaluation(state: State, confusion: Confusion, skipped: Skipped) -> Evaluation:
     steps = sorted({known.step for known in state.classes})
     learned_in = {step: [i for i, known in enumerate(state.classes) if known.step == step] for step in steps}
     return Evaluation(

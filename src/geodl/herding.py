@@ -8,8 +8,6 @@ from torch import Tensor
 from geodl.errors import DataError, TrainingError
 from geodl.geometry import unit
 
-__all__ = ["herd_classes", "herding", "members", "nearest", "unit"]
-
 # Rounding a unit vector moves a score by its machine precision times the lengths it is made of. Scores that differ by no
 # more than some thousand times that are a tie: which of two equally good images is kept must not hang on rounding.
 TIE = 1e-12
@@ -37,11 +35,6 @@ def herding(features: Tensor, k: int) -> Tensor:
     return torch.tensor(picks, dtype=torch.int64, device=features.device)
 
 
-def herd_classes(features: Tensor, labels: Tensor, k: int, classes: Sequence[int]) -> dict[int, Tensor]:
-    """Herd each of `classes` in `features: (N, d)`, `labels: (N,)`: class -> (min(k, n),) ranked row numbers."""
-    return {c: rows[herding(features[rows], k)] for c, rows in members(labels, classes).items()}
-
-
 def nearest(features: Tensor, k: int) -> Tensor:
     """Return the `k` rows of `features: (N, d)` nearest in cosine to the class mean, (min(k, N),); the lowest row wins a tie."""
     rows = _finite_unit(features)
@@ -57,6 +50,11 @@ def members(labels: Tensor, classes: Sequence[int]) -> dict[int, Tensor]:
     if missing:
         raise DataError(f"class {missing[0]} has no image to choose exemplars from")
     return {c: groups[c] for c in classes}
+
+
+def first_of_each(labels: Tensor, count: int) -> Tensor:
+    """Return the first `count` rows of each class there is, class by class."""
+    return torch.cat([rows[:count] for rows in members(labels, sorted(set(labels.tolist()))).values()])
 
 
 def _finite_unit(features: Tensor) -> Tensor:

@@ -19,15 +19,16 @@ from geodl.devices import choose_precision, device_kind
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Listener, ignore
 from geodl.files import as_path, interpreting
+from geodl.herding import first_of_each
 from geodl.memory import Memory, insist_on_labels, quota
 from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
-from geodl.nets import Network, build_network, folded, frozen_copy
+from geodl.nets import CosineHead, Network, build_network, folded, frozen_copy
 from geodl.predicting import Predictions, Recognizer, Scorer
 from geodl.predictors import Features, Judged, class_means, default_classifier, nearest_mean
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
-from geodl.training import Base, NoProgress, Progress, Trainer, means_of_exemplars, run_stages, settled
+from geodl.training import Base, Progress, Trainer, means_of_exemplars, run_stages, settled
 from geodl.training.checkpoint import load_weights
 
 MODEL = {"kind": "model"}
@@ -109,13 +110,14 @@ class Learner:
         if not self.trained and self.memory.images is not None:  # the first real training: all is new
             train = concat([train, self.memory.images])
         if self.method.keeps_all_data and self.phases:
-            train = concat([self._everything(), train])
+            if self.given is None:
+                raise ConfigError("joint training needs all earlier images: set `given` to them, they are not saved")
+            train = concat([self.given, train])
         if len(classes) == 1 and self.method.trains(0):
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
-            kept = progress or NoProgress()
-            run_stages(self.trainer, self.method, phase, kept, listener=self.listener, shared=self.shared_base)
+            run_stages(self.trainer, self.method, phase, progress, self.listener, self.shared_base)
             network, memory = phase.network, settled(self.trainer, self.method, phase)
         if self.method.keeps_all_data:
             self.given = train
@@ -155,8 +157,8 @@ class Learner:
         )
         if phase.teacher is not None:
             phase.before = found = trainer.features(phase.teacher, phase.at_hand(), transform)
-            if network.head.can_imprint and classes > old:
-                network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])  # type: ignore[operator]
+            if isinstance(network.head, CosineHead) and classes > old:
+                network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])
         if old and method.freezes_old_rows:
             absent = torch.arange(classes) < old
             absent[images.labels] = False
@@ -184,11 +186,6 @@ class Learner:
         classes = tuple(dict.fromkeys([*self.classes, *new]))
         return with_rows(images, classes), classes
 
-    def _everything(self) -> Images:
-        if self.given is None:
-            raise ConfigError("joint training needs all earlier images: set `given` to them, they are not saved")
-        return self.given
-
     def check(self) -> None:
         """Raise an error where the network cannot be built as it is configured."""
         self._built(1)
@@ -203,13 +200,13 @@ class Learner:
 
     def features(self, images: Images, *, mirror: bool = False) -> Features:
         """Return what the network makes of un-augmented images, or of their mirrored copies, in eval mode."""
-        network, transform = self._known()
+        network, transform = self.known()
         levels = self.method.levels(network)
         return self.trainer.features(network, images, transform, mirror=mirror, levels=levels)
 
     def classifiers(self, oracle: Tensor | None = None) -> dict[str, Scorer]:
         """Return all classifiers there are, by name; oracle: the means of AME."""
-        network, _ = self._known()
+        network, _ = self.known()
         # Confidence is the softmax of cosines times the head's learned scale, 10 where it has none.
         scale = getattr(network.head, "scale", torch.tensor(10.0)).detach().item()
         found: dict[str, Scorer] = {}
@@ -270,14 +267,13 @@ class Learner:
         """Return the (C, d) means of AME: over all training images, or the first ``ame_images`` of each class."""
         most = self.config.ame_images
         if most is not None:
-            rows = [(images.labels == c).nonzero().squeeze(1)[:most] for c in range(len(self.classes))]
-            images = images.select(torch.cat(rows))
+            images = images.select(first_of_each(images.labels, most))
         found = self.features(images)
         return class_means(found.pooled, found.labels, len(self.classes))
 
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
-        self._known()
+        self.known()
         given = labelled(images, labels)
         unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
         if unknown:
@@ -293,7 +289,7 @@ class Learner:
 
     def recognizer(self, classifier: str | None = None) -> Recognizer:
         """Return what predicts with a classifier: analytic, nme, ncm or cnn; None: the first of these that there is."""
-        network, transform = self._known()
+        network, transform = self.known()
         there = self.classifiers()
         name = classifier or default_classifier(there)
         if name not in there:
@@ -303,7 +299,8 @@ class Learner:
         bf16 = choose_precision(self.config.precision, device) == "bf16"
         return Recognizer(folded(network).to(device), transform, self.classes, there[name], levels, bf16)
 
-    def _known(self) -> tuple[Network, Transform]:
+    def known(self) -> tuple[Network, Transform]:
+        """Return network and transform; an error where nothing was learned yet."""
         if self.network is None or self.transform is None:
             raise ConfigError("nothing was learned yet: call learn first")
         return self.network, self.transform
@@ -322,7 +319,7 @@ class Learner:
         gone = self.position(name)
         if len(self.classes) == 1:
             raise ConfigError(f"{name!r} is the only class: a model without classes is no model")
-        network = deepcopy(self._known()[0])
+        network = deepcopy(self.known()[0])
         network.head.keep([i for i in range(len(self.classes)) if i != gone])
         own = self.method.without(self.memory.own, gone)
         self.network, self.memory = network, replace(self.memory.without(gone), own=own)
@@ -352,12 +349,12 @@ class Learner:
         statistics = {name: own[name] for name in own if name in self.method.statistics}
         rest = {name: own[name] for name in own if name not in statistics}
         asleep = None if "network" in vars(self) else self._saved  # not built, so still as it was saved
-        model = self._known()[0].state_dict() if asleep is None else asleep.model
+        model = self.known()[0].state_dict() if asleep is None else asleep.model
         return model, replace(self.memory, own=rest).to_tensors(), statistics
 
     def facts(self) -> dict[str, Any]:
         """Return all else that a saved learner consists of, ready for JSON."""
-        transform = self.transform or self._known()[1]  # without building the network
+        transform = self.transform or self.known()[1]  # without building the network
         return {
             "config": self.config.identity() | {"image_size": transform.size},  # found by now, where it was left open
             "transform": transform.to_dict(),

@@ -5,7 +5,7 @@ each. Input that is not finite gives a loss that is not finite: nothing here wai
 """
 
 import math
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,23 +15,8 @@ from torch import Tensor, nn
 from geodl.config import MANY, option
 from geodl.errors import ConfigError
 from geodl.geometry import GeodesicFlow, GeometryError, common_subspaces, unit, working_dtype
+from geodl.nets import Output
 from geodl.ranks import Group, gather_rows, global_mean
-
-
-class Outputs(Protocol):
-    """What a network gives for a batch; `nets.Output` is one."""
-
-    @property
-    def logits(self) -> Tensor:
-        """(batch, classes)."""
-
-    @property
-    def pooled(self) -> Tensor:
-        """(batch, d) features, averaged over the whole map."""
-
-    @property
-    def grid(self) -> Tensor:
-        """(batch, 4 d) features, averaged over the quarters of the map."""
 
 
 class Distillation(nn.Module):
@@ -64,7 +49,7 @@ class Distillation(nn.Module):
         """
         return self.base_weight * (math.sqrt(old / max(new, 1)) if self.of_features else 1.0)
 
-    def compared(self, outputs: Outputs, old: int) -> Tensor:
+    def compared(self, outputs: Output, old: int) -> Tensor:
         """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's."""
         raise NotImplementedError
 
@@ -128,7 +113,7 @@ class LogitDistillation(Distillation):
         """Return the loss that the options ask for."""
         return cls(options.temperature, group, base_weight=options.lwf_weight)
 
-    def compared(self, outputs: Outputs, old: int) -> Tensor:
+    def compared(self, outputs: Output, old: int) -> Tensor:
         """Return the logits of the teacher's classes."""
         return outputs.logits[:, :old]
 
@@ -167,7 +152,7 @@ class CosineDistillation(Distillation):
         """Return the loss that the options ask for."""
         return cls(group, features=options.cosine_features, base_weight=options.cosine_weight)
 
-    def compared(self, outputs: Outputs, old: int) -> Tensor:
+    def compared(self, outputs: Output, old: int) -> Tensor:
         """Return the pooled features, or those on the grid."""
         compared: Tensor = getattr(outputs, self.features)
         return compared
@@ -240,7 +225,7 @@ class GeodesicDistillation(Distillation):
             base_weight=options.geodesic_weight,
         )
 
-    def compared(self, outputs: Outputs, old: int) -> Tensor:
+    def compared(self, outputs: Output, old: int) -> Tensor:
         """Return the features on the grid, wide enough for 127 directions."""
         return outputs.grid
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from geodl.config import derive
 from geodl.data.images import Images, concat, from_tensors, to_tensors
-from geodl.errors import ConfigError, DataError
+from geodl.errors import DataError
 from geodl.files import part
-from geodl.herding import herd_classes, members, nearest
+from geodl.herding import first_of_each, herding, members, nearest
 
 Budget = Literal["per_class", "total"]
 Selection = Literal["herding", "nearest"]
@@ -22,13 +22,7 @@ def quota(classes: int, exemplars: int, budget: Budget) -> int:
 
     `per_class`: `exemplars` for every class; `total`: `exemplars` shared evenly by all classes, rounded down.
     """
-    if exemplars < 0:
-        raise ConfigError(f"exemplars = {exemplars}: allowed are 0 (no memory) and more")
-    if budget == "per_class":
-        return exemplars
-    if budget == "total":
-        return exemplars // max(classes, 1)
-    raise ConfigError(f"memory_budget = {budget!r}: allowed are 'per_class' and 'total'")
+    return exemplars if budget == "per_class" else exemplars // max(classes, 1)
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,13 @@ class Memory:
         """
         if len(features) != len(candidates):
             raise DataError(f"{len(candidates)} candidates have {len(features)} features: one each is needed")
-        parts = []
+        choose = herding if selection == "herding" else nearest
+        chosen = [rows[choose(features[rows], quota)] for rows in members(candidates.labels, classes).values()]
+        parts = [_take(candidates, chosen)]
         if self.images is not None:
             others = [c for c in self.per_class() if c not in set(classes)]
-            parts.append(_take(self.images, [rows[:quota] for rows in members(self.images.labels, others).values()]))
-        parts.append(_take(candidates, _choose(candidates, features, classes, quota, selection)))
+            kept = [rows[:quota] for rows in members(self.images.labels, others).values()]
+            parts.insert(0, _take(self.images, kept))
         images = concat(parts)
         if not len(images):
             return replace(self, images=None)
@@ -90,8 +86,7 @@ class Memory:
         """
         held = self.held
         if held is not None:
-            kept = [rows[:count] for rows in members(held.labels, sorted(set(held.labels.tolist()))).values()]
-            held = held.select(torch.cat(kept).sort().values)
+            held = held.select(first_of_each(held.labels, count).sort().values)
         chosen = torch.zeros(len(images), dtype=torch.bool)
         for c, rows in members(images.labels, fresh if count else ()).items():
             order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(derive(seed, "held out", c)))
@@ -158,12 +153,3 @@ def without_class(images: Images, gone: int) -> Images | None:
 def _take(images: Images, rows: Sequence[Tensor]) -> Images:
     """Return the images of all the given rows."""
     return images.select(torch.cat([torch.empty(0, dtype=torch.int64), *rows]))
-
-
-def _choose(candidates: Images, features: Tensor, classes: Sequence[int], k: int, selection: Selection) -> list[Tensor]:
-    """Rank the first `k` candidates of each class by the selection asked for."""
-    if selection == "herding":
-        return list(herd_classes(features, candidates.labels, k, classes).values())
-    if selection == "nearest":
-        return [rows[nearest(features[rows], k)] for rows in members(candidates.labels, classes).values()]
-    raise ConfigError(f"selection = {selection!r}: allowed are 'herding' and 'nearest'")

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from geodl.data.batches import Transform, evaluation
+from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images
-from geodl.data.intake import Problems, as_images, insist, squares
+from geodl.data.intake import as_images, squares
 from geodl.errors import ConfigError
 from geodl.events import ImagesPredicted, Listener, ignore
 from geodl.nets import Network
@@ -59,7 +60,7 @@ class Predictions(Sequence[Prediction]):
     items: tuple[Prediction, ...]
     classes: tuple[str, ...]
     probabilities: NDArray[np.float32]
-    skipped: Problems
+    skipped: Skipped
     rate: float
 
     @property

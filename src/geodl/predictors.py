@@ -8,7 +8,7 @@ from torch import Tensor
 
 from geodl.data.batches import Batch
 from geodl.errors import ConfigError, DataError
-from geodl.herding import unit
+from geodl.geometry import unit
 from geodl.nets import Network
 
 # The classifiers, as tables and figures name them. AME needs the old classes' data, which a real learner has thrown away.

@@ -5,24 +5,24 @@ import re
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from geodl.app.state import State, accuracy_of, last_record
 from geodl.errors import StoreError
+from geodl.files import directory_size
 from geodl.metrics import Confusion, confusions_of, finite
 from geodl.predictors import default_classifier
-from geodl.store import RunDirectory, directory_size
+from geodl.store import RunDirectory
 
 
 def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
     times = store.times("learned", "renamed", "removed")
     learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
-    count = len(state.classes)
     undone = _undone(store)
-    accuracy = _per_class(state)
-    exemplars = state.learner.memory.per_class()
-    checks = [] if state.validation is None else torch.bincount(state.validation.labels, minlength=count).tolist()
+    found = confusions_of(state.metrics) if state.metrics else {}
+    confusion = found[default_classifier(found)] if found else None
+    accuracy = confusion.per_class if confusion else {}
+    fitted = state.learner.method.fitted(state.learner.memory.own)
+    exemplars, checks = state.learner.memory.per_class(), state.checks
     classes = [
         {
             "name": known.name,
@@ -30,8 +30,8 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
             "learned": times.get(learns[known.step - 1]) if learns else None,
             "images": known.images,
             "exemplars": exemplars.get(i, 0),
-            "validation": checks[i] if checks else 0,
-            "accuracy": accuracy.get(known.name),
+            "validation": checks[i],
+            "accuracy": finite(accuracy.get(known.name, math.nan)),
         }
         for i, known in enumerate(state.classes)
     ]
@@ -41,7 +41,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
         "accuracy": accuracy_of(state.metrics),
         "left_out": state.learner.left_out() is not None,
-        "confusions": _confusions(state),
+        "confusions": _confusions(confusion) if confusion else [],
         "network": state.config.network,
         "parameters": _parameters(state),
         "image_size": state.transform.size,
@@ -51,7 +51,8 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
         "features": _features(state),
-        "threshold": _threshold(state),
+        # The score below which an image is unknown; None where none is.
+        "threshold": fitted.threshold if fitted and math.isfinite(fitted.threshold) else None,
         # Back to each earlier state that is kept; and from the first to nothing.
         "undo": sum(store.remembers(t) for t in range(store.completed() - 1)) + store.remembers(0),
         "redo": len(undone),
@@ -85,27 +86,8 @@ def _parameters(state: State) -> int:
     return sum(tensor.numel() for name, tensor in state.learner.tensors()[0].items() if not others.search(name))
 
 
-def _threshold(state: State) -> float | None:
-    """Return the score below which an image is unknown; None where none is."""
-    fitted = state.learner.method.fitted(state.learner.memory.own)
-    return fitted.threshold if fitted is not None and math.isfinite(fitted.threshold) else None
-
-
-def _confusion(state: State) -> Confusion | None:
-    found = confusions_of(state.metrics) if state.metrics else {}
-    return found[default_classifier(found)] if found else None
-
-
-def _per_class(state: State) -> dict[str, float | None]:
-    confusion = _confusion(state)
-    return {} if confusion is None else {name: finite(value) for name, value in confusion.per_class.items()}
-
-
-def _confusions(state: State) -> list[dict[str, Any]]:
+def _confusions(confusion: Confusion) -> list[dict[str, Any]]:
     """List the most frequent mistakes on the validation images."""
-    confusion = _confusion(state)
-    if confusion is None:
-        return []
     totals, names = confusion.counts.sum(dim=1).tolist(), confusion.classes
     return [
         {"class": names[i], "taken_for": names[j], "images": number, "of": int(totals[i])}

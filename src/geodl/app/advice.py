@@ -1,6 +1,6 @@
 """What a step says about the model in plain sentences: which classes are tiny, weak or mixed up, and what would help."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from geodl.app.state import KnownClass
 from geodl.config import RunConfig
@@ -20,10 +20,10 @@ def advise(confusion: Confusion, classes: Sequence[KnownClass], config: RunConfi
         return [
             f"The model knows one class, {classes[0].name!r}: there is nothing to tell apart until a second one comes."
         ]
-    sentences = _tiny([classes[i] for i in present])
+    sentences = [*_tiny([classes[i] for i in present])]
     if max(known.step for known in classes) == 1:  # later it is too late for another network
         sentences += _few(classes, config)
-    sentences += _weak(confusion) + _mixed(confusion)
+    sentences += [*_weak(confusion), *_mixed(confusion)]
     if config.method != "analytic" and not quota(len(classes), config.exemplars, config.memory_budget):
         sentences.append(
             f"No images are kept (exemplars {config.exemplars}, {config.memory_budget}): earlier classes will be forgotten faster"
@@ -32,39 +32,34 @@ def advise(confusion: Confusion, classes: Sequence[KnownClass], config: RunConfi
     return sentences
 
 
-def _tiny(classes: Sequence[KnownClass]) -> list[str]:
+def _tiny(classes: Sequence[KnownClass]) -> Iterator[str]:
     tiny = [f"{known.name} ({known.images})" for known in classes if known.images < TINY]
-    if not tiny:
-        return []
-    return [f"Very few images: {listed(tiny)}. Predictions of such classes are shaky; {TINY} or more images help."]
+    if tiny:
+        yield f"Very few images: {listed(tiny)}. Predictions of such classes are shaky; {TINY} or more images help."
 
 
-def _few(classes: Sequence[KnownClass], config: RunConfig) -> list[str]:
+def _few(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[str]:
     """Recommend a pre-trained network where photographs are too few to learn from scratch what an image is."""
-    if not classes or config.pretrained or (config.image_size or 0) < 24:
-        return []
     middle = sorted(known.images for known in classes)[len(classes) // 2]
-    if middle >= FEW:
-        return []
-    return [
-        f"About {middle} images a class are few to train a network from scratch: a pre-trained one would help "
-        "(in a new model, after pip install 'geodl[pretrained]')."
-    ]
+    if middle < FEW and not config.pretrained and (config.image_size or 0) >= 24:
+        yield (
+            f"About {middle} images a class are few to train a network from scratch: a pre-trained one would help "
+            "(in a new model, after pip install 'geodl[pretrained]')."
+        )
 
 
-def _weak(confusion: Confusion) -> list[str]:
+def _weak(confusion: Confusion) -> Iterator[str]:
     counts, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
     weak = [
         f"{name} ({right[i]} of {counts[i]} correct)"
         for i, name in enumerate(confusion.classes)
         if counts[i] >= ENOUGH and confusion.rate([i]) < WEAK
     ]
-    return (
-        [f"Weak on the validation images: {listed(weak)}. More, and more varied, images of them help."] if weak else []
-    )
+    if weak:
+        yield f"Weak on the validation images: {listed(weak)}. More, and more varied, images of them help."
 
 
-def _mixed(confusion: Confusion) -> list[str]:
+def _mixed(confusion: Confusion) -> Iterator[str]:
     counts = confusion.counts.sum(dim=1).tolist()
     worst: dict[int, tuple[int, int]] = {}
     for true, other, count in confusion.mistakes():
@@ -74,4 +69,5 @@ def _mixed(confusion: Confusion) -> list[str]:
         for true, (other, count) in sorted(worst.items())
         if count >= 2 and 10 * count >= 3 * counts[true]
     ]
-    return [f"Mixed up: {listed(found)}."] if found else []
+    if found:
+        yield f"Mixed up: {listed(found)}."

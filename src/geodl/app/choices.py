@@ -69,11 +69,9 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
     """
     method = options.get("method")
     frozen = method == "analytic" or (method is None and has_pretrained() and not training_asked(options))
-    network = str(
-        options.get("network") or (PRETRAINED if frozen or options.get("adapt") else _own_network(side, kind))
-    )
-    published = bool(expected_images(network))
-    start = _pretrained(network, side) if published else {"image_size": _own_size(side, kind)}
+    usual = PRETRAINED if frozen or options.get("adapt") else _own_network(side, kind)
+    network = str(options.get("network") or usual)
+    start = _pretrained(network, side) if expected_images(network) else {"image_size": _own_size(side, kind)}
     start |= CLOSED_FORM if frozen else {}
     if options.get("weights") is not None:
         start["pretrained"] = False

@@ -39,8 +39,7 @@ class Exported(nn.Module):
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()
-        assert learner.network is not None
-        assert learner.transform is not None
+        network, transform = learner.known()
         there = learner.classifiers()
         # Class means of all images only where there are none of exemplars, and no closed form.
         names = ["analytic", "nme", *(["ncm"] if not {"analytic", "nme"} & there.keys() else []), "cnn"]
@@ -49,9 +48,9 @@ class Exported(nn.Module):
         if fitted is not None:
             self.scorers["analytic"] = replace(there["analytic"], score=lambda seen: fitted.scores_at_once(seen.levels))
         self.levels = () if fitted is None else tuple(fitted.expansion.sizes)
-        self.network = folded(learner.network).cpu()  # predicting may have moved it to a GPU
+        self.network = folded(network).cpu()  # predicting may have moved it to a GPU
         # As in the batches: x / (255 std) - mean / std.
-        mean, std = (torch.tensor(part)[:, None, None] for part in (learner.transform.mean, learner.transform.std))
+        mean, std = (torch.tensor(part)[:, None, None] for part in (transform.mean, transform.std))
         self.register_buffer("factor", 1 / (255 * std))
         self.register_buffer("offset", mean / std)
 
@@ -84,9 +83,8 @@ def export(learner: Learner, path: Path) -> dict[str, Any]:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("onnx", "export") from error
-    assert learner.transform is not None
     model = Exported(learner).eval()
-    graph = onnx.load_from_string(_traced(model, learner.transform.size))
+    graph = onnx.load_from_string(_traced(model, learner.known()[1].size))
     for key, value in _metadata(learner, model).items():
         entry = graph.metadata_props.add()
         entry.key, entry.value = key, value
@@ -122,8 +120,7 @@ def _traced(model: Exported, size: int) -> bytes:
 
 
 def _metadata(learner: Learner, model: Exported) -> dict[str, str]:
-    transform = learner.transform
-    assert transform is not None
+    _, transform = learner.known()
     outputs = {name: f"confidences (batch, classes): {_MEANINGS[name]}" for name in model.scorers}
     found = {
         "labels": json.dumps(learner.classes, ensure_ascii=False),
@@ -145,8 +142,7 @@ def _compare(learner: Learner, outputs: list[str], data: bytes) -> float:
     """Run the file on made-up pictures and return the largest difference from the learner's own confidences."""
     import onnxruntime
 
-    assert learner.transform is not None
-    transform = replace(learner.transform, crop="pad", resize=None)  # the pictures have the size of the input
+    transform = replace(learner.known()[1], crop="pad", resize=None)  # the pictures have the size of the input
     generator = torch.Generator().manual_seed(derive(0, "export"))
     pixels = torch.randint(0, 256, (_CHECKED, 3, *2 * [transform.size]), dtype=torch.uint8, generator=generator)
     images = ArrayImages(pixels, torch.zeros(_CHECKED, dtype=torch.int64))

@@ -1,5 +1,6 @@
 """One learn step: images in, a state out. Nothing is kept of it until it is complete, except where to go on."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,30 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geodl import events
 from geodl.app.advice import advise
-from geodl.app.before import LONG, advise_before, step_seconds
+from geodl.app.before import announce
 from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain, training_asked
 from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
 from geodl.config import RunConfig
 from geodl.data.batches import fit
+from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
-from geodl.data.intake import Intake, Problems, decode, insist, typical_side
+from geodl.data.intake import Intake, decode, typical_side
 from geodl.devices import available_cores, device_kind
-from geodl.errors import ConfigError
-from geodl.events import (
-    FREQUENT,
-    Advised,
-    Event,
-    FeaturesTaken,
-    ImagesRead,
-    IntakeDone,
-    Listener,
-    OptionsChosen,
-    StepContinued,
-    TimeEstimated,
-    ignore,
-)
 from geodl.files import fingerprint
 from geodl.learner import Learner
 from geodl.memory import Memory
@@ -71,7 +60,7 @@ class Learned:
     stored_features: int
     earlier_images: bool
     warnings: tuple[str, ...]
-    skipped: Problems
+    skipped: Skipped
 
 
 def learn_step(
@@ -81,7 +70,7 @@ def learn_step(
     options: Mapping[str, Any],
     *,
     strict: bool = False,
-    listener: Listener = ignore,
+    listener: events.Listener = events.ignore,
     stop: Callable[[], bool] = lambda: False,
     confirm: Callable[[float], bool] = lambda seconds: True,
 ) -> Learned:
@@ -98,8 +87,8 @@ def learn_step(
         weights = Path(options["weights"]) if options.get("weights") else None
         build_network(start["network"], 1, head="cosine", weights=weights, pretrained=bool(start.get("pretrained")))
 
-    def told(done: int, problems: Problems) -> None:
-        listener(ImagesRead(done, len(intake.images)))
+    def told(done: int, problems: Skipped) -> None:
+        listener(events.ImagesRead(done, len(intake.images)))
         insist(strict, problems)
         if stop():
             raise Interrupted("stopped while the images were read")
@@ -107,7 +96,7 @@ def learn_step(
     decoded = decode(intake, size, int(options.get("workers") or available_cores()), told)
     ready = prepare(intake, decoded, last, step)
     insist(strict, ready.problems)
-    listener(IntakeDone(intake.title, len(ready.images), len(intake.classes), side, ready.problems))
+    listener(events.IntakeDone(intake.title, len(ready.images), len(intake.classes), side, ready.problems))
     closed = (last.config.method if last else start.get("method")) == "analytic"
     # In closed form every image is judged by the fit without it: none has to be set aside.
     held = torch.zeros(len(ready.images), dtype=torch.bool) if closed else set_aside(ready, last)
@@ -122,8 +111,9 @@ def learn_step(
         trained=last is not None and last.learner.trained,
         mirrors=closed or "flip" in options or mirrors(ready.images),
     )
-    listener(OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
-    _before(chosen.config, len(train) + kept, len(ready.classes), last, options, listener, confirm)
+    listener(events.OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
+    unasked = last is None and not {"method", "weights"} & options.keys() and not training_asked(options)
+    announce(chosen.config, len(train) + kept, len(ready.classes), unasked=unasked, listener=listener, confirm=confirm)
     state = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop).learn(train, held)
     if stop():
         raise Interrupted("stopped before anything was changed")
@@ -136,32 +126,40 @@ def learn_step(
     return result
 
 
-def _before(
-    config: RunConfig,
-    images: int,
-    classes: int,
-    last: State | None,
-    options: Mapping[str, Any],
-    listener: Listener,
-    confirm: Callable[[float], bool],
-) -> None:
-    """Say what would serve better and how long the step will take, and ask where that is long."""
-    chosen = bool({"method", "weights"} & options.keys() or training_asked(options))
-    for sentence in advise_before(config, first=last is None, chosen=chosen):
-        listener(Advised(sentence))
-    if config.method != "analytic" and classes < 2:
-        return  # one class alone is not trained
-    seconds = step_seconds(config, images, classes)
-    listener(TimeEstimated(seconds))
-    if seconds > LONG and not confirm(seconds):
-        raise ConfigError("not confirmed: nothing was learned")
+@dataclass
+class _Step:
+    """What is around the learner in one step: progress, validation images, the story of the images.
 
+    The store's checkpoint is valid only for the same images, options and place in the model's life.
+    """
 
-class _Progress:
-    """The store's checkpoint, valid only for the same images, options and place in the model's life."""
+    store: RunDirectory
+    last: State | None
+    ready: Prepared
+    config: RunConfig
+    step: int
+    learned: str
+    listener: events.Listener
+    stop: Callable[[], bool]
 
-    def __init__(self, store: RunDirectory, key: str) -> None:
-        self.store, self.key = store, key
+    def __post_init__(self) -> None:
+        store, last, config, listener = self.store, self.last, self.config, self.listener
+        identity = {"images": self.learned, "config": config.identity(), "phase": store.completed()}
+        self.key = fingerprint(identity)
+        unfinished = self.load_progress()
+        if unfinished is None and store.load_progress() is not None:
+            listener(
+                events.Advised("A learn step of other images or options was stopped before; this one gives it up.")
+            )
+        # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
+        began = unfinished[1]["threads"] if unfinished else None
+        # Work on tiny pictures is over before a second thread has begun.
+        usual = 1 if (config.image_size or 0) <= TINY else available_cores()
+        if unfinished:
+            listener(events.StepContinued(unfinished[1]["epoch"]))
+        how: dict[str, Any] = {"listener": self._tell, "stop": self.stop}
+        self.learner = last.learner.continued(config, **how) if last else Learner(config, **how)
+        torch.set_num_threads(began or config.threads or usual)
 
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         self.store.save_progress(tensors, {**state, "key": self.key, "threads": torch.get_num_threads()})
@@ -170,50 +168,18 @@ class _Progress:
         found = self.store.load_progress()
         return found if found is not None and found[1].get("key") == self.key else None
 
-
-class _Step:
-    """What is around the learner in one step: progress, validation images, the story of the images."""
-
-    def __init__(
-        self,
-        store: RunDirectory,
-        last: State | None,
-        ready: Prepared,
-        config: RunConfig,
-        step: int,
-        learned: str,
-        listener: Listener,
-        stop: Callable[[], bool],
-    ) -> None:
-        self.store, self.last, self.ready, self.config = store, last, ready, config
-        self.step, self.learned, self.listener, self.stop = step, learned, listener, stop
-        identity = {"images": learned, "config": config.identity(), "phase": store.completed()}
-        self.progress = _Progress(store, fingerprint(identity))
-        unfinished = self.progress.load_progress()
-        if unfinished is None and store.load_progress() is not None:
-            listener(Advised("A learn step of other images or options was stopped before; this one gives it up."))
-        # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
-        began = unfinished[1]["threads"] if unfinished else None
-        # Work on tiny pictures is over before a second thread has begun.
-        usual = 1 if (config.image_size or 0) <= TINY else available_cores()
-        if unfinished:
-            listener(StepContinued(unfinished[1]["epoch"]))
-        how: dict[str, Any] = {"listener": self._tell, "stop": stop}
-        self.learner = last.learner.continued(config, **how) if last else Learner(config, **how)
-        torch.set_num_threads(began or config.threads or usual)
-
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         self.listener(event)
-        if isinstance(event, FeaturesTaken) and self.stop():  # a long pass asks nobody whether to stop
+        if isinstance(event, events.FeaturesTaken) and self.stop():  # a long pass asks nobody whether to stop
             raise Interrupted("stopped before anything was changed")
-        if not isinstance(event, FREQUENT):
+        if not isinstance(event, events.FREQUENT):
             self.store.events(event.kind, **event.record())
 
     def learn(self, train: Images, aside: Tensor) -> State:
         """Learn, and see how good the network is on all validation images, `aside` (N,) being new ones."""
         learner, last, ready = self.learner, self.last, self.ready
         learner.memory = _without_incoming(learner.memory, ready.digests)
-        learner.learn(replace(train, names=ready.names_of_classes), progress=self.progress)
+        learner.learn(replace(train, names=ready.names_of_classes), progress=self)
         if learner.memory.images is not None and not isinstance(learner.memory.images, ArrayImages):
             learner.memory = replace(learner.memory, images=self._fitted(learner.memory.images))
         left_out = learner.left_out()
@@ -225,8 +191,7 @@ class _Step:
         found = learner.evaluate(labelled) if left_out is None else {"analytic": left_out}
         metrics = to_metrics(self.store.completed(), found)
         keeps = bool(self.config.exemplars and len(checks))
-        assert learner.network is not None
-        learner.network.cpu().eval()
+        learner.known()[0].cpu().eval()
         return State(
             learner=learner,
             validation=checks if keeps else None,
@@ -248,15 +213,13 @@ class _Step:
         order = torch.arange(len(labels))
         if "rows" in own:
             truth, said = own["validated"].T
-            mistaken = own["rows"][truth != said] - (
-                len(own["labels"]) - len(labels)
-            )  # of this step's images, the last
+            first = len(own["labels"]) - len(labels)  # this step's images are the last
+            mistaken = own["rows"][truth != said] - first
             order = order[torch.isin(order, mistaken).logical_not().long().argsort(stable=True)]
-        there = None if self.last is None else self.last.validation
-        have = torch.bincount(torch.empty(0, dtype=torch.int64) if there is None else there.labels)
+        have = self.last.checks if self.last else Counter[int]()
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         for label in self.ready.present:
-            lacking = min(self.config.exemplars, VALIDATION) - (int(have[label]) if label < len(have) else 0)
+            lacking = min(self.config.exemplars, VALIDATION) - have[label]
             chosen[order[labels[order] == label][: max(lacking, 0)]] = True
         return chosen
 
@@ -302,7 +265,7 @@ def summarize(
     present: Sequence[int],
     *,
     already: bool = False,
-    problems: Problems = (),
+    problems: Skipped = (),
     images: int = 0,
     earlier_images: bool = False,
 ) -> Learned:

@@ -1,5 +1,6 @@
 """From what was handed over to what is learned: internal labels, no contradictions, validation images set aside."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,9 +12,11 @@ from geodl.app.state import KnownClass, State, short_hashes
 from geodl.closed_form import near_duplicates
 from geodl.config import derive
 from geodl.data.batches import fit
+from geodl.data.dataset import Skipped
 from geodl.data.images import Images
-from geodl.data.intake import Decoded, Intake, Problems
+from geodl.data.intake import Decoded, Intake
 from geodl.errors import DataError
+from geodl.herding import first_of_each
 from geodl.methods.kept_features import KeptFeatures, mirroring_keeps_classes
 from geodl.methods.kept_features import fit as fit_features
 
@@ -37,7 +40,7 @@ class Prepared:
     classes: tuple[KnownClass, ...]
     known: int
     fresh: Tensor
-    problems: Problems
+    problems: Skipped
 
     @property
     def names_of_classes(self) -> tuple[str, ...]:
@@ -63,7 +66,8 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     rows, repeats = _without_repeats(images.labels.tolist(), decoded.digests, names, last)
     problems += repeats
     if not rows:
-        raise DataError(f"{intake.title}: no image is left to learn from" + _first(problems))
+        first = f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
+        raise DataError(f"{intake.title}: no image is left to learn from{first}")
     images = images.select(rows)
     hashes = short_hashes([decoded.digests[i] for i in rows])
     fresh = ~torch.isin(hashes, last.seen) if last else torch.ones(len(rows), dtype=torch.bool)
@@ -87,10 +91,6 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
         fresh,
         tuple(problems),
     )
-
-
-def _first(problems: Sequence[tuple[str, str]]) -> str:
-    return f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
 
 
 def _case_clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
@@ -139,18 +139,18 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
 
     A series of near-duplicates stays on one side. A class that comes back gives more as long as it has fewer than ten.
     """
-    have: dict[int, int] = {}
-    if last is not None and last.validation is not None:
-        have = {int(c): int(n) for c, n in enumerate(torch.bincount(last.validation.labels))}
+    have = last.checks if last else Counter[int]()
     held = torch.zeros(len(ready.images), dtype=torch.bool)
     for label in ready.present:
         mine = (ready.images.labels == label).nonzero().squeeze(1)
-        wanted = min(VALIDATION, ready.classes[label].images // 5) - have.get(label, 0)
+        wanted = min(VALIDATION, ready.classes[label].images // 5) - have[label]
         fresh = [int(i) for i in mine if ready.fresh[i]]
         limit = min(wanted, len(fresh) // 2)
         if limit <= 0:
             continue
-        groups = _series(ready.images.select(mine))
+        # Near-duplicates are alike even when they are tiny.
+        pixels = fit(ready.images.select(mine), SIDE).pixels.flatten(1).float()
+        groups = near_duplicates(pixels - pixels.mean(1, keepdim=True), ALIKE)
         series: dict[int, list[int]] = {}
         for i, group in zip(mine.tolist(), groups.tolist(), strict=True):
             series.setdefault(group, []).append(i)
@@ -161,17 +161,11 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
     return held
 
 
-def _series(images: Images) -> Tensor:
-    """Return groups (N,), equal for near-duplicates: pictures that are alike even when they are tiny."""
-    pixels = fit(images, SIDE).pixels.flatten(1).float()
-    return near_duplicates(pixels - pixels.mean(1, keepdim=True), ALIKE)
-
-
 def mirrors(images: Images) -> bool:
     """Return whether mirroring keeps the class, as far as thumbnails tell it: False where copies are taken for another class."""
     classes = torch.tensor(sorted(set(images.labels.tolist())))
     labels = torch.searchsorted(classes, images.labels)
-    rows = torch.cat([(labels == c).nonzero().squeeze(1)[:THUMBNAILS] for c in range(len(classes))])
+    rows = first_of_each(labels, THUMBNAILS)
     rows = rows[:: max(1, len(rows) // MOST_THUMBNAILS)]
     pixels, labels = fit(images.select(rows), SIDE).pixels, labels[rows]
     data = KeptFeatures.of({"pixels": pixels.flatten(1).float()}, labels)

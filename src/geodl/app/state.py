@@ -1,5 +1,6 @@
 """What a model directory holds after a step: a learner, validation images, and the story of a person's images."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +17,6 @@ from geodl.files import interpreting, part
 from geodl.learner import Learner
 from geodl.memory import insist_on_labels, without_class
 from geodl.metrics import confusions_of, to_metrics
-from geodl.nets import Network
 from geodl.predictors import default_classifier
 from geodl.store import Phase, RunDirectory, read_steadily
 
@@ -67,12 +67,6 @@ class State:
         return self.learner.transform
 
     @property
-    def network(self) -> Network:
-        """The network."""
-        assert self.learner.network is not None
-        return self.learner.network
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The class names in the order of their rows."""
         return self.learner.classes
@@ -81,6 +75,11 @@ class State:
     def steps(self) -> int:
         """How many learn steps were taken."""
         return sum(record["action"] == "learn" for record in self.history)
+
+    @property
+    def checks(self) -> Counter[int]:
+        """How many validation images there are of each class, by its row."""
+        return Counter(() if self.validation is None else self.validation.labels.tolist())
 
     @property
     def stored_images(self) -> int:
@@ -133,7 +132,9 @@ def forget(store: RunDirectory, *, before: int) -> None:
 
 def load(store: RunDirectory) -> State | None:
     """Read the last complete state; None where there is none."""
-    return read_steadily(store.path, lambda here: _load(here, done - 1) if (done := here.completed()) else None)
+    return read_steadily(
+        store.path, lambda here: _state(here.load_phase(done - 1)) if (done := here.completed()) else None
+    )
 
 
 def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,31 +143,26 @@ def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
     return dict(history[-1]) if history else {"action": "save"}
 
 
-def _load(store: RunDirectory, phase: int) -> State:
-    found = store.load_phase(phase)
-    with interpreting(found.path):
-        return _state(found)
-
-
 def _state(found: Phase) -> State:
-    extra, held = found.extra, part(found.memory, "validation")
-    learner = Learner.restored(found)
-    # A learner that was saved by itself, or the learner of a run, has no story.
-    unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
-    validation = from_tensors(held) if held else None
-    insist_on_labels(len(learner.classes), validation)
-    if found.metrics:
-        confusions_of(found.metrics)  # here, where what is wrong with them is the file's fault
-    return State(
-        learner=learner,
-        validation=validation,
-        seen=found.memory.get("seen", torch.empty(0, dtype=torch.int64)),
-        classes=tuple(KnownClass(**known) for known in extra.get("known", unknown)),
-        stored=extra.get("stored", {}),
-        learned=extra.get("learned", ""),
-        history=tuple(extra.get("history", ())),
-        metrics=found.metrics,
-    )
+    with interpreting(found.path):
+        extra, held = found.extra, part(found.memory, "validation")
+        learner = Learner.restored(found)
+        # A learner that was saved by itself, or the learner of a run, has no story.
+        unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
+        validation = from_tensors(held) if held else None
+        insist_on_labels(len(learner.classes), validation)
+        if found.metrics:
+            confusions_of(found.metrics)  # here, where what is wrong with them is the file's fault
+        return State(
+            learner=learner,
+            validation=validation,
+            seen=found.memory.get("seen", torch.empty(0, dtype=torch.int64)),
+            classes=tuple(KnownClass(**known) for known in extra.get("known", unknown)),
+            stored=extra.get("stored", {}),
+            learned=extra.get("learned", ""),
+            history=tuple(extra.get("history", ())),
+            metrics=found.metrics,
+        )
 
 
 def renamed(state: State, old: str, new: str) -> State:

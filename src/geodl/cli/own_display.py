@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from geodl.app.choices import VALIDATION
 from geodl.classifier import Evaluation
 from geodl.cli.display import console, errors, plain, progress_bar, say
-from geodl.data.intake import Problems
+from geodl.data.dataset import Skipped
 from geodl.events import (
     Advised,
     EpochEnded,
@@ -192,7 +192,7 @@ def say_learned(model: Path, done: Any) -> None:
         say(plain("note: ", "yellow") + plain(sentence))
 
 
-def skipped_json(skipped: Problems) -> list[dict[str, str]]:
+def skipped_json(skipped: Skipped) -> list[dict[str, str]]:
     """Return what was skipped, ready for JSON."""
     return [{"image": name, "reason": reason} for name, reason in skipped]
 

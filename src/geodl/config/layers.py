@@ -3,7 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -36,20 +36,13 @@ class Layer:
             raise ConfigError(f"{name} = {one_line(repr(found))} in {self.origin}: a table of options is allowed here")
         return found
 
-    def flat(self, methods: Collection[str], *tables: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge tables over the common values."""
-        flat = {key: value for key, value in self.values.items() if key not in methods and key != "distillation"}
-        for table in tables:
-            flat |= table
-        return flat
-
 
 @dataclass(frozen=True)
 class Effective:
     """A checked configuration and, for every option, where its value came from."""
 
     config: RunConfig
-    origins: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -63,12 +56,6 @@ class Kinds:
         """Return the class of a method with a distillation: its options are there only where it is in use."""
         return self.methods[method] if distill == "none" else _joined(self.methods[method], self.distillations[distill])
 
-    def owners(self, key: str) -> list[str]:
-        """Name the methods and distillations that have an option."""
-        return [name for name, kind in self.methods.items() if key in kind.model_fields] + [
-            f"the distillation {name}" for name, kind in self.distillations.items() if key in kind.model_fields
-        ]
-
 
 @cache
 def _joined(method: type[RunConfig], distillation: type[BaseModel]) -> type[RunConfig]:
@@ -80,22 +67,23 @@ def _joined(method: type[RunConfig], distillation: type[BaseModel]) -> type[RunC
 def resolve(layers: Sequence[Layer], kinds: Kinds) -> Effective:
     """Merge layers, later ones winning, over the defaults of the method they name, and check the result."""
     method = _last(layers, "method", RunConfig.model_fields["method"].default, kinds.methods)
+    flats = []
     for layer in layers:
         _check_tables(layer, kinds)
-    flats = [Layer(layer.origin, layer.flat(kinds.methods, layer.table(method))) for layer in layers]
+        common = {key: value for key, value in layer.values.items() if key not in (*kinds.methods, "distillation")}
+        flats.append(Layer(layer.origin, {**common, **layer.table(method)}))
     allowed = ["none", *kinds.distillations]
     distill = _last(flats, "distill", kinds.methods[method].model_fields["distill"].default, allowed)
     kind = kinds.of(method, distill)
     values: dict[str, Any] = {}
     origins = {name: _default_origin(name, info, method, distill) for name, info in kind.model_fields.items()}
-    for layer, common in zip(layers, flats, strict=True):
-        own = layer.table("distillation").get(distill, {})
-        flat = dict(common.values) | dict(own)
-        for key in flat:
+    for layer, flat in zip(layers, flats, strict=True):
+        own = {**flat.values, **layer.table("distillation").get(distill, {})}
+        for key in own:
             if key not in kind.model_fields:
                 raise ConfigError(_unknown(key, layer.origin, f"{method} with distill = {distill}", kind, kinds))
-        values |= flat
-        origins |= dict.fromkeys(flat, layer.origin)
+        values |= own
+        origins |= dict.fromkeys(own, layer.origin)
     try:
         return Effective(kind(**values), origins)
     except ValidationError as error:
@@ -172,7 +160,8 @@ def _check_tables(layer: Layer, kinds: Kinds) -> None:
 
 
 def _unknown(key: str, origin: str, user: str, kind: type[BaseModel], kinds: Kinds) -> str:
-    owners = kinds.owners(key)
+    owners = [name for name, each in kinds.methods.items() if key in each.model_fields]
+    owners += [f"the distillation {name}" for name, each in kinds.distillations.items() if key in each.model_fields]
     shown = one_line(repr(key)[1:-1])
     if owners:
         return f"{shown} ({origin}): an option of {', '.join(owners)}, not of {user}"

@@ -7,7 +7,6 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-InModel = Literal["fixed", "kept", "set"]
 MANY = 1_000_000
 """More epochs, classes or images than anybody means; the limit of options that count."""
 SEEDS = 2**63 - 1
@@ -20,7 +19,7 @@ def option(
     *,
     identity: bool = True,
     base: bool = False,
-    in_model: InModel | None = None,
+    in_model: Literal["fixed", "kept", "set"] | None = None,
     in_grid: bool = False,
     repetition: bool = False,
     training: bool | None = None,

@@ -153,16 +153,13 @@ class Batches:
 
     def epoch(self, e: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of epoch e from step `start` on."""
-        order = self._order(e)
+        generator = torch.Generator().manual_seed(derive(self.seed, "order", e))
+        order = torch.randperm(len(self.images), generator=generator)
         plans = (self._plan(order, e, step) for step in range(start, len(self)))
         for plan, pixels in _decoded(self.images, self.transform, plans, self.workers):
             assert plan.numbers is not None
             inputs = _augment(pixels, plan.numbers, self.transform)
             yield Batch(inputs, self.images.labels[plan.indices], plan.indices, plan.size)
-
-    def _order(self, e: int) -> Tensor:
-        generator = torch.Generator().manual_seed(derive(self.seed, "order", e))
-        return torch.randperm(len(self.images), generator=generator)
 
     def _plan(self, order: Tensor, e: int, step: int) -> _Plan:
         """Draw for the whole batch, then take this process's share, so that the share never matters."""
@@ -239,7 +236,7 @@ def _decoded(
     else:
         groups = ((plan, ((images, i, numbers, transform) for i, numbers in _tasks(plan))) for plan in plans)
         for plan, squares in in_threads(_square, groups, workers, _AHEAD):
-            yield plan, _stack(squares)
+            yield plan, torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
 def in_threads(
@@ -271,19 +268,15 @@ def _tasks(plan: _Plan) -> Iterator[tuple[int, list[float] | None]]:
     return zip(plan.indices.tolist(), rows, strict=True)
 
 
-def _stack(squares: list[NDArray[np.uint8]]) -> Tensor:
-    """(size, size, 3) each -> (b, 3, size, size)."""
-    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
-
-
 def _square(images: Images, i: int, numbers: list[float] | None, transform: Transform) -> NDArray[np.uint8]:
     """Decode image i and bring it to (size, size, 3): the center, or a random part if training wants that."""
-    size, random_part = transform.size, numbers is not None and transform.crop == "resized"
+    size = transform.size
+    random_part = numbers if transform.crop == "resized" else None
     # Enough detail for the smallest part that may be magnified to `size`, or twice that of the final picture.
-    enough = math.ceil(size / math.sqrt(SCALE[0])) if random_part else 2 * transform.shorter_side
+    enough = math.ceil(size / math.sqrt(SCALE[0])) if random_part is not None else 2 * transform.shorter_side
     image = images.decode(i) if isinstance(images, ArrayImages) else open_image(images.items[i], at_least=enough)
-    if random_part and numbers is not None:
-        box = random_box(image.width, image.height, numbers)
+    if random_part is not None:
+        box = random_box(image.width, image.height, random_part)
     elif image.size == (size, size) and transform.shorter_side == size:
         return np.asarray(image)
     else:
@@ -291,10 +284,10 @@ def _square(images: Images, i: int, numbers: list[float] | None, transform: Tran
         left, top = (image.width - side) / 2, (image.height - side) / 2
         box = (left, top, left + side, top + side)
     square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    if random_part and numbers is not None and transform.augment == "trivial":
+    if random_part is not None and transform.augment == "trivial":
         # After the flip, which the whole batch takes later: mirrored here, and back again.
-        mirrored = transform.flip and numbers[0] < 0.5
-        square = trivial(ImageOps.mirror(square) if mirrored else square, numbers[_COLUMNS:])
+        mirrored = transform.flip and random_part[0] < 0.5
+        square = trivial(ImageOps.mirror(square) if mirrored else square, random_part[_COLUMNS:])
         square = ImageOps.mirror(square) if mirrored else square
     return np.asarray(square)
 

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def _find(root: Path) -> tuple[str, Callable[[str], Part]]:
             return "parquet", partial(_read_parquet, shards)
     for folder in (root, root / "cifar-100-python", root / "cifar100" / "cifar-100-python"):
         if all((folder / part).is_file() for part in ("train", "test", "meta")):
-            return "python archive", partial(_read_pickles, partial(_open_part, folder))
+            return "python archive", partial(_read_folder, folder)
     for archive in (root, root / "cifar-100-python.tar.gz", root / "cifar100" / "cifar-100-python.tar.gz"):
         if archive.is_file():
             return "python archive", partial(_read_archive, archive)
@@ -96,9 +96,9 @@ class _ArrayUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-100 file needs")
 
 
-def _unpickle(stream: BinaryIO, name: str) -> dict[bytes, Any]:
+def _unpickle(data: bytes, name: str) -> dict[bytes, Any]:
     try:
-        content = _ArrayUnpickler(stream, encoding="bytes").load()
+        content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle fails in any way
         raise DataError(f"{name}: not a CIFAR-100 file: {one_line(error)}") from None
     if not isinstance(content, dict):
@@ -106,14 +106,14 @@ def _unpickle(stream: BinaryIO, name: str) -> dict[bytes, Any]:
     return content
 
 
-def _open_part(folder: Path, name: str) -> BinaryIO:
-    return (folder / name).open("rb")
+def _read_folder(folder: Path, split: str) -> Part:
+    return _read_pickles(lambda name: (folder / name).read_bytes(), split)
 
 
 def _read_archive(archive: Path, split: str) -> Part:
-    def part(name: str) -> BinaryIO:
+    def part(name: str) -> bytes:
         member = tar.extractfile(f"cifar-100-python/{name}")
-        return io.BytesIO(member.read() if member else b"")
+        return member.read() if member else b""
 
     try:
         with tarfile.open(archive) as tar:
@@ -122,11 +122,8 @@ def _read_archive(archive: Path, split: str) -> Part:
         raise DataError(f"{archive}: not the CIFAR-100 python archive ({one_line(error)})") from None
 
 
-def _read_pickles(part: Callable[[str], BinaryIO], split: str) -> Part:
-    with part(split) as stream:
-        content = _unpickle(stream, split)
-    with part("meta") as stream:
-        meta = _unpickle(stream, "meta")
+def _read_pickles(part: Callable[[str], bytes], split: str) -> Part:
+    content, meta = (_unpickle(part(name), name) for name in (split, "meta"))
     try:
         pixels = np.asarray(content[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         labels = torch.tensor(content[b"fine_labels"], dtype=torch.int64)

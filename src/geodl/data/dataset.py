@@ -27,6 +27,12 @@ Skipped = tuple[tuple[str, str], ...]
 """What was skipped, and why: (file, folder or class; reason)."""
 
 
+def insist(strict: bool, skipped: Sequence[tuple[str, str]]) -> None:
+    """Make the first thing that was skipped an error, where that is asked for."""
+    if strict and skipped:
+        raise DataError(f"{skipped[0][0]}: {skipped[0][1]}")
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Training and test images whose labels are positions in `classes`."""

@@ -8,13 +8,13 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from geodl.data.dataset import Dataset, Skipped, drawn, fingerprint_of, need_root, packed, source
+from geodl.data.batches import in_threads
+from geodl.data.dataset import Dataset, Skipped, drawn, fingerprint_of, insist, need_root, packed, source
 from geodl.data.images import FileImages, check_header, open_image, read_bytes, shown
 from geodl.data.names import fault
 from geodl.errors import DataError
@@ -22,6 +22,8 @@ from geodl.files import is_folder
 
 TEST_NAMES = ("test", "val", "validation")
 TWICE = "a link to a folder that is read already"
+AHEAD = 256
+"""Files that the threads may be ahead of the one that is looked at."""
 
 Skips = list[tuple[str, str]]
 
@@ -45,23 +47,23 @@ def scan_folder(
     """
     skipped: Skips = []
 
-    def insist() -> None:
-        if strict and skipped:
-            raise DataError(f"{shown(root / skipped[0][0])}: {skipped[0][1]}")
+    def check() -> None:
+        insist(strict, [(shown(root / what), reason) for what, reason in skipped[:1]])
 
     found = _class_files(root, skipped)
-    insist()
+    check()
     usable = set()
-    for path, reason in _problems([path for _, paths in found for path in paths], verify):
+    tasks = ((path, [(path, verify)]) for _, paths in found for path in paths)
+    for path, (reason,) in in_threads(_problem, tasks, os.cpu_count() or 1, AHEAD):
         if reason is None:
             usable.add(path)
         else:
             skipped.append((_relative(root, path), reason))
-            insist()  # at once: the rest is not read
+            check()  # at once: the rest is not read
     found = [(name, [path for path in paths if path in usable]) for name, paths in found]
     found = _without_duplicates(root, found, skipped)
     skipped += [(name, "no images in this class folder") for name, paths in found if not paths]
-    insist()
+    check()
     images, classes = _labelled([(name, paths) for name, paths in found if paths])
     return images, classes, tuple(skipped)
 
@@ -157,21 +159,13 @@ def _relative(root: Path, path: Path) -> str:
     return shown(path.relative_to(root))
 
 
-def _problems(paths: list[Path], verify: bool) -> Iterator[tuple[Path, str | None]]:
-    """Yield each file with the reason why it is no image, or None, in order; whoever stops early stops the reading."""
-
-    def problem(path: Path) -> str | None:
-        try:
-            open_image(path) if verify else check_header(path)
-        except DataError as error:
-            return str(error).removeprefix(f"{shown(path)}: ")
-        return None
-
-    pool = ThreadPoolExecutor(os.cpu_count())
+def _problem(path: Path, verify: bool) -> str | None:
+    """Return the reason why a file is no image; None where it is one."""
     try:
-        yield from zip(paths, pool.map(problem, paths), strict=True)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        open_image(path) if verify else check_header(path)
+    except DataError as error:
+        return str(error).removeprefix(f"{shown(path)}: ")
+    return None
 
 
 def _without_duplicates(
@@ -232,8 +226,7 @@ def _aligned(
 ) -> tuple[FileImages, Skipped]:
     """Give test images the labels of the training classes; leave out classes that training does not have."""
     unknown = tuple((f"{part}/{name}", "no such class in train/") for name in theirs if name not in classes)
-    if strict and unknown:
-        raise DataError(f"{unknown[0][0]}: {unknown[0][1]}")
+    insist(strict, unknown)
     mapping = torch.tensor([classes.index(name) if name in classes else -1 for name in theirs], dtype=torch.int64)
     known = images.select(mapping[images.labels] >= 0)
     return known.relabel(mapping), unknown

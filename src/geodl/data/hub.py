@@ -33,7 +33,8 @@ def read_hub(
     if "train" not in splits:
         raise DataError(f"{root}: no split 'train', only {', '.join(splits)}")
     image, label = _columns(splits["train"].features, image_column, label_column)
-    names = _class_names(splits["train"], label)
+    known = getattr(splits["train"].features[label], "names", None)
+    names = class_names(sorted(set(splits["train"][label])) if known is None else known)
     train = _images(splits["train"], image, label, names)
     held = next((split for split in _TEST_SPLITS if split in splits), None)
     if held is None:
@@ -73,11 +74,6 @@ def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, 
     if label is None and not label_candidates:
         raise ConfigError(f"label_column: no label column found, name one of: {', '.join(kinds)}")
     return image or pictures[0], label or label_candidates[0]
-
-
-def _class_names(train: Any, label: str) -> tuple[str, ...]:
-    names = getattr(train.features[label], "names", None)
-    return class_names(names if names is not None else sorted(set(train[label])))
 
 
 def _images(split: Any, image: str, label: str, names: tuple[str, ...]) -> FileImages:

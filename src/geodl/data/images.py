@@ -338,11 +338,7 @@ def from_tensors(tensors: dict[str, Tensor]) -> Images:
     items: list[Item] = [blobs[a:b] for a, b in pairwise(offsets)]
     if "referenced" in tensors:
         for i in tensors["referenced"].nonzero().flatten().tolist():
-            items[i] = _unchanged(Path(os.fsdecode(items[i])), _raw(tensors["sha256"][i]))
+            items[i] = path = Path(os.fsdecode(items[i]))
+            if hashlib.sha256(read_bytes(path)).digest() != _raw(tensors["sha256"][i]):
+                raise DataError(f"{shown(path)}: the file has changed since it was stored")
     return FileImages(tuple(items), tensors["labels"])
-
-
-def _unchanged(path: Path, sha256: bytes) -> Path:
-    if hashlib.sha256(read_bytes(path)).digest() != sha256:
-        raise DataError(f"{shown(path)}: the file has changed since it was stored")
-    return path

@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from geodl.data.batches import fit, in_threads
+from geodl.data.dataset import Skipped
 from geodl.data.folder import identity, natural_key, scan_folder, walk
-from geodl.data.images import ArrayImages, FileImages, Images, check_header, pack, shown, upright_rgb
+from geodl.data.images import ArrayImages, FileImages, Images, Item, check_header, pack, shown, upright_rgb
 from geodl.data.names import class_name, class_names
 from geodl.data.sources import as_pixels
 from geodl.errors import DataError
@@ -27,9 +29,8 @@ SMALLEST = 4
 """Pictures with a side below this many pixels show nothing that could be learned."""
 IN_MEMORY = 1 << 30
 """Bytes of pixels that are kept in memory while a step is learned; more are decoded anew at each use."""
-
-Problems = tuple[tuple[str, str], ...]
-"""(file or class, reason) of everything that was skipped."""
+BATCH = 128
+"""Images that are decoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Intake:
     images: Images
     classes: tuple[str, ...]
     names: tuple[str, ...]
-    problems: Problems = ()
+    problems: Skipped = ()
 
     @cached_property
     def key(self) -> str:
@@ -64,7 +65,7 @@ class Decoded:
     images: Images
     kept: tuple[int, ...]
     digests: tuple[str, ...]
-    problems: Problems
+    problems: Skipped
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     grey: bool
@@ -96,8 +97,7 @@ def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, 
             raise DataError(f"the {type(source).__name__} cannot be read as a dataset ({reason})") from error
         if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
             raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
-        items = tuple(_png(pair[0]) for pair in pairs)
-        images = FileImages(items, torch.zeros(len(items), dtype=torch.int64))
+        images = _unlabelled(tuple(_png(pair[0]) for pair in pairs))
         return _labelled("dataset", images, _listed([pair[1] for pair in pairs]), classes or _own_names(source))
     raise DataError(f"{type(source).__name__} given: allowed are a folder, arrays with labels, or a torch Dataset")
 
@@ -182,7 +182,7 @@ def _labelled(title: str, images: Images, labels: list[Any], classes: Sequence[s
     return Intake(title, images, names, tuple(f"{text}/image {i}" for i, text in enumerate(texts)))
 
 
-def as_images(source: Any) -> tuple[Images, list[str], Problems]:
+def as_images(source: Any) -> tuple[Images, list[str], Skipped]:
     """Take images without labels: files, folders (with all that is in them), arrays, PIL images; with names for people."""
     if isinstance(source, np.ndarray | Tensor):
         pixels = as_pixels(source)
@@ -191,7 +191,7 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
                 f"an array of shape {tuple(source.shape)} may be one color picture or {source.shape[0]} grey ones; "
                 "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
             )
-        return _unlabelled(ArrayImages, pixels), [f"image {i}" for i in range(len(pixels))], ()
+        return _unlabelled(pixels), [f"image {i}" for i in range(len(pixels))], ()
     if not isinstance(source, str | Path | Image.Image | Iterable):
         raise DataError(f"images: {source!r} given; allowed: files, folders, arrays, PIL images, or several of them")
     try:
@@ -200,7 +200,7 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
         raise DataError(
             f"images: the {type(source).__name__} cannot be gone through ({type(error).__name__})"
         ) from error
-    items: list[Path | bytes] = []
+    items: list[Item] = []
     names: list[str] = []
     skipped: list[tuple[str, str]] = []
     for i, part in enumerate(parts):
@@ -211,32 +211,21 @@ def as_images(source: Any) -> tuple[Images, list[str], Problems]:
         else:
             items.append(_png(part))
             names.append(f"image {i}")
-    # A pipe or a device would be waited for: only files are opened.
-    bad = {i: item for i, item in enumerate(items) if isinstance(item, Path) and not _is_file(item)}
-    skipped += [
-        (names[i], "not a regular file" if os.path.lexists(item) else "no such file or folder")
-        for i, item in bad.items()
-    ]
-    there = [i for i in range(len(items)) if i not in bad]
-    return _unlabelled(FileImages, tuple(items[i] for i in there)), [names[i] for i in there], tuple(skipped)
+    return _unlabelled(tuple(items)), names, tuple(skipped)
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # such as a name that is too long
-        return False
-
-
-def _unlabelled(kind: Any, content: Any) -> Images:
-    images: Images = kind(content, torch.zeros(len(content), dtype=torch.int64))
-    return images
+def _unlabelled(content: Tensor | tuple[Item, ...]) -> Images:
+    labels = torch.zeros(len(content), dtype=torch.int64)
+    return ArrayImages(content, labels) if isinstance(content, Tensor) else FileImages(content, labels)
 
 
 def _files(path: Path, skipped: list[tuple[str, str]]) -> list[Path]:
     """Return a file, or all files below a folder; what cannot be read there is added to `skipped`."""
-    if not is_folder(path):
+    if os.path.isfile(path):  # noqa: PTH113  # Path.is_file raises where a name is too long
         return [path]
+    if not is_folder(path):  # a pipe or a device would be waited for: it is not opened
+        skipped.append((shown(path), "not a regular file" if os.path.lexists(path) else "no such file or folder"))
+        return []
     found: list[tuple[str, str]] = []
     files = list(walk(path, path, {identity(path)}, found))
     skipped += [(shown(path / name), reason) for name, reason in found]
@@ -260,30 +249,24 @@ def _png(image: Any) -> bytes:
 # ----------------------------------------------------------------------------------------------------------- decoding
 
 
-def insist(strict: bool, problems: Sequence[tuple[str, str]]) -> None:
-    """Make the first problem an error, where that is asked for."""
-    if strict and problems:
-        raise DataError(f"{problems[0][0]}: {problems[0][1]}")
-
-
 def square(images: Images, i: int, size: int) -> Tensor | str:
     """Return one image as uint8 pixels (3, size, size), or why it cannot be used."""
+    item = images.items[i] if isinstance(images, FileImages) else b""
     try:
-        _refuse_tiny(images, i)
+        width, height = check_header(item) if isinstance(images, FileImages) else images.pixels.shape[:1:-1]  # (W, H)
+        if min(width, height) < SMALLEST:
+            return f"only {width} x {height} pixels; at least {SMALLEST} a side are needed"
         return fit(images.select([i]), size).pixels[0]
     except DataError as error:
-        item = images.items[i] if isinstance(images, FileImages) else b""
         return str(error).removeprefix(f"{shown(item)}: ")
 
 
-def squares(
-    images: Images, size: int, workers: int, *, batch: int = 128
-) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
+def squares(images: Images, size: int, workers: int) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
     """Decode images in order, by threads, a few batches ahead; a bad one is named and never stops the others.
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
-    parts = (range(start, min(start + batch, len(images))) for start in range(0, len(images), batch))
+    parts = (range(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH))
     groups = ((part, ((images, i, size) for i in part)) for part in parts)
     for part, found in in_threads(square, groups, max(workers, 1), 2):
         good = [(i, pixels) for i, pixels in zip(part, found, strict=True) if isinstance(pixels, Tensor)]
@@ -292,17 +275,8 @@ def squares(
         yield [i for i, _ in good], torch.stack([pixels for _, pixels in good]) if good else empty, bad
 
 
-def _refuse_tiny(images: Images, i: int) -> None:
-    if isinstance(images, FileImages):
-        width, height = check_header(images.items[i])
-    else:
-        height, width = images.pixels.shape[2:]
-    if min(width, height) < SMALLEST:
-        raise DataError(f"only {width} x {height} pixels; at least {SMALLEST} a side are needed")
-
-
 def decode(
-    intake: Intake, size: int, workers: int, told: Callable[[int, Problems], None] = lambda done, problems: None
+    intake: Intake, size: int, workers: int, told: Callable[[int, Skipped], None] = lambda done, problems: None
 ) -> Decoded:
     """Decode all images of an intake once, at the model's size; `told` hears how many are done, and what is wrong."""
     keep = len(intake.images) * 3 * size * size <= IN_MEMORY
@@ -314,7 +288,7 @@ def decode(
     grey = True
     for positions, pixels, bad in squares(intake.images, size, workers):
         kept += positions
-        digests += ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64)).item_digests()
+        digests += _unlabelled(pixels).item_digests()
         problems += [(intake.names[i], reason) for i, reason in bad]
         told(len(kept) + len(problems), tuple(problems))
         values = pixels.double() / 255
@@ -343,8 +317,6 @@ def typical_side(images: Images, looks: int = 500) -> int:
         return min(images.pixels.shape[2:])
     sides = []
     for item in images.items[:: max(1, len(images) // looks)]:
-        try:
+        with suppress(DataError):  # named later, when it is decoded
             sides.append(min(check_header(item)))
-        except DataError:
-            continue  # named later, when it is decoded
     return sorted(sides)[len(sides) // 2] if sides else 32

@@ -84,9 +84,7 @@ class ClassIncremental:
         return len(self.groups)
 
     def __getitem__(self, phase: int) -> ScenarioPhase:
-        if not 0 <= phase < len(self):
-            raise IndexError(f"phase {phase}: 0 to {len(self) - 1} allowed")
-        names = tuple(self.classes[c] for c in self.groups[phase])
+        names = tuple(self.classes[c] for c in self._group(phase))
         return ScenarioPhase(phase, names, self.train(phase), self.test(phase))
 
     def __iter__(self) -> Iterator[ScenarioPhase]:
@@ -94,7 +92,7 @@ class ClassIncremental:
 
     def train(self, phase: int) -> Images:
         """Return the training images of the classes that arrive in this phase."""
-        group = self.groups[self._checked(phase)]
+        group = self._group(phase)
         labels = self._train.labels
         return self._train.select((labels >= group[0]) & (labels <= group[-1]))
 
@@ -105,12 +103,12 @@ class ClassIncremental:
 
     def seen(self, phase: int) -> int:
         """Return the number of classes seen up to and including this phase."""
-        return self.groups[self._checked(phase)][-1] + 1
+        return self._group(phase)[-1] + 1
 
-    def _checked(self, phase: int) -> int:
-        if not 0 <= phase < len(self.groups):
-            raise ConfigError(f"phase: {phase} given, 0 to {len(self.groups) - 1} allowed")
-        return phase
+    def _group(self, phase: int) -> tuple[int, ...]:
+        if not 0 <= phase < len(self):
+            raise IndexError(f"phase {phase}: 0 to {len(self) - 1} allowed")
+        return self.groups[phase]
 
 
 def class_order(order: str | Classes, classes: Sequence[str], seed: int | None = None) -> list[int]:

@@ -19,7 +19,8 @@ from geodl.closed_form import (
     threshold,
 )
 from geodl.config import MANY, RunConfig, derive, option, restate
-from geodl.errors import TrainingError
+from geodl.errors import ConfigError, TrainingError
+from geodl.herding import first_of_each
 from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
 from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes
@@ -90,6 +91,9 @@ class Analytic(Method):
 
     def levels(self, network: Network) -> tuple[str, ...]:
         """Return the levels that are read."""
+        for name in self.config.levels or ():
+            if name not in network.level_names:
+                raise ConfigError(f"unknown level {name!r}; allowed are {', '.join(network.level_names)}")
         return self.config.levels or network.level_names
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
@@ -116,7 +120,8 @@ class Analytic(Method):
         last = self.fitted(before)
         # The first standardization for good: what was standardized otherwise is no longer there to be done again.
         standardization = last.standardization if last else Standardization.of(z)
-        expansion = last.expansion if last else self._expansion(z)
+        widths = {name: z[name].shape[1] for name in sorted(z)}
+        expansion = last.expansion if last else Expansion(share_out(self.config.expansion, widths), self._seed)
 
         def expanded(rows: Tensor) -> Tensor:
             return expansion(standardization({name: z[name][rows] for name in expansion.sizes}))
@@ -145,7 +150,7 @@ class Analytic(Method):
         found = fit(data, classes, self._seed)
         first = len(data.labels) - len(phase.images)
         if data.mirrors and self.config.flip:
-            sample = _first_of_each(phase.images.labels, MIRRORED)
+            sample = first_of_each(phase.images.labels, MIRRORED)
             copies = phase.read(phase.images.select(sample), mirror=True).levels
             data = replace(data, mirrors=mirroring_keeps_classes(found, data, first + sample, copies))
         own = found.fitted.to_tensors() | found.validated(data.labels)
@@ -194,13 +199,3 @@ class Analytic(Method):
     @property
     def _seed(self) -> int:
         return derive(self.config.seed, "expansion")
-
-    def _expansion(self, z: Blocks) -> Expansion:
-        widths = {name: z[name].shape[1] for name in sorted(z)}
-        return Expansion(share_out(self.config.expansion, widths), self._seed)
-
-
-def _first_of_each(labels: Tensor, count: int) -> Tensor:
-    """Return the rows of the first images of each class."""
-    found = [(labels == label).nonzero().squeeze(1)[:count] for label in sorted(set(labels.tolist()))]
-    return torch.cat(found)

@@ -54,10 +54,6 @@ class Phase:
     optimized: Memory | None = None
     """The memory for the next phase where a stage has made it; None: exemplars are chosen among the images."""
 
-    def features(self, images: Images) -> Tensor:
-        """Return pooled features (N, d) of un-augmented images under the network as it is now."""
-        return self.read(images).pooled
-
     def training_images(self) -> Images:
         """Return the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""
         return self.images if self.memory.images is None else concat([self.images, self.memory.images])
@@ -243,7 +239,7 @@ class Method:
         """Choose what is kept of this phase's classes and cut the rest to the quota: the memory for the next phase."""
         candidates = phase.at_hand()
         present = sorted(set(candidates.labels.tolist()))
-        features = phase.features(candidates) if phase.settled is None else phase.settled.pooled
+        features = (phase.settled or phase.read(candidates)).pooled
         return phase.memory.update(candidates, features, present, quota=quota, selection=self.config.selection)
 
     # What a method may keep of the images besides exemplars and class means, and a classifier made from it.

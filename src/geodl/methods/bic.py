@@ -1,12 +1,13 @@
 """BiC: the bias towards the newest classes is corrected by two numbers a phase (Wu et al. 2019)."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from geodl.config import MANY, RunConfig, derive, option, restate
+from geodl.config import MANY, RunConfig, option, restate
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import ArrayImages, Images
 from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
@@ -67,7 +68,7 @@ class Bic(Method):
         """
         old, head = phase.old, phase.network.head
         with torch.no_grad():
-            features = phase.features(held).to(phase.device)
+            features = phase.read(held).pooled.to(phase.device)
             # Older classes keep the pairs they have; the new ones' logits are taken before any correction.
             logits = torch.cat([head(features)[:, :old], head.raw(features)[:, old:]], dim=1)
         correction = Correction(old)
@@ -105,6 +106,5 @@ def _places(phase: Phase, held: Images) -> Batches:
     """Return batches of which only places and labels matter: one black pixel stands for each image, nothing is decoded."""
     blank = ArrayImages(torch.zeros(len(held), 3, 1, 1, dtype=torch.uint8), held.labels)
     still = Transform(1, phase.transform.mean, phase.transform.std, padding=0, flip=False)
-    seed = derive(phase.config.seed, "batches", phase.index, "correct")
-    rank, world = phase.ranks.rank, phase.ranks.world
-    return Batches(blank, still, max(phase.config.batch_size, world), seed, rank=rank, world=world)
+    batch_size = max(phase.config.batch_size, phase.ranks.world)
+    return replace(phase, transform=still).batches(blank, "correct", batch_size)

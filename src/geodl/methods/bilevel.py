@@ -26,11 +26,6 @@ class Pixels(nn.Module):
         self.steps += 1
         return (self.values[rows] * directions).sum()
 
-    @torch.no_grad()
-    def clip(self) -> None:
-        """Bring pixels that a step took out of range back to black or white."""
-        self.values.clamp_(0, 255)
-
     def stored(self) -> Tensor:
         """Return the pixels to store: uint8 (N, 3, H, W), clipped and rounded, never wrapped."""
         return self.values.detach().clamp(0, 255).round().to(torch.uint8).cpu()

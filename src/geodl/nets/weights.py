@@ -75,11 +75,8 @@ def _tensors(content: Any, file: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    found = (
-        {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
-        if isinstance(content, Mapping)
-        else {}
-    )
+    entries = content.items() if isinstance(content, Mapping) else ()
+    found = {str(key): value for key, value in entries if isinstance(value, Tensor)}
     if not found:
         raise DataError(f"weights {file} hold no tensors by name")
     return found

@@ -19,8 +19,9 @@ import torch
 
 from geodl.app.handed_over import FOLDER, discard, interrupted, read_job
 from geodl.classifier import IncrementalClassifier
+from geodl.data.dataset import Skipped
 from geodl.data.images import FileImages
-from geodl.data.intake import Intake, Problems
+from geodl.data.intake import Intake
 from geodl.data.names import typed_name
 from geodl.errors import GeodlError, StoreError
 from geodl.events import (
@@ -75,7 +76,7 @@ class Job:
     rate: float = 0.0
     seconds: float | None = None
     advice: tuple[str, ...] = ()
-    skipped: Problems = ()
+    skipped: Skipped = ()
     result: dict[str, Any] | None = None
     error: str | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)

@@ -11,13 +11,11 @@
 """
 
 from geodl.store.directory import Phase, RunDirectory, read_steadily
-from geodl.store.runs import RunSummary, directory_size, list_runs, remove_run, summarize
+from geodl.store.runs import list_runs, remove_run, summarize
 
 __all__ = [
     "Phase",
     "RunDirectory",
-    "RunSummary",
-    "directory_size",
     "list_runs",
     "read_steadily",
     "remove_run",

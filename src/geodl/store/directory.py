@@ -180,15 +180,14 @@ class RunDirectory:
 
     def load_phase(self, t: int) -> Phase:
         """Read phase `t`, verified."""
-        folder = phase_path(self.path, t)
-        found = self._read(t, *FILES, optional=(STATISTICS,))
-        parsed = [_parsed(data, folder / name) for data, name in zip(found, (*FILES, STATISTICS), strict=False)]
-        model, memory, metrics, extra, statistics = parsed if len(parsed) > len(FILES) else [*parsed, {}]
-        forms = extra.pop(FORMS, None)
+        folder, contents = phase_path(self.path, t), self._read(t, *FILES, optional=(STATISTICS,))
+        found = {name: _parsed(data, folder / name) for name, data in contents.items()}
+        forms = found["extra.json"].pop(FORMS, None)
         # Signed anew, tensors of other shapes would pass for sound, and break whatever computes with them.
-        tensors = [model, memory, *([statistics] if len(parsed) > len(FILES) else [])]
+        tensors = [part for name, part in found.items() if name.endswith(".safetensors")]
         if forms is not None and [form(part) for part in tensors] != forms[: len(tensors)]:
             raise StoreError(f"{folder} is damaged: its tensors have other names, types or shapes than were saved")
+        model, memory, metrics, extra, statistics = (found.get(name, {}) for name in (*FILES, STATISTICS))
         return Phase(model, memory, metrics, extra, statistics, folder)
 
     def verify(self) -> None:
@@ -201,14 +200,14 @@ class RunDirectory:
         for name in read_manifest(phase_path(self.path, t), t):
             self._read(t, name)
 
-    def _read(self, t: int, *names: str, optional: Sequence[str] = ()) -> list[bytes]:
+    def _read(self, t: int, *names: str, optional: Sequence[str] = ()) -> dict[str, bytes]:
         """Read files of phase `t`, verified, the optional ones where they are there; the error says what to do."""
         folder = phase_path(self.path, t)
         for attempt in (1, 2):
             try:
                 manifest = read_manifest(folder, t)
                 wanted = [*names, *(name for name in optional if name in manifest)]
-                return [read_listed(folder, name, manifest) for name in wanted]
+                return {name: read_listed(folder, name, manifest) for name in wanted}
             except StoreError as error:
                 # Another process may have taken the phase back and saved another one in its place, between two reads.
                 if attempt == 2:
@@ -313,8 +312,7 @@ class RunDirectory:
         return self._load(t, "metrics.json")
 
     def _load(self, t: int, name: str) -> dict[str, Any]:
-        (data,) = self._read(t, name)
-        return _parsed(data, phase_path(self.path, t) / name)
+        return _parsed(self._read(t, name)[name], phase_path(self.path, t) / name)
 
     def stamp(self) -> tuple[int, int, int] | None:
         """Return what tells the last complete phase from any other, also from one taken back; None: there is none."""

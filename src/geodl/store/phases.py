@@ -47,7 +47,7 @@ def manifest_file(t: int, manifest: Manifest) -> bytes:
 
 def describe(contents: Mapping[str, bytes]) -> Manifest:
     """Return the manifest of files with these contents."""
-    return {name: {"bytes": len(data), "sha256": _sha256(data)} for name, data in contents.items()}
+    return {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
 
 
 def read_manifest(folder: Path, t: int) -> Manifest:
@@ -68,10 +68,6 @@ def read_listed(folder: Path, name: str, manifest: Manifest) -> bytes:
     if name not in manifest:
         raise StoreError(f"{folder / name} is no longer kept")
     data = read_file(folder / name, size=manifest[name]["bytes"])
-    if _sha256(data) != manifest[name]["sha256"]:
+    if hashlib.sha256(data).hexdigest() != manifest[name]["sha256"]:
         raise StoreError(f"{folder / name} {DAMAGED}")
     return data
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from geodl.errors import StoreError
-from geodl.files import TEMPORARY, interpreting, move, names_in, remove, temporary_for, writing
+from geodl.files import TEMPORARY, directory_size, interpreting, move, names_in, remove, temporary_for, writing
 from geodl.locks import is_locked, locked
 from geodl.predictors import CLASSIFIERS, default_classifier
 from geodl.store.directory import RunDirectory
@@ -55,16 +54,6 @@ def headline(metrics: Mapping[str, Any], path: Path) -> str | None:
         known = {name: value for name, value in accuracy.items() if value is not None}
         name = default_classifier(known) if known else None
         return f"{known[name]:.1f} % on {count(classes, 'class')} ({CLASSIFIERS[name]})" if name else None
-
-
-def directory_size(path: Path) -> int:
-    """Count the bytes of all files below a directory."""
-    total = 0
-    for folder, _, files in os.walk(path):  # which passes over folders that are gone
-        for file in files:
-            with suppress(OSError):  # a running writer renames and removes its temporary files
-                total += (Path(folder) / file).lstat().st_size
-    return total
 
 
 def list_runs(root: Path) -> list[RunSummary]:

@@ -1,15 +1,13 @@
 """Training: the one loop, its checkpoints, shared base phases, and the angles along the way."""
 
-from geodl.training.checkpoint import Checkpoint, NoProgress, Progress
+from geodl.training.checkpoint import Progress
 from geodl.training.loop import Interrupted, Trainer
 from geodl.training.settling import means_of_exemplars, settled
 from geodl.training.stages import Base, run_stages
 
 __all__ = [
     "Base",
-    "Checkpoint",
     "Interrupted",
-    "NoProgress",
     "Progress",
     "Trainer",
     "means_of_exemplars",

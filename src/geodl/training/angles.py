@@ -1,4 +1,4 @@
-"""A listener that follows how the subspaces turn while a phase is learned."""
+"""How the subspaces turn while a phase is learned."""
 
 import math
 from collections.abc import Callable
@@ -16,24 +16,23 @@ SAMPLE = 128
 """Images that are compared after each epoch."""
 
 
-class AngleWatch:
-    """After each epoch of the ordinary stage, tells the principal angles between the old and the new network's features.
+def with_angles(phase: Phase, features: Callable[[Network, Images], Features], listener: Listener) -> Listener:
+    """Return the listener, told also the principal angles between the old and the new network's features after each epoch.
 
     ``features`` maps a network and images to their features; it may be a collective call: every rank listens.
     """
+    if phase.teacher is None or not phase.config.analysis:
+        return listener
+    sample = spread(phase.training_images(), SAMPLE)
+    before = features(phase.teacher, sample).pooled
 
-    def __init__(self, phase: Phase, features: Callable[[Network, Images], Features], listener: Listener) -> None:
-        assert phase.teacher is not None
-        self.phase, self.features, self.listener = phase, features, listener
-        self.sample = spread(phase.training_images(), SAMPLE)
-        self.before = features(phase.teacher, self.sample).pooled
-
-    def __call__(self, event: Event) -> None:
-        """Hear of the end of an epoch."""
+    def both(event: Event) -> None:
+        listener(event)
         if isinstance(event, EpochEnded) and event.stage == "train":
-            now = self.features(self.phase.network, self.sample).pooled
-            angles = leading_angles(self.before, now)
-            self.listener(AnglesTaken(event.phase, event.stage, event.epoch, angles))
+            angles = leading_angles(before, features(phase.network, sample).pooled)
+            listener(AnglesTaken(event.phase, event.stage, event.epoch, angles))
+
+    return both
 
 
 def spread(images: Images, count: int) -> Images:

@@ -21,16 +21,6 @@ class Progress(Protocol):
         """Return the last checkpoint."""
 
 
-class NoProgress:
-    """Checkpoints that are kept nowhere: a phase that is stopped begins again."""
-
-    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Forget it."""
-
-    def load_progress(self) -> None:
-        """Have none."""
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A place in training: stage, epoch and step, all counted from 0, and the tensors there.
@@ -45,31 +35,9 @@ class Checkpoint:
     base: str | None = None
 
     @classmethod
-    def take(
-        cls,
-        network: Network,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        stage: int,
-        epoch: int,
-        step: int,
-        base: str | None,
-    ) -> Self:
-        """Take the network, the stage's module where that is another, and the optimizer's momenta."""
-        tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
-        if module is not network:
-            tensors |= {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
-        for i, parameter in enumerate(_moved(optimizer)):
-            buffer = optimizer.state[parameter].get("momentum_buffer")
-            if buffer is not None:
-                tensors[f"momentum.{i}"] = buffer
-        return cls(tensors, stage, epoch, step, base)
-
-    @classmethod
-    def load(cls, progress: Progress) -> Self | None:
-        """Return the last checkpoint that was saved; None where there is none."""
-        found = progress.load_progress()
+    def load(cls, progress: Progress | None) -> Self | None:
+        """Return the last checkpoint that was saved; None where there is none, or none are kept."""
+        found = None if progress is None else progress.load_progress()
         if found is None:
             return None
         tensors, state = found
@@ -79,14 +47,6 @@ class Checkpoint:
         """Replace the checkpoint that was saved before."""
         state = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "base": self.base}
         progress.save_progress(self.tensors, state)
-
-    def is_finite(self) -> bool:
-        """Return whether no tensor holds NaN or an infinite value."""
-        return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
-
-    def restore_network(self, network: Network) -> None:
-        """Load the weights that the network had here."""
-        load_weights(network, part(self.tensors, "network"))
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
         """Load a stage's own module and the momenta; return the epoch and step to go on with."""
@@ -99,6 +59,18 @@ class Checkpoint:
             # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
             optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(parameter).copy_(buffer)
         return self.epoch, self.step
+
+
+def tensors_of(network: Network, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the network, the stage's module where that is another, and the optimizer's momenta."""
+    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+    if module is not network:
+        tensors |= {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
+    for i, parameter in enumerate(_moved(optimizer)):
+        buffer = optimizer.state[parameter].get("momentum_buffer")
+        if buffer is not None:
+            tensors[f"momentum.{i}"] = buffer
+    return tensors
 
 
 def _moved(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -27,7 +27,7 @@ from geodl.nets import Network, folded
 from geodl.predictors import Features, features_of
 from geodl.ranks import Ranks, gather_rows
 from geodl.training.angles import SAMPLE, spread
-from geodl.training.checkpoint import Checkpoint, NoProgress, Progress
+from geodl.training.checkpoint import Checkpoint, Progress, tensors_of
 
 SAVE_SECONDS = 10.0
 READ_STEPS = 20
@@ -101,7 +101,6 @@ class Trainer:
             return found
 
         def gathered(part: Tensor) -> Tensor:
-            assert self.ranks.group is not None
             return gather_rows(part.to(self.device), self.ranks.group)[0].cpu()
 
         more = {name: gathered(part) for name, part in found.levels.items()}
@@ -127,9 +126,9 @@ class Trainer:
     ) -> None:
         """Run stage ``number`` of a phase, from its start or from a checkpoint inside it.
 
-        base: the key under which the result will be shared, kept in the checkpoints.
+        progress: where checkpoints go, if any are kept; base: the key under which the result will be shared, kept in them.
         """
-        progress, schedule = progress or NoProgress(), stage.schedule
+        schedule = stage.schedule
         stage.module.to(self.device)
         optimizer = schedule.optimizer(stage.module.parameters())
         epoch, step = checkpoint.restore(stage.module, optimizer) if checkpoint is not None else (0, 0)
@@ -143,12 +142,11 @@ class Trainer:
 
         def save() -> None:
             nonlocal saved
-            taken = Checkpoint.take(
-                phase.network, stage.module, optimizer, stage=number, epoch=epoch, step=step, base=base
-            )
-            if self.ranks.any(not taken.is_finite(), self.device):  # the loss was computed before the step
+            taken = Checkpoint(tensors_of(phase.network, stage.module, optimizer), number, epoch, step, base)
+            finite = all(bool(tensor.isfinite().all()) for tensor in taken.tensors.values())
+            if self.ranks.any(not finite, self.device):  # the loss was computed before the step
                 raise FloatingPointError("the weights after that step")
-            if self.ranks.is_main_process:
+            if progress is not None and self.ranks.is_main_process:
                 taken.save(progress)
             self.ranks.barrier()
             saved = time.monotonic()
@@ -251,7 +249,7 @@ class _Meter:
         return self.count / max(time.monotonic() - self.began, 1e-9)
 
 
-def _not_finite(phase: Phase, stage: Stage, epoch: int, meter: _Meter, what: str, progress: Progress) -> str:
+def _not_finite(phase: Phase, stage: Stage, epoch: int, meter: _Meter, what: str, progress: Progress | None) -> str:
     where = "the start of the phase"
     with suppress(GeodlError):
         last = Checkpoint.load(progress)

@@ -1,16 +1,26 @@
 """The stages of a phase, one after the other; the first of phase 0 is shared by all runs that agree on what it depends on."""
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import sha256
+
+import torch
 
 from geodl.cache import Cache
-from geodl.events import BaseAwaited, BaseCached, Event, Listener, ignore
-from geodl.methods import Method, Phase, Stage
-from geodl.training.angles import AngleWatch
-from geodl.training.base import base_key
+from geodl.data.batches import Transform
+from geodl.events import BaseAwaited, BaseCached, Listener
+from geodl.files import fingerprint, part
+from geodl.memory import quota
+from geodl.methods import Method, Phase
+from geodl.training.angles import with_angles
 from geodl.training.checkpoint import Checkpoint, Progress, load_weights
 from geodl.training.loop import Interrupted, Trainer
+
+# To be raised whenever training computes something else than before.
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -22,78 +32,73 @@ class Base:
 
 
 def run_stages(
-    trainer: Trainer,
-    method: Method,
-    phase: Phase,
-    progress: Progress,
-    *,
-    listener: Listener = ignore,
-    shared: Base | None = None,
+    trainer: Trainer, method: Method, phase: Phase, progress: Progress | None, listener: Listener, shared: Base | None
 ) -> None:
     """Run the method's stages, each from its start or from where it was stopped."""
     checkpoint = Checkpoint.load(progress)
     if checkpoint is not None:
-        checkpoint.restore_network(phase.network)
-    trainer.listener = _listening(trainer, phase, listener)
+        load_weights(phase.network, part(checkpoint.tensors, "network"))
+    trainer.listener = with_angles(phase, partial(trainer.features, transform=phase.transform), listener)
     for number, stage in enumerate(method.stages(phase)):
-        if checkpoint is None or number > checkpoint.stage:
-            place = None
-        elif number == checkpoint.stage:
-            place = checkpoint
-        else:
+        if checkpoint is not None and number < checkpoint.stage:
             continue
+        place = checkpoint if checkpoint is not None and number == checkpoint.stage else None
+        run = partial(trainer.run, phase, stage, number=number, checkpoint=place, progress=progress)
         if shared is not None and not phase.index and not number:
-            _shared_stage(trainer, method, phase, stage, place, progress, listener, shared)
+            _shared_stage(trainer, method, phase, place, run, shared)
         else:
-            trainer.run(phase, stage, number=number, checkpoint=place, progress=progress)
+            run()
     phase.network.head.thaw()
 
 
-def _listening(trainer: Trainer, phase: Phase, listener: Listener) -> Listener:
-    """Return the listener of a phase: the user's, and one that takes the angles between the subspaces."""
-    if phase.teacher is None or not phase.config.analysis:
-        return listener
-    watch = AngleWatch(phase, lambda net, some: trainer.features(net, some, phase.transform), listener)
-
-    def both(event: Event) -> None:
-        listener(event)
-        watch(event)
-
-    return both
-
-
 def _shared_stage(
-    trainer: Trainer,
-    method: Method,
-    phase: Phase,
-    stage: Stage,
-    checkpoint: Checkpoint | None,
-    progress: Progress,
-    listener: Listener,
-    shared: Base,
+    trainer: Trainer, method: Method, phase: Phase, place: Checkpoint | None, run: Callable[..., None], shared: Base
 ) -> None:
     """Take the stage from the shared base phases, or run it and put it there."""
     machine = (trainer.device.type, trainer.ranks.world, trainer.precision)
-    key = base_key(phase.config, method, phase.transform, shared.data, phase.new, machine)
-    if checkpoint is not None and checkpoint.base != key:
+    key = base_key(method, phase.transform, shared.data, phase.new, machine)
+    if place is not None and place.base != key:
         # Begun with other threads, devices or versions: what comes of it is nobody else's base.
-        trainer.run(phase, stage, checkpoint=checkpoint, progress=progress)
+        run()
         return
-    with _claimed(trainer, shared.cache, key, phase, listener):
-        if checkpoint is None and _taken(trainer, shared.cache, key, phase, listener):
+    with _claimed(trainer, shared.cache, key):
+        if place is None and _taken(trainer, shared.cache, key, phase):
             return
-        trainer.run(phase, stage, checkpoint=checkpoint, progress=progress, base=key)
+        run(base=key)
         if trainer.ranks.is_main_process:
             shared.cache.put(key, phase.network.state_dict())
 
 
-def _claimed(trainer: Trainer, cache: Cache, key: str, phase: Phase, listener: Listener) -> ExitStack:
+def base_key(method: Method, transform: Transform, data: str, classes: int, machine: Sequence[str | int]) -> str:
+    """Return the key of the base phase: all that its trained network depends on.
+
+    data: names its images and classes; machine: the kind of device, the number of processes, the precision.
+    """
+    config = method.config
+    return fingerprint(
+        {
+            "version": VERSION,
+            "torch": torch.__version__,
+            "data": data,
+            "held out": method.held_out(quota(classes, config.exemplars, config.memory_budget)),
+            "head": method.head,
+            "loss": method.base_loss or type(method).__name__,
+            "weights": sha256(config.weights.read_bytes()).hexdigest() if config.weights else None,
+            "schedule": asdict(method.main_schedule(0)),
+            "transform": transform.to_dict(),
+            "options": config.model_dump(mode="json", include=set(config.having("base"))),
+            "machine": [*machine, torch.get_num_threads()],
+        }
+    )
+
+
+def _claimed(trainer: Trainer, cache: Cache, key: str) -> ExitStack:
     """Wait until no other process trains this base phase; hold it for ourselves until the stack is closed."""
     held, ranks, told = ExitStack(), trainer.ranks, False
     # All ranks ask together, again and again: one that waited alone would keep the others beyond their time limit.
     while ranks.any(ranks.is_main_process and not cache.claim(key, held), trainer.device):
         if not told:
-            listener(BaseAwaited(phase.index))
+            trainer.listener(BaseAwaited(0))
             told = True
         if ranks.any(trainer.stop(), trainer.device):
             raise Interrupted("stopped while another run was training the base phase that both share")
@@ -101,11 +106,11 @@ def _claimed(trainer: Trainer, cache: Cache, key: str, phase: Phase, listener: L
     return held
 
 
-def _taken(trainer: Trainer, cache: Cache, key: str, phase: Phase, listener: Listener) -> bool:
+def _taken(trainer: Trainer, cache: Cache, key: str, phase: Phase) -> bool:
     """Load the base phase from the cache; False where some rank does not have it: all go the same way."""
     entry = cache.load(key)
     if trainer.ranks.any(entry is None, trainer.device) or entry is None:
         return False
     load_weights(phase.network, entry)
-    listener(BaseCached(phase.index))
+    trainer.listener(BaseCached(phase.index))
     return True
