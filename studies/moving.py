@@ -26,9 +26,9 @@ WIDTH, GAMMA, CHUNK = 4096, 0.01, 2000
 class Moving(Lucir):
     """LUCIR + GeoDL from phase 1 on, over a base network that was trained before; all levels are read."""
 
-    def trains(self, phase):
-        """Return whether the network moves: not in phase 0."""
-        return phase > 0
+    def stages(self, phase):
+        """Yield LUCIR's stages; in phase 0 the network does not move."""
+        yield from super().stages(phase) if phase.index else ()
 
     def levels(self, network):
         """Return all levels."""
