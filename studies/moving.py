@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from geodl import ClassIncremental, Learner, load
-from geodl.closed_form import Expansion, Standardization, Statistics, share_out
+from geodl.closed_form import Expansion, Standardization, Statistics, moved, share_out
 from geodl.config import derive
 from geodl.data.images import concat
 from geodl.methods.lucir import Lucir
@@ -45,15 +45,6 @@ def start(run, epochs, data):
     learner.learn(data.train)
     learner.network.load_state_dict(base.network.state_dict())
     return learner
-
-
-def linear_map(before, after):
-    """Return the map from features before to features after, (N, d) each, by ridge regression with an intercept."""
-    mean, target = before.mean(0), after.mean(0)
-    x, y = (before - mean).double(), (after - target).double()
-    gram = x.T @ x
-    weight = torch.linalg.solve(gram + 1e-4 * gram.trace() / len(gram) * torch.eye(len(gram)).double(), x.T @ y)
-    return lambda z: ((z - mean).double() @ weight).float() + target
 
 
 def judge(learner, test, z, labels, names):
@@ -98,8 +89,7 @@ def main():
             before = moving.features(hand).levels
             moving.learn(phase.train)
             after = moving.features(hand).levels
-            maps = {name: linear_map(before[name], after[name]) for name in before}
-            kept["mapped"] = [{name: maps[name](z) for name, z in part.items()} for part in kept["mapped"]]
+            kept["mapped"] = [moved(part, before, after) for part in kept["mapped"]]
             new = {name: block[: len(phase.train)] for name, block in after.items()}
             for side in ("stale", "mapped"):
                 kept[side].append(new)

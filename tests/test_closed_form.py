@@ -17,6 +17,7 @@ from geodl.closed_form import (
     judged,
     kept,
     kernels,
+    moved,
     share_out,
     solve,
     solve_dual,
@@ -475,6 +476,25 @@ def test_weights_are_those_that_stored_models_were_fitted_with():
         [0.18907838, -0.40113276, -0.07881904, 0.03391238],
     ]
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@given(seed=seeds, images=st.integers(30, 60))
+@settings(max_examples=30, deadline=None)
+def test_features_are_moved_by_the_affine_map_that_the_images_at_hand_tell(seed, images):
+    rng = np.random.default_rng(seed)
+    blocks = {"shallow": 3, "deep": 5}
+    before = {name: torch.tensor(rng.normal(size=(images, width))) for name, width in blocks.items()}
+    maps = {name: (rng.normal(size=(width, width)), rng.normal(size=width)) for name, width in blocks.items()}
+    after = {name: block @ torch.tensor(maps[name][0]) + torch.tensor(maps[name][1]) for name, block in before.items()}
+    z = {name: torch.tensor(rng.normal(size=(7, width))) for name, width in blocks.items()}
+    for name, block in moved(z, before, after).items():
+        close(block, z[name].numpy() @ maps[name][0] + maps[name][1], tolerance=2e-3, size=1.0)
+
+
+def test_what_the_images_at_hand_say_nothing_about_moves_as_their_mean_does():
+    before, after = torch.ones(4, 3), torch.full((4, 3), 3.0)
+    z = torch.arange(15.0).reshape(5, 3)
+    close(moved({"z": z}, {"z": before}, {"z": after})["z"], z.numpy() + 2)
 
 
 def test_kept_features_survive_numbers_that_float16_has_not():

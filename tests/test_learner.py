@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -327,6 +328,59 @@ def test_joint_training_accumulates_what_it_was_given(scenario, tmp_path):
     assert state(loaded) == state(learner)
 
 
+# -- the closed form over a network that goes on learning
+
+
+LATER: dict[str, Any] = {"method": "analytic", "expansion": 32, "train_later": True, "distill": "geodesic"}
+
+
+def test_where_the_network_moves_the_features_of_old_images_are_moved_along(scenario):
+    learner = made(**LATER)
+    learner.learn(scenario.train(0))
+    first = deepcopy(learner.network.backbone.state_dict())
+    for t in (1, 2):
+        learner.learn(scenario.train(t))
+    assert any(not torch.equal(tensor, first[name]) for name, tensor in learner.network.backbone.state_dict().items())
+    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9, 9, 9]
+    found = learner.evaluate(scenario.test(2))
+    assert set(found) == {"cnn", "nme", "ncm", "analytic"}
+    assert found["analytic"].accuracy > 50
+
+
+def test_a_network_that_hardly_moves_is_read_as_one_that_stands_still(scenario):
+    still, moving = made(**LATER | {"train_later": False, "distill": "none"}), made(**LATER, base_lr=0.05, lr=1e-12)
+    for learner in (still, moving):
+        for phase in scenario:
+            learner.learn(phase.train)
+    both = (each.evaluate(scenario.test(2))["analytic"].accuracy for each in (still, moving))
+    assert next(both) == pytest.approx(next(both), abs=10)  # the batch norms have moved
+
+
+def test_a_class_is_removed_where_the_network_moves(scenario):
+    learner = made(**LATER)
+    for t in (0, 1):
+        learner.learn(scenario.train(t))
+    gone, *rest = learner.classes
+    learner.remove(gone)
+    assert learner.classes == tuple(rest)
+    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9]
+    test = scenario.test(1)
+    assert learner.evaluate(test.select(test.labels > 0))["analytic"].accuracy > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"distill": "geodesic"}, "stands still"),
+        ({"train_later": True, "train_base": False}, "trained in phase 0"),
+        ({"train_later": True, "keep_features": True}, "one of them"),
+    ],
+)
+def test_options_of_a_network_that_moves_belong_together(options, words):
+    with pytest.raises(ConfigError, match=words):
+        made(method="analytic", **options)
+
+
 # -- a scenario through a learner is a run
 
 
@@ -339,6 +393,7 @@ def test_joint_training_accumulates_what_it_was_given(scenario, tmp_path):
         {"method": "icarl", "memory_budget": "total", "exemplars": 8},
         {"method": "joint"},
         {"method": "analytic", "expansion": 32},
+        {"method": "analytic", "expansion": 32, "train_later": True, "distill": "geodesic"},
     ],
     ids=lambda options: options["method"],
 )
@@ -436,6 +491,7 @@ METHODS: list[dict[str, Any]] = [
     {"method": "bic", "correction_epochs": 3},
     {"method": "mnemonics", "outer_steps": 2},
     {"method": "analytic", "expansion": 32, "exemplars": 2},
+    {"method": "analytic", "expansion": 32, "train_later": True, "distill": "geodesic"},
     {"method": "finetune", "exemplars": 0},
 ]
 

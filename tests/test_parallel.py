@@ -113,7 +113,12 @@ Path(sys.argv[1], f"{learner.trainer.ranks.rank}.json").write_text(json.dumps([d
 
 @pytest.mark.parametrize(  # Mnemonics trains as LUCIR does before its exemplars move
     "options",
-    [{"method": "bic"}, {"method": "mnemonics"}, {"method": "analytic", "expansion": 32}],
+    [
+        {"method": "bic"},
+        {"method": "mnemonics"},
+        {"method": "analytic", "expansion": 32},
+        {"method": "analytic", "expansion": 32, "train_later": True, "distill": "geodesic"},
+    ],
     ids=lambda options: options["method"],
 )
 def test_with_batch_norm_the_ranks_stay_identical_in_weights_and_memory(tmp_path, options):

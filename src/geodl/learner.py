@@ -141,22 +141,25 @@ class Learner:
         trainer.place(network)
         held = method.held_out(quota(classes, config.exemplars, config.memory_budget))
         images, memory = memory.hold_out(images, range(old, classes), held, config.seed)
+        read = partial(trainer.features, transform=transform, levels=method.levels(network))
+        teacher = frozen_copy(last).to(trainer.device) if last is not None and method.trains(self.phases) else None
         phase = Phase(
             index=self.phases,
             config=config,
             transform=transform,
             network=network,
-            teacher=frozen_copy(last).to(trainer.device) if last is not None and method.trains(self.phases) else None,
+            teacher=teacher,
             images=images,
             memory=memory,
             old=old,
             new=classes - old,
-            read=partial(trainer.features, network, transform=transform, levels=method.levels(network)),
+            read=partial(read, network),
+            read_teacher=partial(read, teacher) if teacher is not None else None,
             device=trainer.device,
             ranks=trainer.ranks,
         )
-        if phase.teacher is not None:
-            phase.before = found = trainer.features(phase.teacher, phase.at_hand(), transform)
+        if phase.read_teacher is not None:
+            phase.before = found = phase.read_teacher(phase.at_hand())
             if isinstance(network.head, CosineHead) and classes > old:
                 network.head.imprint(range(old, classes), class_means(found.pooled, found.labels, classes)[old:])
         if old and method.freezes_old_rows:
@@ -346,7 +349,7 @@ class Learner:
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the network, of the memory, and of statistics that only learning needs."""
         own = self.memory.own
-        statistics = {name: own[name] for name in own if name in self.method.statistics}
+        statistics = {name: own[name] for name in own if self.method.only_to_learn(name)}
         rest = {name: own[name] for name in own if name not in statistics}
         asleep = None if "network" in vars(self) else self._saved  # not built, so still as it was saved
         model = self.known()[0].state_dict() if asleep is None else asleep.model

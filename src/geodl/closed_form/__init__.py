@@ -12,6 +12,7 @@ chosen, temperature and threshold fitted on that, never on test images.
 """
 
 from geodl.closed_form.choices import GAMMAS, Choice, choose, judged, near_duplicates, temperature, threshold
+from geodl.closed_form.drift import moved
 from geodl.closed_form.dual import Dual, class_weights, kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
 from geodl.closed_form.fitted import Fitted
@@ -32,6 +33,7 @@ __all__ = [
     "judged",
     "kept",
     "kernels",
+    "moved",
     "near_duplicates",
     "share_out",
     "solve",

@@ -1,10 +1,11 @@
 """Learning in closed form: a backbone that is trained once, or never, and ridge regression for every phase (ACIL, RanPAC)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, distributed
 
 from geodl.closed_form import (
@@ -13,6 +14,8 @@ from geodl.closed_form import (
     Fitted,
     Standardization,
     Statistics,
+    kept,
+    moved,
     share_out,
     targets_of,
     temperature,
@@ -26,6 +29,7 @@ from geodl.methods.base import Method, Phase, register
 from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes
 from geodl.nets import Network
 from geodl.predictors import Judged
+from geodl.ranks import Ranks
 
 CHUNK = 2048
 """Images that are expanded at a time."""
@@ -43,7 +47,7 @@ class AnalyticConfig(RunConfig):
     """Options of learning in closed form."""
 
     method: Literal["analytic"] = restate("method", "analytic")
-    distill: Literal["none"] = restate("distill", "none")
+    distill: str = restate("distill", "none")
     exemplars: int = option(
         0, "Memory", "Exemplars to keep all the same, for k-NME.", ge=0, le=MANY, in_model="kept", in_grid=True
     )
@@ -63,6 +67,25 @@ class AnalyticConfig(RunConfig):
     train_base: bool | None = option(
         None, "Method", "Train the backbone in phase 0; unset: unless it comes with weights."
     )
+    train_later: bool = option(
+        False, "Method", "Train it in later phases too; features of all images are kept and moved along."
+    )
+
+    @property
+    def trains_base(self) -> bool:
+        """Whether the backbone is trained in phase 0."""
+        given = self.pretrained or self.weights is not None
+        return not given if self.train_base is None else self.train_base
+
+    @model_validator(mode="after")
+    def _check_training(self) -> Self:
+        if self.distill != "none" and not self.train_later:
+            raise ValueError(f"distill = {self.distill!r}: a network that stands still needs none (see train_later)")
+        if self.train_later and not self.trains_base:
+            raise ValueError("train_later needs a head that was trained in phase 0 (see train_base)")
+        if self.train_later and self.keep_features:
+            raise ValueError("keep_features and train_later: one of them is allowed")
+        return self
 
 
 @register
@@ -77,13 +100,16 @@ class Analytic(Method):
     )
     Config = AnalyticConfig
     base_loss = "cross-entropy"
-    statistics = frozenset({"gram", "sums", "counts"})
     config: AnalyticConfig
 
     def trains(self, phase: int) -> bool:
-        """Return whether the backbone moves: in phase 0 alone, and not where it comes with weights."""
-        given = self.config.pretrained or self.config.weights is not None
-        return phase == 0 and (not given if self.config.train_base is None else self.config.train_base)
+        """Return whether the backbone moves: in phase 0, unless it comes with weights; later only where asked for."""
+        return self.config.train_later if phase else self.config.trains_base
+
+    def only_to_learn(self, name: str) -> bool:
+        """Return whether something kept is a sum over images, or the features of images that are moved along."""
+        moves = self.config.train_later and (name == "labels" or name.startswith("z."))
+        return moves or name in ("gram", "sums", "counts")
 
     def mirrors(self, kept: Mapping[str, Tensor]) -> bool:
         """Return whether scores are averaged over mirrored test images: where asked for, and the data do not object."""
@@ -105,44 +131,59 @@ class Analytic(Method):
         assert phase.settled is not None
         # Without the exemplars of a class that comes back: they were counted when they were new.
         count, before = len(phase.images), phase.memory.own
-        labels = phase.settled.labels[:count]
+        labels, classes = phase.settled.labels[:count], phase.old + phase.new
         z = {name: rows[:count] for name, rows in phase.settled.levels.items()}
         if before and not {"gram", "labels"} & before.keys():
             raise TrainingError("the statistics of earlier classes are gone: only the newest phase of a run keeps them")
+        known = KeptFeatures.of(z, labels)
+        if self.config.train_later:
+            return self._solved_anew(self._moved(phase) + known if before else known, classes, phase.ranks)
         if not self.config.keep_features or "gram" in before:
             return self._statistics(phase, z, labels)
-        known = KeptFeatures.of(z, labels)
         return self._features(phase, KeptFeatures.from_tensors(before) + known if before else known)
 
     def _statistics(self, phase: Phase, z: Blocks, labels: Tensor) -> dict[str, Tensor]:
-        """Add the phase's images to the sums, each rank its share, and solve (primal form)."""
-        count, classes, before = len(labels), phase.old + phase.new, phase.memory.own
+        """Add the phase's images to the sums and solve (primal form)."""
+        classes, before = phase.old + phase.new, phase.memory.own
         last = self.fitted(before)
         # The first standardization for good: what was standardized otherwise is no longer there to be done again.
-        standardization = last.standardization if last else Standardization.of(z)
-        widths = {name: z[name].shape[1] for name in sorted(z)}
-        expansion = last.expansion if last else Expansion(share_out(self.config.expansion, widths), self._seed)
-
-        def expanded(rows: Tensor) -> Tensor:
-            return expansion(standardization({name: z[name][rows] for name in expansion.sizes}))
-
-        added = Statistics.empty(expansion.width, classes)
-        share = torch.arange(phase.ranks.rank, count, phase.ranks.world)
-        for rows in torch.split(share, CHUNK):
-            added.add(expanded(rows), labels[rows], classes)
-        if phase.ranks.group is not None:
-            for part in (added.upper, added.sums, added.counts):
-                distributed.all_reduce(part, group=phase.ranks.group)
+        expand = _Expand(last.standardization, last.expansion) if last else self._expand(z)
+        added = expand.sums(z, labels, classes, phase.ranks)
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
+        return statistics.to_tensors() | self._solved(statistics, expand, z, labels)
+
+    def _moved(self, phase: Phase) -> KeptFeatures:
+        """Return the features kept of old images as they are by now: the images at hand tell how they have moved."""
+        known = KeptFeatures.from_tensors(phase.memory.own)
+        assert phase.before is not None
+        assert phase.settled is not None
+        assert phase.read_teacher is not None
+        before, after = phase.before.levels, phase.settled.levels
+        if phase.memory.images is not None:  # exemplars tell it for their classes
+            both = (phase.read_teacher, before), (phase.read, after)
+            before, after = (_joined(levels, read(phase.memory.images).levels) for read, levels in both)
+        return replace(known, z=kept(moved(known.z, before, after)))
+
+    def _solved_anew(self, data: KeptFeatures, classes: int, ranks: Ranks) -> dict[str, Tensor]:
+        """Fit to the features of all images, of which there are too many for the dual form."""
+        expand = self._expand(data.z)
+        statistics = expand.sums(data.z, data.labels, classes, ranks)
+        return data.to_tensors() | self._solved(statistics, expand, data.z, data.labels)
+
+    def _expand(self, z: Blocks) -> "_Expand":
+        widths = {name: z[name].shape[1] for name in sorted(z)}
+        return _Expand(Standardization.of(z), Expansion(share_out(self.config.expansion, widths), self._seed))
+
+    def _solved(self, statistics: Statistics, expand: "_Expand", z: Blocks, labels: Tensor) -> dict[str, Tensor]:
+        """Return the head, with temperature and threshold fitted on what leave-one-out says of some of the images."""
         solved = statistics.solve(self.config.gamma)
-        some = torch.arange(0, count, max(1, count // JUDGED))
-        scores = solved.leave_one_out(expanded(some), targets_of(labels[some], classes))
+        some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
+        scores = solved.leave_one_out(expand(z, some), targets_of(labels[some], len(statistics.counts)))
         heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
-        fitted = Fitted(standardization, expansion, solved.head.float(), heat, least)
+        fitted = Fitted(expand.standardization, expand.expansion, solved.head.float(), heat, least)
         validated = torch.stack([labels[some], scores.argmax(1)], dim=1)
         confidences = (scores / heat).softmax(dim=1).amax(1).float()
-        said = {"validated": validated, "confidences": confidences}
-        return statistics.to_tensors() | fitted.to_tensors() | said
+        return fitted.to_tensors() | {"validated": validated, "confidences": confidences}
 
     def _features(self, phase: Phase, data: KeptFeatures) -> dict[str, Tensor]:
         """Fit anew to the features of all images (dual form); beyond a number of images only their sums are kept."""
@@ -189,6 +230,8 @@ class Analytic(Method):
             return {}
         if "labels" in kept:
             data = KeptFeatures.from_tensors(kept).without(gone)
+            if self.config.train_later:
+                return self._solved_anew(data, int(data.labels.max()) + 1, Ranks())
             found = fit(data, int(data.labels.max()) + 1, self._seed)
             return data.to_tensors() | found.fitted.to_tensors() | found.validated(data.labels)
         pairs, stay = kept["validated"], (kept["validated"] != gone).all(1)
@@ -199,3 +242,27 @@ class Analytic(Method):
     @property
     def _seed(self) -> int:
         return derive(self.config.seed, "expansion")
+
+
+@dataclass(frozen=True)
+class _Expand:
+    standardization: Standardization
+    expansion: Expansion
+
+    def __call__(self, z: Blocks, rows: Tensor) -> Tensor:
+        """Return h of some of the images."""
+        return self.expansion(self.standardization({name: z[name][rows] for name in self.expansion.sizes}))
+
+    def sums(self, z: Blocks, labels: Tensor, classes: int, ranks: Ranks) -> Statistics:
+        """Return the sums over all images, each rank having added its share."""
+        found = Statistics.empty(self.expansion.width, classes)
+        for rows in torch.split(torch.arange(ranks.rank, len(labels), ranks.world), CHUNK):
+            found.add(self(z, rows), labels[rows], classes)
+        if ranks.group is not None:
+            for part in (found.upper, found.sums, found.counts):
+                distributed.all_reduce(part, group=ranks.group)
+        return found
+
+
+def _joined(z: Blocks, more: Blocks) -> dict[str, Tensor]:
+    return {name: torch.cat([block, more[name]]) for name, block in z.items()}

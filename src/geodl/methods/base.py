@@ -47,6 +47,8 @@ class Phase:
     """``read(images, mirror=False)``: what the network, as it is now, makes of un-augmented images, in eval mode."""
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
+    read_teacher: Callable[..., Features] | None = None
+    """``read`` with the teacher in place of the network, where there is one."""
     before: Features | None = None
     """What the teacher makes of the images at hand: new rows are imprinted by it, and drift is measured from it."""
     settled: Features | None = None
@@ -248,8 +250,9 @@ class Method:
         """Return whether that classifier averages over mirrored test images."""
         return False
 
-    statistics: ClassVar[frozenset[str]] = frozenset()
-    """The names among what is kept that only the next phase needs, not prediction: of old phases they are dropped."""
+    def only_to_learn(self, name: str) -> bool:
+        """Return whether something that is kept is needed by the next phase alone, not to predict: old phases drop it."""
+        return False
 
     def levels(self, network: Network) -> tuple[str, ...]:
         """Return the levels of the network whose features are wanted, besides the pooled ones."""
