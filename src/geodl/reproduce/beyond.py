@@ -73,7 +73,8 @@ class _Reader(Trainer):
     def features(self, network: Any, images: Images, transform: Any, **how: Any) -> Features:
         """Return what the network makes of images, as `Trainer.features`; without logits, which nothing here asks for."""
         keys = [(digest, how.get("mirror", False)) for digest in images.item_digests()]
-        fresh = [row for row, key in enumerate(keys) if key not in self._places]
+        # By key, not by row: an image may be there more than once.
+        fresh = list({key: row for row, key in enumerate(keys) if key not in self._places}.values())
         if fresh:
             found = super().features(network, images.select(fresh), transform, **how)
             parts = {"pooled": found.pooled, **found.levels}
