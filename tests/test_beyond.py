@@ -65,7 +65,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--out", str(tmp_path / "out")])
     assert not stopped.value.code
-    assert "geodl: closed form" in capsys.readouterr().out
+    assert "\n| geodl: closed form |" in capsys.readouterr().out
     assert "LUCIR + GeoDL" in (tmp_path / "out" / "beyond.md").read_text()
 
 

@@ -123,7 +123,8 @@ def _beyond(
             say(f"T = {t}: {len(data.classes)} classes learned, final accuracy {final:.2f} %")
     table = beyond.headline(found)
     files = table.write(out / "beyond", f"Beyond the paper: {weights.name}")
-    say(f"{table.markdown()}\nbeyond: {', '.join(map(str, files))}")
+    for line in [*table.markdown().splitlines(), f"beyond: {', '.join(map(str, files))}"]:
+        say(line)
 
 
 def _announce(jobs: list[Planned], shape: steps.Shape | None, length: Length, dry_run: bool, at_a_time: int) -> float:
