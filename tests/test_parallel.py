@@ -117,7 +117,7 @@ Path(sys.argv[1], f"{learner.trainer.ranks.rank}.json").write_text(json.dumps([d
         {"method": "bic"},
         {"method": "mnemonics"},
         {"method": "analytic", "expansion": 32},
-        {"method": "analytic", "expansion": 32, "train_later": True, "distill": "geodesic"},
+        {"method": "analytic", "expansion": 32, "distill": "geodesic"},
     ],
     ids=lambda options: options["method"],
 )

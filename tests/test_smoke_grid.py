@@ -42,8 +42,6 @@ def test_every_method_with_every_distillation_keeps_the_old_classes(tmp_path, da
         with pytest.raises(ConfigError, match=rf"^distill = '{distill}' \(test\): input should be 'none'$"):
             tiny.config(**options)
         return
-    if method == "analytic" and distill != "none":
-        options["train_later"] = True
     config = tiny.config(**options, analysis=False, **SHORT.get(method, {}))
     results = results_of(run_config(config, out=tmp_path / "r", data=data, cache=cache))
     for classifier in READ.get(method, ("cnn", "nme")):

@@ -204,7 +204,7 @@ class _Run:
             before = self.scenario.seen(t - 1) if t else 0
             exemplars = before * quota(before, config.exemplars, config.memory_budget)
             kept = sum(sizes[:t]) if method.keeps_all_data else exemplars
-            work.append(method.main_schedule(t).epochs * (size + kept))
+            work.append(method.main_schedule(t).epochs * (size + kept) if method.trains(t) else size)
         return work
 
     def _phase(self, t: int) -> None:

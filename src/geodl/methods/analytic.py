@@ -67,9 +67,6 @@ class AnalyticConfig(RunConfig):
     train_base: bool | None = option(
         None, "Method", "Train the backbone in phase 0; unset: unless it comes with weights."
     )
-    train_later: bool = option(
-        False, "Method", "Train it in later phases too; features of all images are kept and moved along."
-    )
 
     @property
     def trains_base(self) -> bool:
@@ -77,14 +74,17 @@ class AnalyticConfig(RunConfig):
         given = self.pretrained or self.weights is not None
         return not given if self.train_base is None else self.train_base
 
+    @property
+    def trains_later(self) -> bool:
+        """Whether it goes on learning: with a distillation; then the features of all images are kept and moved along."""
+        return self.distill != "none"
+
     @model_validator(mode="after")
     def _check_training(self) -> Self:
-        if self.distill != "none" and not self.train_later:
-            raise ValueError(f"distill = {self.distill!r}: a network that stands still needs none (see train_later)")
-        if self.train_later and not self.trains_base:
-            raise ValueError("train_later needs a head that was trained in phase 0 (see train_base)")
-        if self.train_later and self.keep_features:
-            raise ValueError("keep_features and train_later: one of them is allowed")
+        if self.trains_later and not self.trains_base:
+            raise ValueError(f"distill = {self.distill!r} needs a head that was trained in phase 0 (see train_base)")
+        if self.trains_later and self.keep_features:
+            raise ValueError(f"distill = {self.distill!r}: with keep_features the network stands still")
         return self
 
 
@@ -94,7 +94,7 @@ class Analytic(Method):
 
     name = "analytic"
     title = "Closed form"
-    summary = "closed form: the backbone is trained in phase 0 alone, every phase is one linear system; no exemplars"
+    summary = "closed form: the backbone is trained in phase 0 alone (with a distillation: later too), every phase is one linear system"
     paper = (
         "Zhuang et al.: ACIL, NeurIPS 2022; McDonnell et al.: RanPAC, NeurIPS 2023 (several levels of features: ours)"
     )
@@ -104,11 +104,11 @@ class Analytic(Method):
 
     def trains(self, phase: int) -> bool:
         """Return whether the backbone moves: in phase 0, unless it comes with weights; later only where asked for."""
-        return self.config.train_later if phase else self.config.trains_base
+        return self.config.trains_later if phase else self.config.trains_base
 
     def only_to_learn(self, name: str) -> bool:
         """Return whether something kept is a sum over images, or the features of images that are moved along."""
-        moves = self.config.train_later and (name == "labels" or name.startswith("z."))
+        moves = self.config.trains_later and (name == "labels" or name.startswith("z."))
         return moves or name in ("gram", "sums", "counts")
 
     def mirrors(self, kept: Mapping[str, Tensor]) -> bool:
@@ -133,13 +133,14 @@ class Analytic(Method):
         count, before = len(phase.images), phase.memory.own
         labels, classes = phase.settled.labels[:count], phase.old + phase.new
         z = {name: rows[:count] for name, rows in phase.settled.levels.items()}
-        if before and not {"gram", "labels"} & before.keys():
+        needed = {"labels"} if self.config.trains_later else {"gram", "labels"}
+        if before and not needed & before.keys():
             raise TrainingError("the statistics of earlier classes are gone: only the newest phase of a run keeps them")
-        known = KeptFeatures.of(z, labels)
-        if self.config.train_later:
-            return self._solved_anew(self._moved(phase) + known if before else known, classes, phase.ranks)
-        if not self.config.keep_features or "gram" in before:
+        if not self.config.trains_later and (not self.config.keep_features or "gram" in before):
             return self._statistics(phase, z, labels)
+        known = KeptFeatures.of(z, labels)
+        if self.config.trains_later:
+            return self._solved_anew(self._moved(phase) + known if before else known, classes, phase.ranks)
         return self._features(phase, KeptFeatures.from_tensors(before) + known if before else known)
 
     def _statistics(self, phase: Phase, z: Blocks, labels: Tensor) -> dict[str, Tensor]:
@@ -230,7 +231,7 @@ class Analytic(Method):
             return {}
         if "labels" in kept:
             data = KeptFeatures.from_tensors(kept).without(gone)
-            if self.config.train_later:
+            if self.config.trains_later:
                 return self._solved_anew(data, int(data.labels.max()) + 1, Ranks())
             found = fit(data, int(data.labels.max()) + 1, self._seed)
             return data.to_tensors() | found.fitted.to_tensors() | found.validated(data.labels)

@@ -226,14 +226,19 @@ def page(records: Sequence[Record], preset: str) -> str:
         + f" {_machines(records)} All accuracies in %, mean ± sample standard deviation over seeds where there are several.",
     ]
     if preset_layer(preset).values.get("method") == "analytic":
-        parts += _closed_form(records)
+        parts += _closed_form(records, preset)
     else:
         parts += _paper(records, preset)
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _closed_form(records: Sequence[Record]) -> list[str]:
-    """Write what the closed form reached, beside what is published."""
+def _closed_form(every: Sequence[Record], preset: str) -> list[str]:
+    """Write what the closed form reached, beside what is published; runs that depart from the preset do not count."""
+    records = [
+        each
+        for each in every
+        if each.training == ("analytic", "none") and not departures(each.config, preset, ("phases",))
+    ]
     found: dict[int, list[Mapping[str, Mapping[str, Any]]]] = {}
     for record in sorted(records, key=lambda each: int(each.config["phases"])):
         found.setdefault(int(record.config["phases"]), []).append(record.results)
