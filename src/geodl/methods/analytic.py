@@ -94,7 +94,9 @@ class Analytic(Method):
 
     name = "analytic"
     title = "Closed form"
-    summary = "closed form: the backbone is trained in phase 0 alone (with a distillation: later too), every phase is one linear system"
+    summary = (
+        "closed form: a backbone trained in phase 0 (with a distillation: later too), each phase is one linear system"
+    )
     paper = (
         "Zhuang et al.: ACIL, NeurIPS 2022; McDonnell et al.: RanPAC, NeurIPS 2023 (several levels of features: ours)"
     )
