@@ -23,11 +23,12 @@ def weights(tmp_path, network):
     return path
 
 
-def test_it_equals_runs_of_the_method_and_reads_each_image_once(tmp_path):
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_it_equals_runs_of_the_method_and_reads_each_image_once(tmp_path, mirrored):
     data = tiny.dataset(classes=8)
     data.train.pixels[1] = data.train.pixels[0]  # as in CIFAR-100, where some images are there twice
     options = {"method": "analytic", "weights": weights(tmp_path, "convnet"), "flip": True, "expansion": 64}
-    options |= {"exemplars": 0, "base": 2}
+    options |= {"exemplars": 0, "base": 2, "mirror_training": mirrored}
     config = tiny.config(**options)
     heard: list[FeaturesTaken] = []
 
@@ -36,7 +37,7 @@ def test_it_equals_runs_of_the_method_and_reads_each_image_once(tmp_path):
             heard.append(event)
 
     found = dict(beyond(config, data, (2, 6), listen))
-    assert sum(event.total for event in heard) == len(data.train) - 1 + 2 * len(data.test)
+    assert sum(event.total for event in heard) == (1 + mirrored) * (len(data.train) - 1) + 2 * len(data.test)
     for t in (2, 6):
         run = results_of(run_config(tiny.config(**options, phases=t), out=tmp_path / str(t), data=data))
         for name in ("analytic", "analytic_single"):

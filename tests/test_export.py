@@ -127,7 +127,7 @@ FROZEN = {"method": "analytic", "network": "convnet", "train_base": False, "expa
 LEARNERS = {
     "closed form": FROZEN | {"keep_features": True},
     "closed form, mirrored": FROZEN | {"gamma": 0.1},
-    "closed form, one level": FROZEN | {"mirror": False, "levels": ("stage3",)},
+    "closed form, two grids": FROZEN | {"mirror": False, "levels": ("stage3", "stage3@4")},
     "closed form, exemplars": FROZEN | {"exemplars": 2, "train_base": True, "epochs": 1},
     "no exemplars": {"method": "finetune", "network": "convnet", "exemplars": 0, "epochs": 1},
     "lucir": {"method": "lucir", "network": "resnet8", "exemplars": 3, "epochs": 1},

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -328,68 +327,6 @@ def test_joint_training_accumulates_what_it_was_given(scenario, tmp_path):
     assert state(loaded) == state(learner)
 
 
-# -- the closed form over a network that goes on learning
-
-
-LATER: dict[str, Any] = {"method": "analytic", "expansion": 32, "distill": "geodesic"}
-
-
-def test_where_the_network_moves_the_features_of_old_images_are_moved_along(scenario):
-    learner = made(**LATER)
-    learner.learn(scenario.train(0))
-    first = deepcopy(learner.network.backbone.state_dict())
-    for t in (1, 2):
-        learner.learn(scenario.train(t))
-    assert any(not torch.equal(tensor, first[name]) for name, tensor in learner.network.backbone.state_dict().items())
-    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9, 9, 9]
-    found = learner.evaluate(scenario.test(2))
-    assert set(found) == {"cnn", "nme", "ncm", "analytic"}
-    assert found["analytic"].accuracy > 50
-
-
-def test_features_moved_along_are_nearer_to_those_of_today_than_before(scenario):
-    learner = made(**LATER)
-    learner.learn(scenario.train(0))
-    before = learner.memory.own
-    learner.learn(scenario.train(1))
-    now = learner.features(scenario.train(0)).levels
-    for name in (name for name in before if name.startswith("z.")):
-        stale, moved = (own[name][:18].float() - now[name.split(".", 2)[2]] for own in (before, learner.memory.own))
-        assert moved.norm() < stale.norm()
-
-
-def test_sums_alone_cannot_be_moved_along(scenario):
-    still = made(**LATER | {"distill": "none"})
-    still.learn(scenario.train(0))
-    learner = still.continued(tiny.config(**LATER))
-    with pytest.raises(TrainingError, match="are gone"):
-        learner.learn(scenario.train(1))
-
-
-def test_a_class_is_removed_where_the_network_moves(scenario):
-    learner = made(**LATER)
-    for t in (0, 1):
-        learner.learn(scenario.train(t))
-    gone, *rest = learner.classes
-    learner.remove(gone)
-    assert learner.classes == tuple(rest)
-    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9]
-    test = scenario.test(1)
-    assert learner.evaluate(test.select(test.labels > 0))["analytic"].accuracy > 50
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"train_base": False}, "trained in phase 0"),
-        ({"keep_features": True}, "stands still"),
-    ],
-)
-def test_options_of_a_network_that_moves_belong_together(options, words):
-    with pytest.raises(ConfigError, match=words):
-        made(method="analytic", distill="geodesic", **options)
-
-
 # -- a scenario through a learner is a run
 
 
@@ -403,6 +340,7 @@ def test_options_of_a_network_that_moves_belong_together(options, words):
         {"method": "joint"},
         {"method": "analytic", "expansion": 32},
         {"method": "analytic", "expansion": 32, "distill": "geodesic"},
+        {"method": "analytic", "expansion": 32, "flip": True, "mirror_training": True},
     ],
     ids=lambda options: options["method"],
 )

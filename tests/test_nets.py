@@ -201,24 +201,22 @@ def test_levels_are_the_maps_of_the_stages_on_a_grid(name, size):
         layer = network.backbone.get_submodule(f"layer{stage}")
         layer.register_forward_hook(lambda _module, _inputs, output: maps.append(output.double().numpy()))
     assert network.level_names == LEVELS[name]
-    for grid in ({}, {"stage1": 4, "stage2": 3, "stage3": 1}):
-        maps.clear()
-        network.backbone.level_grids |= grid
-        _, blocks = network.with_levels(pictures(size), network.level_names)
-        assert len(maps) == len(blocks) == len(LEVELS[name])  # one pass gives all of them
-        for level, values in zip(LEVELS[name], maps, strict=True):
-            wanted = cells(values, min(grid.get(level, 2), values.shape[2]))
-            np.testing.assert_allclose(blocks[level].numpy(), wanted, atol=1e-5 * np.abs(values).max())
+    grids = {"": 2, "@1": 1, "@3": 3, "@4": 4}
+    _, blocks = network.with_levels(pictures(size), [level + grid for level in LEVELS[name] for grid in grids])
+    assert len(maps) == len(LEVELS[name])  # one pass gives all of them
+    for level, values in zip(LEVELS[name], maps, strict=True):
+        for grid, count in grids.items():
+            wanted = cells(values, min(count, values.shape[2]))
+            np.testing.assert_allclose(blocks[level + grid].numpy(), wanted, atol=1e-5 * np.abs(values).max())
 
 
 @pytest.mark.parametrize("name", LEVELS)
 @torch.no_grad()
 def test_the_deepest_level_is_what_the_head_gets(name):
     network = small(name).eval()
-    network.backbone.level_grids = dict.fromkeys(network.level_names, 1)
-    _, blocks = network.with_levels(pictures(32), network.level_names)
-    assert tuple(blocks) == network.level_names == LEVELS[name]
-    torch.testing.assert_close(blocks[LEVELS[name][-1]], network.features(pictures(32)))
+    assert network.level_names == LEVELS[name]
+    (deepest,) = network.with_levels(pictures(32), [f"{LEVELS[name][-1]}@1"])[1].values()
+    torch.testing.assert_close(deepest, network.features(pictures(32)))
 
 
 def test_some_levels_come_in_the_order_asked_for():
@@ -232,9 +230,17 @@ def test_some_levels_come_in_the_order_asked_for():
     assert none == {}
 
 
-def test_unknown_levels_are_refused():
-    method = build(configure([Layer("test", {"method": "analytic", "levels": ["stage1", "stage4"]})]).config)
-    with pytest.raises(ConfigError, match="unknown level 'stage4'; allowed are stage1, stage2, stage3"):
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        ("stage4", "unknown level 'stage4'; allowed are stage1, stage2, stage3"),
+        ("stage4@2", "unknown level"),
+        *[(f"stage1@{cells}", "cells a side, 1 to 64") for cells in ("", "0", "65", "-1", "two", "²", "2@2")],
+    ],
+)
+def test_unknown_levels_are_refused(level, words):
+    method = build(configure([Layer("test", {"method": "analytic", "levels": ["stage1", level]})]).config)
+    with pytest.raises(ConfigError, match=words):
         method.levels(small())
 
 

@@ -108,7 +108,7 @@ def _beyond(
     config = beyond.beyond_config(weights, {"data_dir": data_dir, "threads": threads})
     data, found = load_data(config), {}
     with progress_bar(console) as bar:
-        task = bar.add_task("  reading images", total=len(data.train) + 2 * len(data.test), state="")
+        task = bar.add_task("  reading images", total=2 * (len(data.train) + len(data.test)), state="")
         read = 0
 
         def show(event: Event) -> None:

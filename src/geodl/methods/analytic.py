@@ -1,6 +1,6 @@
 """Learning in closed form: a backbone that is trained once, or never, and ridge regression for every phase (ACIL, RanPAC)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -22,7 +22,7 @@ from geodl.closed_form import (
     threshold,
 )
 from geodl.config import MANY, RunConfig, derive, option, restate
-from geodl.errors import ConfigError, TrainingError
+from geodl.errors import TrainingError
 from geodl.herding import first_of_each
 from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
@@ -58,9 +58,15 @@ class AnalyticConfig(RunConfig):
         4096, "Method", "Random features in all, shared out by the widths of the levels.", ge=1, le=65536
     )
     levels: tuple[str, ...] | None = option(
-        None, "Method", "Levels of the network that are read; unset: all.", in_model="fixed"
+        None,
+        "Method",
+        "Levels of the network that are read, NAME or NAME@CELLS for a grid of CELLS x CELLS; unset: all.",
+        in_model="fixed",
     )
     mirror: bool = option(True, "Method", "Average the scores of test images and their mirrored copies (needs flip).")
+    mirror_training: bool = option(
+        False, "Method", "Fit to the mean of each training image and its mirrored copy: a second pass over them."
+    )
     keep_features: bool = option(
         False, "Method", "Keep all images' features: levels and ridge are chosen at each step.", in_model="fixed"
     )
@@ -85,6 +91,10 @@ class AnalyticConfig(RunConfig):
             raise ValueError(f"distill = {self.distill!r} needs a head that was trained in phase 0 (see train_base)")
         if self.trains_later and self.keep_features:
             raise ValueError(f"distill = {self.distill!r}: with keep_features the network stands still")
+        if self.mirror_training and (self.trains_later or self.keep_features):
+            raise ValueError("mirror_training = True: not where the features of all images are kept")
+        if self.mirror_training and not (self.mirror and self.flip):
+            raise ValueError("mirror_training = True needs mirror and flip: test images are then mirrored too")
         return self
 
 
@@ -120,8 +130,7 @@ class Analytic(Method):
     def levels(self, network: Network) -> tuple[str, ...]:
         """Return the levels that are read."""
         for name in self.config.levels or ():
-            if name not in network.level_names:
-                raise ConfigError(f"unknown level {name!r}; allowed are {', '.join(network.level_names)}")
+            network.level_and_cells(name)
         return self.config.levels or network.level_names
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
@@ -148,12 +157,13 @@ class Analytic(Method):
     def _statistics(self, phase: Phase, z: Blocks, labels: Tensor) -> dict[str, Tensor]:
         """Add the phase's images to the sums and solve (primal form)."""
         classes, before = phase.old + phase.new, phase.memory.own
+        views = [z, phase.read(phase.images, mirror=True).levels] if self.config.mirror_training else [z]
         last = self.fitted(before)
         # The first standardization for good: what was standardized otherwise is no longer there to be done again.
         expand = _Expand(last.standardization, last.expansion) if last else self._expand(z)
-        added = expand.sums(z, labels, classes, phase.ranks)
+        added = expand.sums(views, labels, classes, phase.ranks)
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
-        return statistics.to_tensors() | self._solved(statistics, expand, z, labels)
+        return statistics.to_tensors() | self._solved(statistics, expand, views, labels)
 
     def _moved(self, phase: Phase) -> KeptFeatures:
         """Return the features kept of old images as they are by now: the images at hand tell how they have moved."""
@@ -170,18 +180,20 @@ class Analytic(Method):
     def _solved_anew(self, data: KeptFeatures, classes: int, ranks: Ranks) -> dict[str, Tensor]:
         """Fit to the features of all images, of which there are too many for the dual form."""
         expand = self._expand(data.z)
-        statistics = expand.sums(data.z, data.labels, classes, ranks)
-        return data.to_tensors() | self._solved(statistics, expand, data.z, data.labels)
+        statistics = expand.sums([data.z], data.labels, classes, ranks)
+        return data.to_tensors() | self._solved(statistics, expand, [data.z], data.labels)
 
     def _expand(self, z: Blocks) -> "_Expand":
         widths = {name: z[name].shape[1] for name in sorted(z)}
         return _Expand(Standardization.of(z), Expansion(share_out(self.config.expansion, widths), self._seed))
 
-    def _solved(self, statistics: Statistics, expand: "_Expand", z: Blocks, labels: Tensor) -> dict[str, Tensor]:
+    def _solved(
+        self, statistics: Statistics, expand: "_Expand", views: Sequence[Blocks], labels: Tensor
+    ) -> dict[str, Tensor]:
         """Return the head, with temperature and threshold fitted on what leave-one-out says of some of the images."""
         solved = statistics.solve(self.config.gamma)
         some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
-        scores = solved.leave_one_out(expand(z, some), targets_of(labels[some], len(statistics.counts)))
+        scores = solved.leave_one_out(expand(views, some), targets_of(labels[some], len(statistics.counts)))
         heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
         fitted = Fitted(expand.standardization, expand.expansion, solved.head.float(), heat, least)
         validated = torch.stack([labels[some], scores.argmax(1)], dim=1)
@@ -252,15 +264,16 @@ class _Expand:
     standardization: Standardization
     expansion: Expansion
 
-    def __call__(self, z: Blocks, rows: Tensor) -> Tensor:
-        """Return h of some of the images."""
-        return self.expansion(self.standardization({name: z[name][rows] for name in self.expansion.sizes}))
+    def __call__(self, views: Sequence[Blocks], rows: Tensor) -> Tensor:
+        """Return h of some of the images: the mean over their views, as the head is linear and scores are averaged so too."""
+        chosen = [{name: z[name][rows] for name in self.expansion.sizes} for z in views]
+        return torch.stack([self.expansion(self.standardization(z)) for z in chosen]).mean(0)
 
-    def sums(self, z: Blocks, labels: Tensor, classes: int, ranks: Ranks) -> Statistics:
+    def sums(self, views: Sequence[Blocks], labels: Tensor, classes: int, ranks: Ranks) -> Statistics:
         """Return the sums over all images, each rank having added its share."""
         found = Statistics.empty(self.expansion.width, classes)
         for rows in torch.split(torch.arange(ranks.rank, len(labels), ranks.world), CHUNK):
-            found.add(self(z, rows), labels[rows], classes)
+            found.add(self(views, rows), labels[rows], classes)
         if ranks.group is not None:
             for part in (found.upper, found.sums, found.counts):
                 distributed.all_reduce(part, group=ranks.group)

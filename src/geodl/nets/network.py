@@ -54,11 +54,22 @@ class Network(nn.Module):
         return _pool(_at_least_float32(self.backbone(x)))
 
     def with_levels(self, x: Tensor, levels: Sequence[str]) -> tuple[Output, dict[str, Tensor]]:
-        """Classify images x: (B, 3, H, W) and return the features of some levels too, on the backbone's own grids."""
+        """Classify images x: (B, 3, H, W) and return the features of some levels too: `stage2`, or `stage2@4` on a 4 x 4 grid."""
         maps = self.backbone.levels(x)
-        grids = self.backbone.level_grids
-        found = {name: _on_grid(_at_least_float32(maps[name]), grids[name]) for name in levels}
+        grids = {name: self.level_and_cells(name) for name in levels}
+        found = {name: _on_grid(_at_least_float32(maps[level]), cells) for name, (level, cells) in grids.items()}
         return self._output(list(maps.values())[-1]), found
+
+    def level_and_cells(self, name: str) -> tuple[str, int]:
+        """Return what the name of a level stands for: the level and the cells a side of its grid, the backbone's own by default."""
+        level, at, cells = name.partition("@")
+        if level not in self.level_names:
+            raise ConfigError(f"unknown level {name!r}; allowed are {', '.join(self.level_names)}")
+        if not at:
+            return level, self.backbone.level_grids[level]
+        if not (cells.isascii() and cells.isdigit() and 1 <= int(cells) <= 64):
+            raise ConfigError(f"level {name!r}: after @ comes the number of cells a side, 1 to 64")
+        return level, int(cells)
 
     @property
     def level_names(self) -> tuple[str, ...]:

@@ -40,10 +40,10 @@ NOTES = (
 
 
 def beyond_config(weights: Path, options: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration: that of the preset cifar100-analytic, with a backbone from a file that is never trained."""
+    """Return the configuration: that of the preset cifar100-beyond, with a backbone from a file that is never trained."""
     if not weights.is_file():
         raise ConfigError(f"weights = {weights}: no such file; results/bases/ of the project has trained backbones")
-    return configure([preset_layer("cifar100-analytic"), Layer("reproduce", {**options, "weights": weights})]).config
+    return configure([preset_layer("cifar100-beyond"), Layer("reproduce", {**options, "weights": weights})]).config
 
 
 def beyond(

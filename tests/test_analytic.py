@@ -1,0 +1,122 @@
+"""The method `analytic`: mirrored training images, and a network that goes on learning."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from tests import tiny
+from torch.nn import functional as F
+
+from geodl.closed_form import Fitted
+from geodl.config import derive
+from geodl.data import ClassIncremental
+from geodl.data.images import concat
+from geodl.errors import ConfigError, TrainingError
+from geodl.learner import Learner
+
+
+def made(**options: Any) -> Learner:
+    """Return a learner with the tiny options, some replaced."""
+    return Learner(tiny.config(**{"method": "analytic", "expansion": 32} | options))
+
+
+@pytest.fixture(scope="module")
+def scenario() -> ClassIncremental:
+    return ClassIncremental(tiny.dataset(), base=2, phases=2)
+
+
+# -- mirrored training images
+
+MIRRORED: dict[str, Any] = {"flip": True, "mirror_training": True}
+
+
+def test_the_head_is_that_of_the_mean_of_an_image_and_its_mirrored_copy(scenario):
+    learner = made(**MIRRORED, gamma=0.1)
+    for phase in scenario:
+        learner.learn(phase.train)
+    train = concat([phase.train for phase in scenario])
+    fitted = Fitted.from_tensors(learner.memory.own, derive(learner.config.seed, "expansion"))
+    views = (learner.features(train, mirror=side).levels for side in (False, True))
+    h = sum(fitted.expansion(fitted.standardization(view)).double() for view in views) / 2
+    gram = h.T @ h
+    ridge = 0.1 * gram.trace() / len(gram)
+    expected = torch.linalg.solve(gram + ridge * torch.eye(len(gram)), h.T @ F.one_hot(train.labels).double())
+    assert torch.allclose(learner.memory.own["head"].double(), expected, atol=1e-4 * expected.abs().max())
+    assert learner.evaluate(scenario.test(2))["analytic"].accuracy > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep_features": True}, "features of all images"),
+        ({"distill": "geodesic"}, "features of all images"),
+        ({"mirror": False}, "needs mirror and flip"),
+        ({"flip": False}, "needs mirror and flip"),
+    ],
+)
+def test_options_that_mirrored_training_images_do_not_go_with(options, words):
+    with pytest.raises(ConfigError, match=words):
+        made(**MIRRORED | options)
+
+
+# -- the closed form over a network that goes on learning
+
+
+LATER: dict[str, Any] = {"distill": "geodesic"}
+
+
+def test_where_the_network_moves_the_features_of_old_images_are_moved_along(scenario):
+    learner = made(**LATER)
+    learner.learn(scenario.train(0))
+    first = deepcopy(learner.network.backbone.state_dict())
+    for t in (1, 2):
+        learner.learn(scenario.train(t))
+    assert any(not torch.equal(tensor, first[name]) for name, tensor in learner.network.backbone.state_dict().items())
+    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9, 9, 9]
+    found = learner.evaluate(scenario.test(2))
+    assert set(found) == {"cnn", "nme", "ncm", "analytic"}
+    assert found["analytic"].accuracy > 50
+
+
+def test_features_moved_along_are_nearer_to_those_of_today_than_before(scenario):
+    learner = made(**LATER)
+    learner.learn(scenario.train(0))
+    before = learner.memory.own
+    learner.learn(scenario.train(1))
+    now = learner.features(scenario.train(0)).levels
+    for name in (name for name in before if name.startswith("z.")):
+        stale, moved = (own[name][:18].float() - now[name.split(".", 2)[2]] for own in (before, learner.memory.own))
+        assert moved.norm() < stale.norm()
+
+
+def test_sums_alone_cannot_be_moved_along(scenario):
+    still = made(**LATER | {"distill": "none"})
+    still.learn(scenario.train(0))
+    learner = still.continued(made(**LATER).config)
+    with pytest.raises(TrainingError, match="are gone"):
+        learner.learn(scenario.train(1))
+
+
+def test_a_class_is_removed_where_the_network_moves(scenario):
+    learner = made(**LATER)
+    for t in (0, 1):
+        learner.learn(scenario.train(t))
+    gone, *rest = learner.classes
+    learner.remove(gone)
+    assert learner.classes == tuple(rest)
+    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9]
+    test = scenario.test(1)
+    assert learner.evaluate(test.select(test.labels > 0))["analytic"].accuracy > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"train_base": False}, "trained in phase 0"),
+        ({"keep_features": True}, "stands still"),
+    ],
+)
+def test_options_of_a_network_that_moves_belong_together(options, words):
+    with pytest.raises(ConfigError, match=words):
+        made(**LATER, **options)
