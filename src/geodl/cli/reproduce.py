@@ -106,7 +106,7 @@ def _beyond(
     if weights is None:
         raise ConfigError("beyond needs --weights FILE: a backbone that was trained on the 50 base classes")
     config = beyond.beyond_config(weights, {"data_dir": data_dir, "threads": threads})
-    data, found = load_data(config), {}
+    data = load_data(config)
     with progress_bar(console) as bar:
         task = bar.add_task("  reading images", total=2 * (len(data.train) + len(data.test)), state="")
         read = 0
@@ -117,11 +117,10 @@ def _beyond(
                 bar.update(task, completed=read + event.done)
                 read += event.total if event.done == event.total else 0
 
-        for t, trajectories in beyond.beyond(config, data, phases or beyond.PHASES, show):
-            found[t] = [{name: each.to_dict() for name, each in trajectories.items()}]
-            final = trajectories["analytic"].final
-            say(f"T = {t}: {len(data.classes)} classes learned, final accuracy {final:.2f} %")
-    table = beyond.headline(found)
+        found = beyond.beyond(config, data, phases or beyond.PHASES, show)
+    table = beyond.headline(
+        {t: [{name: each.to_dict() for name, each in classifiers.items()}] for t, classifiers in found.items()}
+    )
     files = table.write(out / "beyond", f"Beyond the paper: {weights.name}")
     for line in [*table.markdown().splitlines(), f"beyond: {', '.join(map(str, files))}"]:
         say(line)

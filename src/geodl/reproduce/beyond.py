@@ -1,15 +1,13 @@
 """Beyond the paper: its protocols in closed form, over a backbone that was trained on the base classes and is never moved."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from geodl.config import Layer, RunConfig, preset_layer
+from geodl.data import ClassIncremental
 from geodl.data.dataset import Dataset
-from geodl.data.images import Images
 from geodl.errors import ConfigError
 from geodl.events import Listener, ignore
 from geodl.experiment import scenario_of
@@ -20,7 +18,6 @@ from geodl.predictors import Features
 from geodl.report.published import numbers
 from geodl.report.results import estimate
 from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Table
-from geodl.training import Trainer
 
 PHASES = (5, 10, 25)
 OTHERS: dict[str, dict[int, float]] = {
@@ -48,41 +45,35 @@ def beyond_config(weights: Path, options: Mapping[str, Any]) -> RunConfig:
 
 def beyond(
     config: RunConfig, data: Dataset, phases: Sequence[int] = PHASES, listener: Listener = ignore
-) -> Iterator[tuple[int, dict[str, Trajectory]]]:
-    """Yield each number of phases T with what every classifier reached; each image is read once for all of them."""
-    reader = _Reader(config)
-    for t in phases:
-        scenario = scenario_of(config.model_copy(update={"phases": t}), data)
-        learner = Learner(config, listener=listener)
-        learner.trainer = reader
-        found: list[dict[str, Confusion]] = []
-        for phase in scenario:
-            learner.learn(phase.train)
-            found.append(learner.evaluate(phase.test))
-        yield t, {name: Trajectory(scenario.groups, [each[name] for each in found]) for name in found[0]}
+) -> dict[int, dict[str, Trajectory]]:
+    """Return what every classifier reached at each number of phases T.
 
-
-class _Reader(Trainer):
-    """Reads every image once: what a network that never moves makes of it stays the same."""
-
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
-        self._places: dict[tuple[str, bool], int] = {}
-        self._known: dict[str, Tensor] = {}
-
-    def features(self, network: Any, images: Images, transform: Any, **how: Any) -> Features:
-        """Return what the network makes of images, as `Trainer.features`; without logits, which nothing here asks for."""
-        keys = [(digest, how.get("mirror", False)) for digest in images.item_digests()]
-        # By key, not by row: an image may be there more than once.
-        fresh = list({key: row for row, key in enumerate(keys) if key not in self._places}.values())
-        if fresh:
-            found = super().features(network, images.select(fresh), transform, **how)
-            parts = {"pooled": found.pooled, **found.levels}
-            self._places |= {keys[row]: len(self._places) + i for i, row in enumerate(fresh)}
-            self._known = {name: torch.cat([self._known.get(name, rows[:0]), rows]) for name, rows in parts.items()}
-        places = torch.tensor([self._places[key] for key in keys])
-        taken = {name: rows[places] for name, rows in self._known.items()}
-        return Features(taken.pop("pooled"), torch.empty(len(images), 0), images.labels, taken)
+    The head does not depend on the cut into phases, so all T are learned at once: a group ends wherever one of theirs does.
+    """
+    scenarios = {t: scenario_of(config.model_copy(update={"phases": t}), data) for t in phases}
+    ends = sorted({scenario.seen(k) for scenario in scenarios.values() for k in range(len(scenario))})
+    cut = ClassIncremental(
+        data, groups=[b - a for a, b in pairwise([0, *ends])], order=config.order, seed=config.order_seed
+    )
+    learner = Learner(config, listener=listener)
+    views: list[Features] = []
+    found: dict[int, dict[str, Confusion]] = {}
+    for phase, end in zip(cut, ends, strict=True):
+        learner.learn(phase.train)
+        test = cut.test(len(cut) - 1)
+        views = views or [
+            learner.features(test, mirror=mirror) for mirror in (False, True)
+        ]  # of a network that stands still
+        seen = [view.select(view.labels < end) for view in views]
+        scores = {name: each(*seen) for name, each in learner.classifiers().items()}
+        found[end] = {name: Confusion.of(seen[0].labels, s.argmax(1), learner.classes) for name, s in scores.items()}
+    return {
+        t: {
+            name: Trajectory(scenario.groups, [found[scenario.seen(k)][name] for k in range(len(scenario))])
+            for name in found[ends[0]]
+        }
+        for t, scenario in scenarios.items()
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- table
