@@ -43,11 +43,6 @@ class Features:
     labels: Tensor
     levels: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def select(self, rows: Tensor) -> "Features":
-        """Return the features of some of the images: a mask (N,) or indices."""
-        levels = {name: block[rows] for name, block in self.levels.items()}
-        return Features(self.pooled[rows], self.logits[rows], self.labels[rows], levels)
-
 
 @dataclass(frozen=True)
 class Judged:

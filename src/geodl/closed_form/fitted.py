@@ -34,8 +34,11 @@ class Fitted:
 
     def scores_at_once(self, z: Blocks) -> Tensor:
         """Return the scores (N, classes) without a loop over N, as a graph for any number of images needs it."""
-        some = {name: z[name] for name in self.expansion.sizes}
-        return self.expansion(self.standardization(some)) @ self.head
+        return self.expand(z) @ self.head
+
+    def expand(self, z: Blocks) -> Tensor:
+        """Return the random features h (N, M) of features z: (N, d_b) by block."""
+        return self.expansion(self.standardization({name: z[name] for name in self.expansion.sizes}))
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""

@@ -5,6 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from geodl.config import Layer, RunConfig, preset_layer
 from geodl.data import ClassIncremental
 from geodl.data.dataset import Dataset
@@ -14,7 +16,6 @@ from geodl.experiment import scenario_of
 from geodl.learner import Learner
 from geodl.methods import configure
 from geodl.metrics import Confusion, Trajectory
-from geodl.predictors import Features
 from geodl.report.published import numbers
 from geodl.report.results import estimate
 from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Table
@@ -46,7 +47,7 @@ def beyond_config(weights: Path, options: Mapping[str, Any]) -> RunConfig:
 def beyond(
     config: RunConfig, data: Dataset, phases: Sequence[int] = PHASES, listener: Listener = ignore
 ) -> dict[int, dict[str, Trajectory]]:
-    """Return what every classifier reached at each number of phases T.
+    """Return what the closed form reached at each number of phases T, with and without mirrored test images.
 
     The head does not depend on the cut into phases, so all T are learned at once: a group ends wherever one of theirs does.
     """
@@ -55,22 +56,25 @@ def beyond(
     cut = ClassIncremental(
         data, groups=[b - a for a, b in pairwise([0, *ends])], order=config.order, seed=config.order_seed
     )
-    learner = Learner(config, listener=listener)
-    views: list[Features] = []
+    learner, test = Learner(config, listener=listener), cut.test(len(cut) - 1)
+    expanded: list[Tensor] = []
     found: dict[int, dict[str, Confusion]] = {}
     for phase, end in zip(cut, ends, strict=True):
         learner.learn(phase.train)
-        test = cut.test(len(cut) - 1)
-        views = views or [
-            learner.features(test, mirror=mirror) for mirror in (False, True)
-        ]  # of a network that stands still
-        seen = [view.select(view.labels < end) for view in views]
-        scores = {name: each(*seen) for name, each in learner.classifiers().items()}
-        found[end] = {name: Confusion.of(seen[0].labels, s.argmax(1), learner.classes) for name, s in scores.items()}
+        fitted = learner.method.fitted(learner.memory.own)
+        assert fitted is not None
+        if not expanded:  # once, since neither network nor expansion moves
+            expanded = [fitted.expand(learner.features(test, mirror=mirror).levels) for mirror in (False, True)]
+        seen = test.labels < end
+        one, mirrored = (h[seen] @ fitted.head for h in expanded)
+        scores = {"analytic": one + mirrored, "analytic_single": one}
+        found[end] = {
+            name: Confusion.of(test.labels[seen], each.argmax(1), learner.classes) for name, each in scores.items()
+        }
     return {
         t: {
             name: Trajectory(scenario.groups, [found[scenario.seen(k)][name] for k in range(len(scenario))])
-            for name in found[ends[0]]
+            for name in found[end]
         }
         for t, scenario in scenarios.items()
     }
