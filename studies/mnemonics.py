@@ -1,0 +1,142 @@
+"""Why optimized exemplars do not help here: what moving their pixels does, and which part of the optimization it depends on.
+
+Run with `python -m studies.mnemonics CIFAR_DIR OUT [VARIANT ...]`: 20 classes of CIFAR-100 and then twice 10, with the preset cifar100-cpu;
+runs go on where they stopped, and all share their phase 0. The second table takes the base network and trains a copy of it further on
+nothing but the exemplars of phase 0, as drawn and as the phases do, cropped and flipped: what the base classes' other images say.
+"""
+
+import argparse
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
+
+import geodl
+from geodl.config import derive, restate
+from geodl.data.batches import as_inputs
+from geodl.data.images import ArrayImages
+from geodl.data.scenario import class_order
+from geodl.methods.base import register
+from geodl.methods.lucir import Lucir, LucirConfig
+from geodl.store import RunDirectory
+
+SIZES, NOISE, OTHERS, BATCH, LR = (20, 10, 10), 4.0, 2000, 16, 0.01
+STEPS = (0, 5, 20, 100)
+
+
+class NoiseConfig(LucirConfig):
+    """Options of LUCIR."""
+
+    method: Literal["noise"] = restate("method", "noise")  # type: ignore[assignment]
+
+
+@register
+class Noise(Lucir):
+    """LUCIR whose exemplars get noise on their pixels, once, about as much as Mnemonics moves them."""
+
+    name, title, summary, Config = "noise", "LUCIR, noisy exemplars", "a control for Mnemonics", NoiseConfig
+
+    def exemplars(self, phase, quota):
+        """Return the herded exemplars; those of new classes with noise."""
+        kept = super().exemplars(phase, quota)
+        generator = torch.Generator().manual_seed(derive(self.config.seed, "noise", phase.index))
+        pixels = kept.images.pixels.float()
+        new = (kept.images.labels >= phase.old)[:, None, None, None]
+        moved = pixels + NOISE * new * torch.randn(pixels.shape, generator=generator)
+        return replace(kept, images=ArrayImages(moved.clamp(0, 255).round().to(torch.uint8), kept.images.labels))
+
+
+VARIANTS = {
+    "LUCIR": {"method": "lucir"},
+    "LUCIR, noise of 4 grey levels on its exemplars": {"method": "noise"},
+    "Mnemonics": {"method": "mnemonics"},
+    "Mnemonics, 0.25 grey levels a step": {"method": "mnemonics", "outer_rate": 0.25},
+    "Mnemonics, 1 inner step": {"method": "mnemonics", "inner_steps": 1},
+    "Mnemonics, 15 inner steps": {"method": "mnemonics", "inner_steps": 15},
+    "Mnemonics, inner learning rate 0.1": {"method": "mnemonics", "inner_lr": 0.1},
+}
+
+
+def exemplars_of(directory):
+    """Return the learner after phase 0 and its exemplars in memory."""
+    learner = geodl.Learner.restored(RunDirectory(directory).load_phase(0))
+    return learner, learner.memory.images
+
+
+def inputs(learner, images):
+    """Return images in memory as the network sees them, in eval mode."""
+    return as_inputs(images.pixels.float(), learner.transform)
+
+
+def shaken(x, generator):
+    """Return images cropped out of a frame of 4 pixels and flipped, each by chance."""
+    across, down = torch.randint(0, 9, (2, len(x)), generator=generator)
+    framed = F.pad(x, (4, 4, 4, 4))
+    cut = torch.stack([f[:, j : j + 32, i : i + 32] for f, i, j in zip(framed, across, down, strict=True)])
+    flips = torch.rand(len(x), generator=generator) < 0.5
+    return torch.where(flips[:, None, None, None], cut.flip(3), cut)
+
+
+def after_training(learner, exemplars, others, augment):
+    """Return the loss of other images of the base classes after so many steps on the exemplars, and nothing else."""
+    network, found = deepcopy(learner.network).eval().requires_grad_(), []
+    network.head.thaw()
+    optimizer = torch.optim.SGD(network.parameters(), LR)
+    generator = torch.Generator().manual_seed(0)
+    x, y = inputs(learner, exemplars), exemplars.labels
+    test = inputs(learner, others)
+    for step in range(max(STEPS) + 1):
+        if step in STEPS:
+            with torch.inference_mode():
+                losses = [
+                    F.cross_entropy(network(test[r]).logits, others.labels[r]) for r in torch.arange(OTHERS).split(500)
+                ]
+            found.append(torch.stack(losses).mean().item())
+        rows = torch.randperm(len(x), generator=generator)[:BATCH]
+        optimizer.zero_grad()
+        F.cross_entropy(network(shaken(x[rows], generator) if augment else x[rows]).logits, y[rows]).backward()
+        optimizer.step()
+    return found
+
+
+def main():
+    """Run what is asked for and print both tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", default=list(VARIANTS))
+    options = parser.parse_args()
+    data = geodl.load("cifar100", options.data_dir)
+    order = iter(class_order("lucir-1993", data.classes))
+    groups = [[data.classes[next(order)] for _ in range(size)] for size in SIZES]
+    print("| variant | average 1..T: CNN | k-NME | AME |\n|---|---:|---:|---:|", flush=True)
+    for name in options.variants:
+        out = options.out / name
+        how = {"data": "cifar100", "data_dir": options.data_dir, "groups": groups}
+        found = geodl.run(preset="cifar100-cpu", out=out, threads=1, **how, **VARIANTS[name]).results
+        averages = [f"{found[each].average:.1f}" for each in ("cnn", "nme", "ame")]
+        print(f"| {name} | {' | '.join(averages)} |", flush=True)
+    train = geodl.ClassIncremental(data, groups=groups).train(0)
+    others = train.select(torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:OTHERS])
+    steps = " | ".join(f"after {step}" for step in STEPS)
+    print(f"\n| exemplars of phase 0 | moved by | right | their loss | training | loss of others: {steps} |")
+    print("|---|---:|---:|---:|---|" + "---:|" * len(STEPS))
+    _, herded = exemplars_of(options.out / "LUCIR")
+    for name in options.variants:
+        learner, exemplars = exemplars_of(options.out / name)
+        move = (exemplars.pixels.float() - herded.pixels.float()).square().mean().sqrt()
+        with torch.inference_mode():
+            logits = learner.network.eval()(inputs(learner, exemplars)).logits
+        right = 100 * (logits.argmax(1) == exemplars.labels).float().mean()
+        own = F.cross_entropy(logits, exemplars.labels)
+        for augment in (False, True):
+            losses = " | ".join(f"{each:.3f}" for each in after_training(learner, exemplars, others, augment))
+            shown = f"{move:.1f} | {right:.1f} % | {own:.3f} | {'cropped, flipped' if augment else 'as drawn'}"
+            print(f"| {name} | {shown} | {losses} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
