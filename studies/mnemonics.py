@@ -49,14 +49,16 @@ class Noise(Lucir):
         return replace(kept, images=ArrayImages(moved.clamp(0, 255).round().to(torch.uint8), kept.images.labels))
 
 
+PLAIN = {"method": "mnemonics", "inner_augment": False}
 VARIANTS = {
     "LUCIR": {"method": "lucir"},
     "LUCIR, noise of 4 grey levels on its exemplars": {"method": "noise"},
-    "Mnemonics": {"method": "mnemonics"},
-    "Mnemonics, 0.25 grey levels a step": {"method": "mnemonics", "outer_rate": 0.25},
-    "Mnemonics, 1 inner step": {"method": "mnemonics", "inner_steps": 1},
-    "Mnemonics, 15 inner steps": {"method": "mnemonics", "inner_steps": 15},
-    "Mnemonics, inner learning rate 0.1": {"method": "mnemonics", "inner_lr": 0.1},
+    "Mnemonics, looking ahead on exemplars as drawn": PLAIN,
+    "the same, 0.25 grey levels a step": PLAIN | {"outer_rate": 0.25},
+    "the same, 1 inner step": PLAIN | {"inner_steps": 1},
+    "the same, 15 inner steps": PLAIN | {"inner_steps": 15},
+    "the same, inner learning rate 0.1": PLAIN | {"inner_lr": 0.1},
+    "Mnemonics, looking ahead on exemplars cropped and flipped": {"method": "mnemonics"},
 }
 
 

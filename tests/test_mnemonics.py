@@ -285,3 +285,30 @@ def test_image_files_become_pixels_that_the_network_sees_later_as_it_saw_them():
     assert isinstance(again.memory.images, ArrayImages)
     assert torch.bincount(again.memory.images.labels).tolist() == [3, 3, 3]
     learner.learn_next()
+
+
+# -- exemplars as phases train on them
+
+
+def test_inputs_are_cropped_and_flipped_as_in_training_and_can_be_differentiated():
+    transform = Transform(4, (0.0,) * 3, (1.0,) * 3, padding=1)
+    pixels = (torch.arange(48.0).view(1, 3, 4, 4) + 1).expand(64, -1, -1, -1).clone().requires_grad_()
+    inputs = as_inputs(pixels, transform, torch.Generator().manual_seed(0))
+    padded = F.pad(pixels[0].detach() / 255, (1, 1, 1, 1))
+    cut = [padded[:, top : top + 4, left : left + 4] for top in range(3) for left in range(3)]
+    allowed = torch.stack([*cut, *(each.flip(2) for each in cut)])
+    distances = (inputs.detach()[:, None] - allowed).abs().amax((2, 3, 4))
+    assert distances.amin(1).max() < 1e-6
+    assert len(set(distances.argmin(1).tolist())) == 18  # all of them occur
+    (gradient,) = torch.autograd.grad(inputs.sum(), pixels)
+    seen = (inputs.detach() > 0).sum((1, 2, 3))  # each pixel that is not cut off counts once
+    assert torch.allclose(gradient.sum((1, 2, 3)) * 255, seen.float())
+
+
+def test_the_inner_steps_see_exemplars_cropped_and_flipped_unless_told_otherwise():
+    losses = {}
+    for augment in (False, True):
+        learner = ScenarioLearner(config(inner_augment=augment, padding=2, flip=True))
+        _, stage = at_exemplars(learner)
+        losses[augment] = stage.loss(stage.module, next(iter(stage.batches.epoch(0))))["new"].item()
+    assert losses[False] != losses[True]

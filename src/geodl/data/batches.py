@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -311,13 +311,17 @@ def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, fl
 # --------------------------------------------------------------------------------------------- from pixels to inputs
 
 
-def as_inputs(pixels: Tensor, transform: Transform) -> Tensor:
+def as_inputs(pixels: Tensor, transform: Transform, generator: torch.Generator | None = None) -> Tensor:
     """Return the center of pixels in memory as the network sees it at test time, differentiably.
 
-    pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size).
+    pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size); with a generator each is padded,
+    cropped and flipped by chance, as in training.
     """
     edge = (pixels.shape[2] - transform.size) // 2
     center = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
+    if generator is not None:
+        numbers = torch.rand((len(pixels), 3), dtype=torch.float64, generator=generator)
+        return _augment(center, numbers, replace(transform, jitter=0.0, augment="none"))
     return _normalize(center.clone(memory_format=torch.channels_last), transform)
 
 

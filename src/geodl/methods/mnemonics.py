@@ -32,6 +32,9 @@ class MnemonicsConfig(LucirConfig):
     inner_steps: int = option(5, "Method", "SGD steps of the temporary network on the exemplars.", ge=1, le=MANY)
     inner_lr: float = option(0.01, "Method", "Learning rate of the temporary network.", gt=0)
     inner_batch: int = option(16, "Method", "Exemplars in each step of the temporary network.", ge=1, le=MANY)
+    inner_augment: bool = option(
+        True, "Method", "Crop and flip the exemplars in these steps, as phases do that train on them."
+    )
 
 
 @register
@@ -103,7 +106,8 @@ class Mnemonics(Lucir):
         some = pixels.values.detach()[drawn].requires_grad_()
         labels = pixels.labels[drawn]
         with torch.autocast(phase.device.type, enabled=False):
-            weights = unrolled(network, as_inputs(some, phase.transform), labels, places, lr)
+            inputs = as_inputs(some, phase.transform, generator if self.config.inner_augment else None)
+            weights = unrolled(network, inputs, labels, places, lr)
             each = F.cross_entropy(functional_call(network, weights, (x,)).logits, y, reduction="none")
             value = global_mean(each, phase.ranks.group)
             (gradient,) = torch.autograd.grad(value, some)
