@@ -30,7 +30,7 @@ STEPS = (0, 5, 20, 100)
 class NoiseConfig(LucirConfig):
     """Options of LUCIR."""
 
-    method: Literal["noise"] = restate("method", "noise")  # type: ignore[assignment]
+    method: Literal["noise"] = restate("method", "noise")
 
 
 @register
@@ -49,7 +49,7 @@ class Noise(Lucir):
         return replace(kept, images=ArrayImages(moved.clamp(0, 255).round().to(torch.uint8), kept.images.labels))
 
 
-PLAIN = {"method": "mnemonics", "inner_augment": False}
+PLAIN = {"method": "mnemonics"}
 VARIANTS = {
     "LUCIR": {"method": "lucir"},
     "LUCIR, noise of 4 grey levels on its exemplars": {"method": "noise"},
@@ -58,7 +58,7 @@ VARIANTS = {
     "the same, 1 inner step": PLAIN | {"inner_steps": 1},
     "the same, 15 inner steps": PLAIN | {"inner_steps": 15},
     "the same, inner learning rate 0.1": PLAIN | {"inner_lr": 0.1},
-    "Mnemonics, looking ahead on exemplars cropped and flipped": {"method": "mnemonics"},
+    "Mnemonics, looking ahead on exemplars cropped and flipped": PLAIN | {"inner_augment": True},
 }
 
 
@@ -68,18 +68,9 @@ def exemplars_of(directory):
     return learner, learner.memory.images
 
 
-def inputs(learner, images):
-    """Return images in memory as the network sees them, in eval mode."""
-    return as_inputs(images.pixels.float(), learner.transform)
-
-
-def shaken(x, generator):
-    """Return images cropped out of a frame of 4 pixels and flipped, each by chance."""
-    across, down = torch.randint(0, 9, (2, len(x)), generator=generator)
-    framed = F.pad(x, (4, 4, 4, 4))
-    cut = torch.stack([f[:, j : j + 32, i : i + 32] for f, i, j in zip(framed, across, down, strict=True)])
-    flips = torch.rand(len(x), generator=generator) < 0.5
-    return torch.where(flips[:, None, None, None], cut.flip(3), cut)
+def inputs(learner, images, generator=None):
+    """Return images in memory as the network sees them; with a generator cropped and flipped, as in training."""
+    return as_inputs(images.pixels.float(), learner.transform, generator)
 
 
 def after_training(learner, exemplars, others, augment):
@@ -88,7 +79,6 @@ def after_training(learner, exemplars, others, augment):
     network.head.thaw()
     optimizer = torch.optim.SGD(network.parameters(), LR)
     generator = torch.Generator().manual_seed(0)
-    x, y = inputs(learner, exemplars), exemplars.labels
     test = inputs(learner, others)
     for step in range(max(STEPS) + 1):
         if step in STEPS:
@@ -97,9 +87,10 @@ def after_training(learner, exemplars, others, augment):
                     F.cross_entropy(network(test[r]).logits, others.labels[r]) for r in torch.arange(OTHERS).split(500)
                 ]
             found.append(torch.stack(losses).mean().item())
-        rows = torch.randperm(len(x), generator=generator)[:BATCH]
+        some = exemplars.select(torch.randperm(len(exemplars), generator=generator)[:BATCH])
         optimizer.zero_grad()
-        F.cross_entropy(network(shaken(x[rows], generator) if augment else x[rows]).logits, y[rows]).backward()
+        x = inputs(learner, some, generator if augment else None)
+        F.cross_entropy(network(x).logits, some.labels).backward()
         optimizer.step()
     return found
 

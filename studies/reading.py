@@ -42,10 +42,8 @@ READINGS = {
 
 def features(learner, images, mirror):
     """Return the features of all levels on all grids."""
-    network, levels = (
-        folded(learner.network),
-        {name for reading in READINGS.values() for name in reading.get("levels", COARSE)},
-    )
+    network = folded(learner.network)
+    levels = {name for reading in READINGS.values() for name in reading.get("levels", COARSE)}
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=learner.trainer.precision == "bf16"):
         batches = evaluation(images, learner.transform, mirror=mirror)
         found = [network.with_levels(batch.images, sorted(levels))[1] for batch in batches]

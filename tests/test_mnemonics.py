@@ -305,7 +305,7 @@ def test_inputs_are_cropped_and_flipped_as_in_training_and_can_be_differentiated
     assert torch.allclose(gradient.sum((1, 2, 3)) * 255, seen.float())
 
 
-def test_the_inner_steps_see_exemplars_cropped_and_flipped_unless_told_otherwise():
+def test_the_inner_steps_see_exemplars_cropped_and_flipped_where_asked_for():
     losses = {}
     for augment in (False, True):
         learner = ScenarioLearner(config(inner_augment=augment, padding=2, flip=True))

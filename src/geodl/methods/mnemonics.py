@@ -33,7 +33,7 @@ class MnemonicsConfig(LucirConfig):
     inner_lr: float = option(0.01, "Method", "Learning rate of the temporary network.", gt=0)
     inner_batch: int = option(16, "Method", "Exemplars in each step of the temporary network.", ge=1, le=MANY)
     inner_augment: bool = option(
-        True, "Method", "Crop and flip the exemplars in these steps, as phases do that train on them."
+        False, "Method", "Crop and flip the exemplars in these steps, as phases do that train on them."
     )
 
 
