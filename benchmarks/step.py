@@ -7,6 +7,7 @@ compares the loop (batches, augmentation, meters, checks) with bare steps on one
 
 import argparse
 import statistics
+import sys
 import time
 
 import torch
@@ -103,7 +104,8 @@ def main():
         loop()
     bare = {name: [] for name in ways}
     looped = {name: [] for name in loops}
-    for _ in range(options.turns):
+    for turn in range(options.turns):
+        print(f"turn {turn + 1} of {options.turns}", file=sys.stderr)
         for name, (step, _) in ways.items():
             bare[name].append(seconds(step))
         for name, loop in loops.items():

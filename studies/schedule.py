@@ -1,0 +1,70 @@
+"""One-cycle or step: which schedule learns phase 0 better, and which phase 1, in 40 epochs each.
+
+Run with `python -m studies.schedule CIFAR_DIR OUT [VARIANT ...]`. Classes and images are those of `studies.base`: 40 classes are learned first, 10
+more by LUCIR + GeoDL, and images set aside judge. All of phase 1 starts from the first network of phase 0. What is there is not trained again.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from geodl import Learner
+from geodl.store import RunDirectory
+from studies.base import SEEN, parts
+
+STEP = {"schedule": "step"}
+FIRST = {"one-cycle, up to 0.2": {"base_lr": 0.2}, "step, from 0.1": STEP | {"base_lr": 0.1}}
+LATER = {
+    "one-cycle, up to 0.1": {"lr": 0.1},
+    "one-cycle, up to 0.05": {"lr": 0.05},
+    "step, from 0.1": STEP | {"lr": 0.1},
+    "step, from 0.05": STEP | {"lr": 0.05},
+}
+"""What phase 0 and phase 1 are trained with."""
+
+
+def learner_of(options):
+    """Return a learner that has learned nothing."""
+    return Learner(preset="cifar100-quarter", method="lucir", distill="geodesic", threads=1, seed=1, **options)
+
+
+def first_phase(images, options, out):
+    """Return a learner that knows the first 40 classes; what was trained before is read."""
+    learner = learner_of(options)
+    if (out / "phases").exists():
+        learner.restore(RunDirectory(out).load_phase(0))
+    else:
+        learner.learn(images)
+        learner.save(out)
+    return learner
+
+
+def main():
+    """Train what is asked for and print both tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", default=[*FIRST, *LATER], help="default: all")
+    options = parser.parse_args()
+    first, later, aside = parts(options.data_dir)
+    old = aside.select(aside.labels < SEEN)
+    print("| phase 0 | CNN |\n|---|---:|")
+    for name in [each for each in FIRST if each in options.variants]:
+        learner = first_phase(first, FIRST[name], options.out / "0" / name)
+        print(f"| {name} | {learner.evaluate(old)['cnn'].accuracy:.1f} |", flush=True)
+    print("\n| phase 1 | CNN: all 50 | old 40 | new 10 | k-NME: all 50 | old 40 | new 10 |\n|---" + "|---:" * 6 + "|")
+    for name in [each for each in LATER if each in options.variants]:
+        path = options.out / "1" / f"{name}.json"
+        if not path.exists():
+            base = next(iter(FIRST))
+            learner = first_phase(first, FIRST[base] | LATER[name], options.out / "0" / base)
+            learner.learn(later)
+            found = [learner.evaluate(aside)[each] for each in ("cnn", "nme")]
+            path.parent.mkdir(exist_ok=True)
+            rates = [(each.accuracy, each.rate(range(SEEN)), each.rate(range(SEEN, SEEN + 10))) for each in found]
+            path.write_text(json.dumps([rate for each in rates for rate in each]))
+        print(f"| {name} | {' | '.join(f'{each:.1f}' for each in json.loads(path.read_text()))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

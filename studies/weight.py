@@ -1,0 +1,53 @@
+"""How strong GeoDL should be: its weight, and the distance that it takes, on the short schedule at T = 5.
+
+Run with `python -m studies.weight CIFAR_DIR OUT [--figures docs]`: LUCIR + GeoDL with the preset cifar100-cpu, one seed, test images;
+LUCIR's own distillation stands beside it. Runs go on where they stopped, and all share their phase 0.
+"""
+
+import argparse
+from pathlib import Path
+
+import geodl
+from geodl.report.figures import Curve, lines
+
+WEIGHTS = (6.0, 12.0, 24.0)
+CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)"}
+GEODESIC = {"distill": "geodesic"}
+VARIANTS = {f"GeoDL, {weight:g}": GEODESIC | {"geodesic_weight": weight} for weight in WEIGHTS} | {
+    "GeoDL, 6, squared distance": GEODESIC | {"geodesic_distance": "squared"},
+    "cosine, 5": {"distill": "cosine"},
+}
+
+
+def main():
+    """Run all, print the table and draw the figure."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data_dir", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--figures", type=Path, help="a directory for weight.svg and weight.pdf")
+    options = parser.parse_args()
+    print("| distillation, weight | average 1..T: CNN | k-NME | AME | forgetting: CNN | k-NME | AME |")
+    print("|---" + "|---:" * 6 + "|", flush=True)
+    averages = {}
+    for name, variant in VARIANTS.items():
+        how = {"preset": "cifar100-cpu", "data_dir": options.data_dir, "method": "lucir", "seed": 1, "threads": 1}
+        found = geodl.run(out=options.out / name, **how, **variant).results
+        averages[name] = [found[each].average for each in CLASSIFIERS]
+        figures = averages[name] + [found[each].forgetting for each in CLASSIFIERS]
+        print(f"| {name} | {' | '.join(f'{each:.1f}' for each in figures)} |", flush=True)
+    if options.figures:
+        by_weight = [averages[f"GeoDL, {weight:g}"] for weight in WEIGHTS]
+        curves = [
+            Curve(shown, WEIGHTS, [each[k] for each in by_weight], dashed=classifier == "ame")
+            for k, (classifier, shown) in enumerate(CLASSIFIERS.items())
+        ]
+        curves += [
+            Curve(f"{shown}, squared distance", [6], [averages["GeoDL, 6, squared distance"][k]])
+            for k, shown in enumerate(CLASSIFIERS.values())
+        ]
+        plot = lines("weight", curves, x="weight of GeoDL", y="average 1..T (%)", ticks=WEIGHTS)
+        plot.files(options.figures)
+
+
+if __name__ == "__main__":
+    main()
