@@ -13,12 +13,13 @@ from geodl.store import RunDirectory
 from studies.base import SEEN, parts
 
 STEP = {"schedule": "step"}
-FIRST = {"one-cycle, up to 0.2": {"base_lr": 0.2}, "step, from 0.1": STEP | {"base_lr": 0.1}}
+FIRST = {"phase 0, one-cycle up to 0.2": {"base_lr": 0.2}, "phase 0, step from 0.1": STEP | {"base_lr": 0.1}}
 LATER = {
-    "one-cycle, up to 0.1": {"lr": 0.1},
-    "one-cycle, up to 0.05": {"lr": 0.05},
-    "step, from 0.1": STEP | {"lr": 0.1},
-    "step, from 0.05": STEP | {"lr": 0.05},
+    "phase 1, one-cycle up to 0.1": {"lr": 0.1},
+    "phase 1, one-cycle up to 0.05": {"lr": 0.05},
+    "phase 1, one-cycle up to 0.02": {"lr": 0.02},
+    "phase 1, step from 0.1": STEP | {"lr": 0.1},
+    "phase 1, step from 0.05": STEP | {"lr": 0.05},
 }
 """What phase 0 and phase 1 are trained with."""
 
@@ -48,19 +49,21 @@ def main():
     options = parser.parse_args()
     first, later, aside = parts(options.data_dir)
     old = aside.select(aside.labels < SEEN)
-    print("| phase 0 | CNN |\n|---|---:|")
+    print("| schedule | CNN |\n|---|---:|", flush=True)
     for name in [each for each in FIRST if each in options.variants]:
-        learner = first_phase(first, FIRST[name], options.out / "0" / name)
+        learner = first_phase(first, FIRST[name], options.out / name)
         print(f"| {name} | {learner.evaluate(old)['cnn'].accuracy:.1f} |", flush=True)
-    print("\n| phase 1 | CNN: all 50 | old 40 | new 10 | k-NME: all 50 | old 40 | new 10 |\n|---" + "|---:" * 6 + "|")
+    print(
+        "\n| schedule | CNN: all 50 | old 40 | new 10 | k-NME: all 50 | old 40 | new 10 |\n|---" + "|---:" * 6 + "|",
+        flush=True,
+    )
     for name in [each for each in LATER if each in options.variants]:
-        path = options.out / "1" / f"{name}.json"
+        path = options.out / f"{name}.json"
         if not path.exists():
             base = next(iter(FIRST))
-            learner = first_phase(first, FIRST[base] | LATER[name], options.out / "0" / base)
+            learner = first_phase(first, FIRST[base] | LATER[name], options.out / base)
             learner.learn(later)
             found = [learner.evaluate(aside)[each] for each in ("cnn", "nme")]
-            path.parent.mkdir(exist_ok=True)
             rates = [(each.accuracy, each.rate(range(SEEN)), each.rate(range(SEEN, SEEN + 10))) for each in found]
             path.write_text(json.dumps([rate for each in rates for rate in each]))
         print(f"| {name} | {' | '.join(f'{each:.1f}' for each in json.loads(path.read_text()))} |", flush=True)

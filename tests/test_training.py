@@ -605,13 +605,17 @@ def test_options_change_the_result_and_keep_it_finite(tmp_path, data, options):
     assert not torch.equal(a, b)
 
 
-def test_bf16_trains_to_finite_weights(tmp_path):
+def test_bf16_trains_to_finite_weights_and_asks_the_teacher_in_bf16(tmp_path):
     # In a process of its own, without AMX: on some virtual machines that advertise it, its instructions end the process.
     script = (
-        "from tests import tiny; from geodl.experiment import run_config; from pathlib import Path; import sys\n"
+        "from tests import tiny; from geodl.experiment import run_config; from pathlib import Path; import sys, torch\n"
+        "from geodl.nets.network import FrozenNetwork\n"
+        "forward, low = FrozenNetwork.forward, []\n"
+        "FrozenNetwork.forward = lambda self, x: low.append(torch.is_autocast_enabled('cpu')) or forward(self, x)\n"
         "config = tiny.config(method='lucir', distill='geodesic', precision='bf16')\n"
         "store = run_config(config, out=Path(sys.argv[1]), data=tiny.dataset())\n"
         "assert all(t.isfinite().all() for t in store.load_phase(2).model.values() if t.is_floating_point())\n"
+        "assert low and all(low)\n"
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "PYTHONPATH": str(Path(__file__).parents[1])}
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "r")], env=environment, check=True, timeout=300)

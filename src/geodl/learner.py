@@ -157,6 +157,7 @@ class Learner:
             read_teacher=partial(read, teacher) if teacher is not None else None,
             device=trainer.device,
             ranks=trainer.ranks,
+            autocast=trainer.fabric.autocast,
         )
         if phase.read_teacher is not None:
             phase.before = found = phase.read_teacher(phase.at_hand())

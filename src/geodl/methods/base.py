@@ -6,8 +6,9 @@ which schedule. The ordinary phase is the first stage; corrections and fine-tuni
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,8 @@ class Phase:
     """What the network makes of the images at hand, once no stage will move it any more."""
     optimized: Memory | None = None
     """The memory for the next phase where a stage has made it; None: exemplars are chosen among the images."""
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """The run's precision, in which a stage's module runs by itself: for the teacher."""
 
     def training_images(self) -> Images:
         """Return the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""
@@ -188,7 +191,8 @@ class Method:
         distill = self.distillation(phase)
 
         def loss(student: nn.Module, batch: Batch) -> Losses:
-            teacher = phase.teacher(batch.images) if phase.teacher is not None and distill is not None else None
+            with phase.autocast():
+                teacher = phase.teacher(batch.images) if phase.teacher is not None and distill is not None else None
             return self.losses(phase, batch, student(batch.images), teacher, distill)
 
         return Stage(
