@@ -53,18 +53,17 @@ def main():
     for name in [each for each in FIRST if each in options.variants]:
         learner = first_phase(first, FIRST[name], options.out / name)
         print(f"| {name} | {learner.evaluate(old)['cnn'].accuracy:.1f} |", flush=True)
-    print(
-        "\n| schedule | CNN: all 50 | old 40 | new 10 | k-NME: all 50 | old 40 | new 10 |\n|---" + "|---:" * 6 + "|",
-        flush=True,
-    )
+    print("\n| schedule | CNN: all 50 | old 40 | new 10 | k-NME: all 50 | old 40 | new 10 |")
+    print("|---" + "|---:" * 6 + "|", flush=True)
     for name in [each for each in LATER if each in options.variants]:
         path = options.out / f"{name}.json"
         if not path.exists():
             base = next(iter(FIRST))
             learner = first_phase(first, FIRST[base] | LATER[name], options.out / base)
             learner.learn(later)
-            found = [learner.evaluate(aside)[each] for each in ("cnn", "nme")]
-            rates = [(each.accuracy, each.rate(range(SEEN)), each.rate(range(SEEN, SEEN + 10))) for each in found]
+            found = learner.evaluate(aside)
+            judged = [found[each] for each in ("cnn", "nme")]
+            rates = [(each.accuracy, each.rate(range(SEEN)), each.rate(range(SEEN, SEEN + 10))) for each in judged]
             path.write_text(json.dumps([rate for each in rates for rate in each]))
         print(f"| {name} | {' | '.join(f'{each:.1f}' for each in json.loads(path.read_text()))} |", flush=True)
 
