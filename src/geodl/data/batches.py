@@ -191,7 +191,7 @@ def evaluation(
     images: Images,
     transform: Transform,
     *,
-    batch_size: int = 500,
+    batch_size: int = 128,
     mirror: bool = False,
     rank: int = 0,
     world: int = 1,
