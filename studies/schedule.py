@@ -19,7 +19,6 @@ LATER = {
     "phase 1, one-cycle up to 0.05": {"lr": 0.05},
     "phase 1, one-cycle up to 0.02": {"lr": 0.02},
     "phase 1, step from 0.1": STEP | {"lr": 0.1},
-    "phase 1, step from 0.05": STEP | {"lr": 0.05},
 }
 """What phase 0 and phase 1 are trained with."""
 
