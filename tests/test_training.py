@@ -274,6 +274,7 @@ def test_stopped_after_any_step_it_goes_on_to_the_same_bytes(tmp_path, data, met
     run_config(config, out=tmp_path / "whole", data=data)
     for every in (1, 4):
         directory = tmp_path / f"every-{every}"
+        heard: list[Event] = []
         for _ in range(200):
             steps = 0
 
@@ -283,11 +284,14 @@ def test_stopped_after_any_step_it_goes_on_to_the_same_bytes(tmp_path, data, met
                 return steps >= every
 
             try:
-                run_config(config, out=directory, data=data, stop=stop)
+                run_config(config, out=directory, data=data, stop=stop, listener=heard.append)
                 break
             except Interrupted:
                 continue
         assert contents(directory) == contents(tmp_path / "whole")
+        ends = [event for event in heard if isinstance(event, EpochEnded)]
+        assert all(event.parts for event in ends)  # none without a step, also where the last one was the place to stop
+        assert len({(event.phase, event.stage, event.epoch) for event in ends}) == len(ends)
 
 
 class CrashError(Exception):
