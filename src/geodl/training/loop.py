@@ -139,7 +139,6 @@ class Trainer:
         where = (phase.index, stage.name)
         self.listener(StageStarted(*where, schedule.epochs, steps, epoch))
         every, saved = self.config.checkpoint_steps, time.monotonic()
-        stopped = f"stopped in phase {phase.index}, epoch {{}}, step {{}}; progress is saved"
 
         def save() -> None:
             nonlocal saved
@@ -155,7 +154,6 @@ class Trainer:
         while epoch < schedule.epochs:
             phase.network.train(stage.training)
             at, meter, last = epoch, _Meter(step), epoch + 1 == schedule.epochs
-            due = stopping = False
             try:
                 for batch in islice(stage.batches.epoch(epoch, step), steps - step):
                     for group in wrapped.param_groups:
@@ -168,22 +166,21 @@ class Trainer:
                     meter.check()
                     self.listener(StepTaken(*where, epoch, step, meter.loss, meter.rate))
                     stopping = self.ranks.any(self.stop(), self.device)
-                    if step == steps:  # the end of an epoch is told, and saved as the beginning of the next
-                        break
                     if stopping or due:
                         save()
                     if stopping:
-                        raise Interrupted(stopped.format(at + 1, step))
+                        raise Interrupted(
+                            f"stopped in phase {phase.index}, epoch {epoch + 1}, step {step}; progress is saved"
+                        )
                 if last and stage.module is phase.network:
                     self._check_sound(phase, stage)
                 epoch, step = epoch + 1, 0
-                self.listener(EpochEnded(*where, epoch, schedule.epochs, meter.loss, meter.parts, meter.rate))
+                if meter.count:  # an epoch that was stopped at its last step has no loss to tell
+                    self.listener(EpochEnded(*where, epoch, schedule.epochs, meter.loss, meter.parts, meter.rate))
                 late = not every and time.monotonic() - saved > SAVE_SECONDS
-                if last or due or stopping or self.ranks.any(late, self.device):
+                if last or self.ranks.any(late, self.device):
                     self.ranks.broadcast(phase.network.buffers())
                     save()
-                if stopping:
-                    raise Interrupted(stopped.format(epoch, steps))
             except (FloatingPointError, GeometryError) as error:  # features that are not finite have no subspace
                 raise TrainingError(_not_finite(phase, stage, at, meter, str(error), progress)) from None
         stage.finish()
