@@ -131,7 +131,7 @@ def test_a_step_moves_an_exemplar_by_the_rate_in_grey_levels(rate):
 
 
 def test_clipping_the_gradient_of_the_network_does_not_hold_the_pixels():
-    learner = ScenarioLearner(config(outer_steps=1, clip_norm=0.1))
+    learner = ScenarioLearner(config(outer_steps=1, outer_rate=1.0, clip_norm=0.1))
     phase, stage = at_exemplars(learner, learned=0)
     before = stage.module.values.detach().clone()
     learner.run(phase, stage, 1)

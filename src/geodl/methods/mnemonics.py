@@ -27,7 +27,7 @@ class MnemonicsConfig(LucirConfig):
     method: Literal["mnemonics"] = restate("method", "mnemonics")  # type: ignore[assignment]
     outer_steps: int = option(20, "Method", "Steps that the exemplars' pixels take in each phase.", ge=0, le=MANY)
     outer_rate: float = option(
-        1.0, "Method", "Grey levels that an exemplar's pixels move in a step (root mean square).", gt=0
+        0.25, "Method", "Grey levels that an exemplar's pixels move in a step (root mean square); 1 overshoots.", gt=0
     )
     inner_steps: int = option(5, "Method", "SGD steps of the temporary network on the exemplars.", ge=1, le=MANY)
     inner_lr: float = option(0.01, "Method", "Learning rate of the temporary network.", gt=0)
