@@ -109,22 +109,19 @@ def verdict(found: Difference, *, lower_is_better: bool = False) -> str:
 def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> Table:
     """Judge by one measure, under the classifiers that a learner has, the comparisons whose rows share a seed."""
     table: list[list[Cell]] = []
-    run = set()
     for t in _phases(rows):
         for pair in pairs:
             sides = [rows.get((name, t), ()) for name in pair]
             found = [difference(sides[0], sides[1], (name, name), MEASURES[measure]) for name in JUDGED]
             if not any(found):
                 continue
-            run.add(pair)
             cells: list[Cell] = [" against ".join(pair), t, max(len(each.values) for each in found if each)]
             for classifier, each in zip(JUDGED, found, strict=True):
                 words = verdict(each, lower_is_better=measure == "forgetting") if each else "not run"
                 cells += [each.shown if each else None, _published(pair, classifier, measure, t), words]
             table.append(cells)
     header = [part for name in JUDGED for part in (CLASSIFIERS[name], "in the paper", "verdict")]
-    missing = [" against ".join(pair) for pair in pairs if pair not in run]
-    return Table(["comparison", "T", "seeds", *header], table, _not_run(missing))
+    return Table(["comparison", "T", "seeds", *header], table)
 
 
 def readings(rows: Rows) -> Table:
@@ -145,10 +142,6 @@ def readings(rows: Rows) -> Table:
 
 def _phases(rows: Rows) -> list[int]:
     return sorted({t for (_, t), records in rows.items() if records})
-
-
-def _not_run(missing: Sequence[str]) -> list[str]:
-    return [f"Not run yet: {'; '.join(missing)}."] if missing else []
 
 
 def _published(pair: tuple[str, str], classifier: str, measure: str, t: int) -> Points | None:
@@ -200,7 +193,7 @@ def standing(rows: Rows, classifier: str) -> Table:
         for name in ROWS
         if (found := rows.get((name, t)))
     ]
-    return Table(["row", "T", "seeds", *MEASURES], table, _not_run([n for n in ROWS if all(n != m for m, _ in rows)]))
+    return Table(["row", "T", "seeds", *MEASURES], table)
 
 
 def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estimate | None:
@@ -262,40 +255,45 @@ def _paper(records: Sequence[Record], preset: str) -> list[str]:
         f"{AVERAGE}: mean accuracy after phases 1 to T (the paper's definition); {INCREMENTAL}: with phase 0; final: after the last "
         "phase; forgetting: accuracy on the base classes after phase 0 minus after the last phase.",
     ]
+    if missing := [name for name in ROWS if all(name != run for run, _ in rows)]:
+        parts.append(f"Not run: {'; '.join(missing)}.")
     for classifier in READ:
-        parts += [f"## {CLASSIFIERS[classifier]}", standing(rows, classifier).markdown()]
+        words = []
         if classifier == "ame":
             most = preset_layer(preset).values.get("ame_images")
             limit = f" Its means are of at most {most} images a class." if most else ""
-            oracle = "AME needs old classes' images, which a real learner no longer has: it is an oracle."
-            parts.append(oracle + limit)
-    parts += [
-        "## Do the paper's comparisons hold?",
-        "The first row minus the second, seed by seed: mean and, in brackets, its 95 % interval over seeds (t distribution). *holds*: better, and the "
-        f"interval leaves zero out; *does not hold*: worse, and it does; *not decided*: neither, or fewer than {SEEDS} seeds. *In the paper*: its own "
-        "difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else from Table 1, where the rows "
-        "it cites count phase 0 and its own do not. Table 2 itself has CE + GeoDL behind CE + Cos under CNN.",
-    ]
+            words = ["AME needs old classes' images, which a real learner no longer has: it is an oracle." + limit]
+        parts += _section(standing(rows, classifier), f"## {CLASSIFIERS[classifier]}", *words)
+    compared: list[str] = []
     for title, pairs, measure in (
         ("Average accuracy, phases 1 to T", PAIRS, AVERAGE),
         ("Forgetting (less is better)", PAIRS, "forgetting"),
         ("Final accuracy against joint training", against_joint, "final"),
     ):
-        parts += [f"### {title}", comparisons(rows, pairs, measure).markdown()]
-    parts += [
+        compared += _section(comparisons(rows, pairs, measure), f"### {title}")
+    if compared:
+        parts += [
+            "## Do the paper's comparisons hold?",
+            "The first row minus the second, seed by seed: mean and, in brackets, its 95 % interval over seeds (t distribution). *holds*: better, and the "
+            f"interval leaves zero out; *does not hold*: worse, and it does; *not decided*: neither, or fewer than {SEEDS} seeds. *In the paper*: its own "
+            "difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else from Table 1, where the rows "
+            "it cites count phase 0 and its own do not. Table 2 itself has CE + GeoDL behind CE + Cos under CNN.",
+            *compared,
+        ]
+    parts += _section(
+        readings(rows),
         "## Two readings of LUCIR + GeoDL against LUCIR",
         "The paper does not say under which classifier its Table 1 reads them. Both under one classifier, and GeoDL under AME (an oracle) "
         "against LUCIR under CNN:",
-        readings(rows).markdown(),
-    ]
-    parts += [
-        "## Time",
-        times(rows).markdown(),
-        "Wall-clock time of training and evaluation, without interruptions; other work may have run beside it.",
-    ]
-    if others:
-        parts += ["## Other runs", "Runs that depart from the preset.", _others(others).markdown()]
-    return parts
+    )
+    clock = "Wall-clock time of training and evaluation, without interruptions; other work may have run beside it."
+    parts += _section(times(rows), "## Time", clock)
+    return parts + _section(_others(others), "## Other runs", "Runs that depart from the preset.")
+
+
+def _section(table: Table, *words: str) -> list[str]:
+    """Return the title and words of a section with its table; nothing where the table has no rows."""
+    return [*words, table.markdown()] if table.rows else []
 
 
 def preset_words(preset: str) -> str:
@@ -318,7 +316,8 @@ def _machines(records: Sequence[Record]) -> str:
         }
     )
     commits = sorted({one.commit for one in records if one.commit})
-    return f"{len(records)} runs on {'; '.join(kinds)}; commits {', '.join(commits) or 'unknown'}." if records else ""
+    runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
+    return f"{runs} on {'; '.join(kinds)}; commits {', '.join(commits) or 'unknown'}." if records else ""
 
 
 def _others(others: Sequence[tuple[Record, list[str]]]) -> Table:
