@@ -46,6 +46,7 @@ def main():
             for k, shown in enumerate(CLASSIFIERS.values())
         ]
         plot = lines("weight", curves, x="weight of GeoDL", y="average 1..T (%)", ticks=WEIGHTS)
+        options.figures.mkdir(parents=True, exist_ok=True)
         plot.files(options.figures)
 
 

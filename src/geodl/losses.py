@@ -180,7 +180,11 @@ class GeodesicDistillation(Distillation):
         """Options of the geodesic distillation."""
 
         geodesic_weight: float = option(
-            6.0, "Distillation", "Weight of the geodesic distillation (times sqrt(old/new)).", ge=0, in_model="kept"
+            6.0,
+            "Distillation",
+            "Weight of the geodesic distillation (times sqrt(old/new)). On CIFAR-100 12 and 24 were worse than 6 under class means.",
+            ge=0,
+            in_model="kept",
         )
         subspace_dim: int = option(
             127, "Distillation", "Dimension n of the subspaces.", ge=1, le=MANY, in_model="kept", in_grid=True
