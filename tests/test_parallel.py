@@ -94,12 +94,16 @@ def test_a_process_that_dies_ends_the_run_which_then_goes_on_alone(tmp_path, alo
 
 
 SCRIPT = """
-import hashlib, json, sys
+import atexit, hashlib, json, os, sys
 from pathlib import Path
 from tests import tiny
 from geodl.experiment import scenario_of
 from geodl.learner import Learner
 
+def threads():
+    return sorted(each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm"))
+
+atexit.register(lambda: Path(sys.argv[1], f"{os.getpid()}.left").write_text(json.dumps(threads())))  # runs last
 config = tiny.config(network="resnet8", devices=2, accelerator="cpu", **json.loads(sys.argv[2]))
 learner, scenario = Learner(config), scenario_of(config, tiny.dataset())
 for t in range(2):
@@ -108,6 +112,7 @@ accuracy = {name: found.accuracy for name, found in learner.evaluate(scenario.te
 tensors = [tensor for part in learner.tensors() for _, tensor in sorted(part.items())]
 digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 Path(sys.argv[1], f"{learner.trainer.ranks.rank}.json").write_text(json.dumps([digest, accuracy]))
+assert any("gloo" in name for name in threads())
 """
 
 
@@ -129,3 +134,7 @@ def test_with_batch_norm_the_ranks_stay_identical_in_weights_and_memory(tmp_path
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
+    # A thread that is there when the interpreter ends, and still holds a tensor, aborts it.
+    left = [json.loads(path.read_text()) for path in tmp_path.glob("*.left")]
+    assert len(left) == 2
+    assert not [name for names in left for name in names if "gloo" in name]

@@ -12,11 +12,15 @@ Group = dist.ProcessGroup | None
 
 @dataclass(frozen=True)
 class Ranks:
-    """Our place among the processes that train together; `group` is None where there is one alone."""
+    """Our place among the processes that train together."""
 
     rank: int = 0
     world: int = 1
-    group: Group = None
+
+    @property
+    def group(self) -> Group:
+        """All of them; None where there is one alone. It is not kept: its threads end with the last that holds it."""
+        return dist.group.WORLD if self.world > 1 else None
 
     @property
     def is_main_process(self) -> bool:

@@ -4,6 +4,8 @@ Lightning Fabric (devices, precision, processes) lives here and nowhere else. Ev
 the phase, the stage and the step.
 """
 
+import atexit
+import gc
 import logging
 import math
 import time
@@ -67,8 +69,8 @@ class Trainer:
         )
         if processes > 1:
             self.fabric.launch()
-        group = distributed.group.WORLD if processes > 1 else None
-        self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size, group)
+            atexit.register(_leave_group)
+        self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size)
         self.device = self.fabric.device
         self.read_steps = 1 if self.device.type == "cpu" else READ_STEPS
 
@@ -268,3 +270,10 @@ def _to(batch: Batch, device: torch.device) -> Batch:
     # Copied while the device still works on the batch before, which needs pinned memory.
     images, labels = (part.pin_memory().to(device, non_blocking=True) for part in (batch.images, batch.labels))
     return batch._replace(images=images, labels=labels)
+
+
+def _leave_group() -> None:
+    """End the threads by which the processes talk before the interpreter ends: one that still holds a tensor would abort it."""
+    gc.collect()  # wrapped modules hold the group in cycles, and its threads end with the last that holds it
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
