@@ -317,10 +317,12 @@ def test_a_record_older_than_an_option_is_no_departure():
 def test_the_page(tmp_path):
     found = [made("lucir", "cosine", seed, average=50.0 + seed, cached=seed == 2) for seed in (1, 2)]
     found.append(made("lucir", "cosine", 1, average=59.9, lr=0.01))
+    directory = tmp_path / "cifar100-cpu"
+    directory.mkdir()
     for number, each in enumerate(found):
-        (tmp_path / f"{number}.json").write_text(json.dumps({"format": 1, **vars(each)}))
+        (directory / f"{number}.json").write_text(json.dumps({"format": 1, **vars(each)}))
     out = tmp_path / "docs" / "results.md"
-    geodl("results", "write", str(tmp_path), "--out", str(out))
+    geodl("results", "write", str(directory), "--out", str(out))
     text = out.read_text()
     assert "| LUCIR | 5 | 2 | 51.50 ± 0.71 |" in text
     assert text.count("Not run: LwF; iCaRL; BiC; LUCIR, cosine on the grid; Mnemonics;") == 1
@@ -335,6 +337,14 @@ def test_the_page(tmp_path):
     assert "lr 0.01 instead of 0.05" in text
     assert "commits abc1234" in text
     assert "### " not in text  # LUCIR alone is compared with nothing
+
+
+def test_a_directory_that_is_named_like_no_preset_needs_one(tmp_path):
+    out = tmp_path / "page.md"
+    command = ("results", "write", str(tmp_path), "--out", str(out))
+    assert "cifar100-quarter" in geodl(*command, status=2).stderr  # what is allowed is told
+    geodl(*command, "--preset", "cifar100-quarter")
+    assert "# Results: cifar100-quarter" in out.read_text()
 
 
 def test_page_without_any_run(tmp_path):

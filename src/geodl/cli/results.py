@@ -28,13 +28,14 @@ def write(
     *,
     out: Annotated[Path, Parameter(help="The page, in Markdown.")],
     preset: Annotated[
-        str, Parameter(help="The preset that the runs are of; others are listed apart.")
-    ] = "cifar100-cpu",
+        str | None,
+        Parameter(help="The preset that the runs are of; others are listed apart. Unset: the directory's name."),
+    ] = None,
 ) -> None:
     """Write the page: every row of the paper under every classifier, and whether each comparison of the paper holds."""
     found = records.read(directory)
     make_directory(out.parent)
     with interpreting(directory):
-        text = verdicts.page(found, preset)
+        text = verdicts.page(found, preset or directory.resolve().name)
     atomic_write(out, text.encode())
     say(f"{out}: {count(len(found), 'run')}")
