@@ -267,6 +267,15 @@ def test_levels_under_autocast_are_averaged_in_float32():
         assert (block - exact[level]).norm() < 0.02 * exact[level].norm()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["cosine", "linear"])
+def test_logits_under_autocast_have_all_their_digits(head):
+    network = build_network("resnet8", 3, head=head).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = network(pictures())
+    assert torch.equal(found.logits, network.head(found.pooled))
+
+
 class Levels(nn.Module):
     """What an export needs: features of all levels as a tuple."""
 

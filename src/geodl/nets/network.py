@@ -47,7 +47,11 @@ class Network(nn.Module):
     def _output(self, features: Tensor) -> Output:
         features = _at_least_float32(features)  # averaged in float32, also where the map has half the bits
         pooled = _pool(features)
-        return Output(self.head(pooled), pooled, _on_grid(features, 2))
+        with torch.autocast(
+            pooled.device.type, enabled=False
+        ):  # logits of 8 bits tie, and argmax gives a tie to the older class
+            logits = self.head(pooled)
+        return Output(logits, pooled, _on_grid(features, 2))
 
     def features(self, x: Tensor) -> Tensor:
         """Return the pooled features (B, d) of images x: (B, 3, H, W)."""
