@@ -50,6 +50,14 @@ def test_lambda_is_the_share_of_the_old_classes():
     }
 
 
+def test_classes_that_come_back_are_learned_where_no_class_is_new():
+    phase = Phase(1, config(), None, None, object(), None, None, 3, 0, None, torch.device("cpu"))  # type: ignore[arg-type]
+    method = METHODS["bic"](phase.config)
+    student, labels = [row[:3] for row in STUDENT], [0, 2, 1]
+    parts = method.losses(phase, batch_of(labels), output(student), output(TEACHER), method.distillation(phase))
+    assert float(parts["ce"]) == pytest.approx(1 / 4 * cross_entropy(student, labels), rel=1e-5)
+
+
 def test_cross_entropy_has_its_full_weight_where_nothing_is_distilled():
     for old, options in ((0, {}), (3, {"distill": "none"})):
         teacher = object() if old else None

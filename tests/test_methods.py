@@ -39,11 +39,13 @@ TEACHER = [[1.0, -0.5, 0.2], [0.3, 0.8, -0.1], [0.9, 1.4, -1.0], [0.0, 0.2, 0.4]
 LABELS = [0, 3, 1, 4]
 
 
-def bare_phase(config, old=3, new=2, network=None) -> Phase:
-    """Return a phase for losses alone: it has numbers of classes and no images."""
+def bare_phase(config, old=3, new=2, network=None, back=()) -> Phase:
+    """Return a phase for losses alone: numbers of classes, and a black pixel of each new class and of those that come back."""
     teacher = object() if old else None
+    labels = torch.tensor([*back, *range(old, old + new)], dtype=torch.int64)
+    images = ArrayImages(torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8), labels)
     unused = None
-    return Phase(1, config, unused, network, teacher, unused, unused, old, new, unused, torch.device("cpu"))  # type: ignore[arg-type]
+    return Phase(1, config, unused, network, teacher, images, unused, old, new, unused, torch.device("cpu"))  # type: ignore[arg-type]
 
 
 def loss_parts(config, student=STUDENT, teacher=TEACHER, labels=LABELS, **phase_options) -> dict[str, float]:
@@ -115,6 +117,8 @@ def test_icarl_sigmoids_by_numpy():
     np.testing.assert_allclose(first.numpy(), bce(STUDENT, targets), rtol=1e-5)
     targets[:, :3] = 1 / (1 + np.exp(-np.asarray(TEACHER)))  # iCaRL Alg. 3: q for the old classes, labels for the new
     assert loss_parts(config) == {"bce": pytest.approx(bce(STUDENT, targets).mean(), rel=1e-5)}
+    targets[:, 1] = np.eye(5)[LABELS][:, 1]  # a class that comes back is learned by its labels
+    assert loss_parts(config, back=[1]) == {"bce": pytest.approx(bce(STUDENT, targets).mean(), rel=1e-5)}
     with_features = loss_parts(tiny.config(method="icarl", sigmoid=True, distill="cosine"))
     assert with_features["bce"] == pytest.approx(float(first.mean()), rel=1e-5)
     assert with_features["distill"] > 0

@@ -48,7 +48,7 @@ class Bic(Method):
         """Return lambda L_d and (1 - lambda) L_ce with lambda = old / (old + new) (BiC Eq. 1); L_ce alone with no L_d."""
         parts = super().losses(phase, batch, student, teacher, distill)
         if "distill" in parts:
-            share = phase.old / (phase.old + phase.new)
+            share = phase.old / (phase.old + max(phase.new, 1))  # where all classes come back, their rows still learn
             parts = {"ce": (1 - share) * parts["ce"], "distill": share * parts["distill"]}
         return parts
 

@@ -52,18 +52,23 @@ class Icarl(Method):
         if not self.config.sigmoid:
             return super().losses(phase, batch, student, teacher, distill)
         old = teacher.logits if teacher is not None and self.config.distill == "lwf" else None
-        parts = {"bce": global_mean(sigmoid_losses(student.logits, batch.labels, old), phase.ranks.group)}
+        back = torch.isin(torch.arange(phase.old), phase.images.labels).nonzero().squeeze(1)
+        each = sigmoid_losses(student.logits, batch.labels, old, back)
+        parts = {"bce": global_mean(each, phase.ranks.group)}
         if teacher is not None and distill is not None and self.config.distill != "lwf":
             parts["distill"] = distill(student, teacher)
         return parts
 
 
-def sigmoid_losses(logits: Tensor, labels: Tensor, old: Tensor | None) -> Tensor:
+def sigmoid_losses(logits: Tensor, labels: Tensor, old: Tensor | None, back: Tensor | None = None) -> Tensor:
     """Return iCaRL's binary cross-entropy of each sample, (B,), mean over classes: the published rate of 2 belongs to that.
 
-    logits: (B, C). Targets are the labels (B,), but sigmoid(old) for the old classes where ``old``: (B, C_old) is given.
+    logits: (B, C). Targets are the labels (B,), but sigmoid(old) for the old classes where ``old``: (B, C_old) is given,
+    without those that come ``back`` with new images: these are learned.
     """
-    targets = F.one_hot(labels, logits.shape[1]).to(logits)
+    targets = truth = F.one_hot(labels, logits.shape[1]).to(logits)
     if old is not None:
-        targets = torch.cat([old.sigmoid(), targets[:, old.shape[1] :]], dim=1)
+        targets = torch.cat([old.sigmoid(), truth[:, old.shape[1] :]], dim=1)
+        if back is not None:
+            targets[:, back] = truth[:, back]
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
