@@ -8,12 +8,13 @@ import torch
 from tests import tiny
 from torch.nn import functional as F
 
-from geodl.closed_form import Fitted
+from geodl.closed_form import Fitted, Statistics
 from geodl.config import derive
 from geodl.data import ClassIncremental
 from geodl.data.images import concat
 from geodl.errors import ConfigError, TrainingError
 from geodl.learner import Learner
+from geodl.methods import analytic, kept_features
 
 
 def made(**options: Any) -> Learner:
@@ -58,6 +59,86 @@ def test_the_head_is_that_of_the_mean_of_an_image_and_its_mirrored_copy(scenario
 def test_options_that_mirrored_training_images_do_not_go_with(options, words):
     with pytest.raises(ConfigError, match=words):
         made(**MIRRORED | options)
+
+
+# -- the features of all images, and the sums of too many
+
+KEPT: dict[str, Any] = {"keep_features": True, "flip": True}
+
+
+def test_an_image_that_is_given_again_counts_once(scenario):
+    learner, first = made(**KEPT), scenario.train(0)
+    learner.learn(first)
+    before = learner.memory.own
+    learner.learn(first.select(range(12)))
+    assert torch.equal(learner.memory.own["labels"], before["labels"])
+    assert torch.equal(learner.memory.own["head"], before["head"])
+    assert learner.memory.own["last"].tolist() == list(range(12))
+    learner.learn(concat([first.select([3]), scenario.train(1)]))
+    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9, 9]
+    assert learner.memory.own["last"].tolist() == [3, *range(18, 27)]
+
+
+def test_a_picture_under_another_class_is_another_image(scenario):
+    learner, first = made(**KEPT), scenario.train(0)
+    learner.learn(first)
+    other = first.select([0])
+    learner.learn(other.relabel(torch.tensor([1, 1]), first.names))
+    assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 10]
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Let few images be too many, so that only sums are kept of them."""
+    monkeypatch.setattr(analytic, "MOST", 20)
+    monkeypatch.setattr(kept_features, "EACH", 64)
+
+
+def test_of_too_many_images_the_sums_are_kept_and_what_was_chosen_before_holds(scenario, few, monkeypatch):
+    monkeypatch.setattr(analytic, "mirroring_keeps_classes", lambda *_: False)
+    learner = made(**KEPT, gamma=0.77)
+    learner.learn(scenario.train(0))
+    assert {"labels", "rows"} <= learner.memory.own.keys()
+    for t in (1, 2):
+        learner.learn(scenario.train(t))
+        own = learner.memory.own
+        assert not {"labels", "rows", "last"} & own.keys()
+        assert own["counts"].tolist() == [9] * (t + 2)
+        assert not own["mirrors"]
+        assert own["gamma"] != 0.77  # leave-one-out chooses from a list
+        solved = Statistics.from_tensors(own).solve(float(own["gamma"]))
+        assert torch.allclose(own["head"], solved.head.float())
+    assert learner.evaluate(scenario.test(2))["analytic"].accuracy > 50
+    assert learner.judged(learner.rows_of(scenario.test(2))).predictions.eq(-1).all()  # no picture is recalled
+    learner.remove(learner.classes[0])
+    assert not learner.memory.own["mirrors"]
+    assert learner.memory.own["gamma"] == own["gamma"]
+
+
+def test_a_first_step_of_too_many_images_makes_no_matrix_of_all_their_pairs(scenario, few, monkeypatch):
+    sizes = []
+    solve = kept_features.solve_dual
+    monkeypatch.setattr(
+        kept_features, "solve_dual", lambda kernel, *rest: sizes.append(len(kernel)) or solve(kernel, *rest)
+    )
+    learner = made(**KEPT)
+    train = concat([phase.train for phase in scenario])
+    learner.learn(train)
+    assert learner.memory.own["counts"].sum() == len(train)
+    assert sizes == [20]
+
+
+def test_a_class_with_one_image_is_not_judged_by_the_fit_without_it(scenario):
+    learner = made()
+    train = concat([scenario.train(0), scenario.train(1).select([0])])
+    learner.learn(train)
+    assert set(learner.left_out().counts.sum(dim=1).tolist()) == {9, 0}
+
+
+def test_classes_of_one_image_each_are_judged_by_nothing(scenario):
+    learner = made(**KEPT)
+    learner.learn(scenario.train(0).select([0, 9]))
+    assert learner.judged(learner.rows_of(scenario.test(0))).predictions.eq(-1).all()
 
 
 # -- the closed form over a network that goes on learning

@@ -418,6 +418,15 @@ def test_stopped_and_continued_it_is_as_if_never_stopped(tmp_path, weeks):
     assert files(stopped.path) == files(straight.path)
 
 
+def test_a_stop_between_two_epochs_keeps_the_progress(model, weeks):
+    model.learn(weeks[0], **QUICK)
+    ended, continued = Heard(EpochEnded), Heard(StepContinued)
+    with pytest.raises(Interrupted, match="progress is saved"):
+        model.learn(weeks[1], listener=ended, stop=lambda: bool(ended), **QUICK)
+    model.learn(weeks[1], listener=continued, **QUICK)
+    assert continued
+
+
 def test_unfinished_work_on_other_images_is_not_continued(tmp_path, weeks):
     straight, stopped = (IncrementalClassifier(tmp_path / name) for name in ("a", "b"))
     with pytest.raises(Interrupted):
@@ -462,6 +471,14 @@ def test_model_and_images_stay_apart(weeks, tmp_path):
     for path in (weeks[0], weeks[0] / "model", tmp_path):
         with pytest.raises(ConfigError, match="one is inside the other"):
             IncrementalClassifier(path).learn(weeks[0], **QUICK)
+
+
+def test_links_that_lead_in_a_circle_are_no_folder(tmp_path, weeks):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DataError, match="loop"):
+        IncrementalClassifier(tmp_path / "model").learn(tmp_path / "loop", **QUICK)
+    with pytest.raises(GeodlError, match="loop"):
+        IncrementalClassifier(tmp_path / "loop").learn(weeks[0], **QUICK)
 
 
 def test_other_directories_are_refused(tmp_path, weeks):
@@ -525,6 +542,17 @@ def test_rename(model, weeks):
             model.rename(old, new)
     model.rename("eins", "ne\u0301")  # composed as the names of folders are
     assert model.classes[1] == "n\u00e9"
+
+
+def test_a_class_of_a_learner_that_was_saved_by_itself_is_renamed(model, digits):
+    rows = (digits.train.labels < 2).nonzero().flatten()[:16]
+    learner = Learner(method="finetune", network="convnet", epochs=1, threads=1)
+    learner.learn(digits.train.pixels[rows], [f"digit {label}" for label in digits.train.labels[rows].tolist()])
+    learner.save(model.path)
+    model.rename("digit 1", "eins")
+    again = IncrementalClassifier(model.path)
+    assert sorted(again.classes) == ["digit 0", "eins"]
+    assert again.info()["accuracy"] is None
 
 
 def test_remove(model, weeks):

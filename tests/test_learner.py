@@ -327,6 +327,24 @@ def test_joint_training_accumulates_what_it_was_given(scenario, tmp_path):
     assert state(loaded) == state(learner)
 
 
+def test_joint_training_forgets_the_images_of_a_class_that_is_removed(scenario):
+    learner = made(method="joint", epochs=1)
+    learner.learn(scenario.train(0))
+    kept = scenario.train(0).select(scenario.train(0).labels == 1)
+    learner.remove(learner.classes[0])
+    assert learner.given.item_digests() == kept.item_digests()
+    learner.learn(scenario.train(1))
+    assert learner.given.item_digests() == [*kept.item_digests(), *scenario.train(1).item_digests()]
+    assert torch.bincount(learner.given.labels).tolist() == [9, 9]
+
+
+def test_joint_training_takes_the_images_of_a_first_single_class_once(scenario):
+    learner, first = made(method="joint", epochs=1), scenario.train(0)
+    learner.learn(first.select(first.labels == 0))
+    learner.learn(first.select(first.labels == 1))
+    assert torch.bincount(learner.given.labels).tolist() == [9, 9]
+
+
 # -- a scenario through a learner is a run
 
 

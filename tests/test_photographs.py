@@ -12,6 +12,7 @@ from geodl.app.before import step_seconds
 from geodl.app.choices import has_pretrained
 from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Advised, OptionsChosen, TimeEstimated
+from geodl.methods import analytic, kept_features
 
 pytestmark = pytest.mark.skipif(not has_pretrained(), reason="the extra `pretrained` is not installed")
 
@@ -104,6 +105,25 @@ def test_no_picture_is_stored_with_exemplars_0(tmp_path):
     memory = Learner.load(tmp_path / "m").memory
     assert memory.images is None
     assert not any(tensor.dtype == torch.uint8 for tensor in memory.to_tensors().values())
+
+
+def test_a_folder_that_has_grown_brings_what_is_new(tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    images, labels = pictures(SHAPES[:2], 15)
+    model.learn(images[:-1], labels[:-1], **QUICK)
+    again = model.learn(images, labels, **QUICK)
+    assert again.judged == 30
+    assert again.stored_features == 30
+
+
+def test_a_model_of_very_many_images_is_learned_further(tmp_path, monkeypatch):
+    monkeypatch.setattr(analytic, "MOST", 10)
+    monkeypatch.setattr(kept_features, "EACH", 64)
+    model = IncrementalClassifier(tmp_path / "m")
+    for i in (0, 2):
+        done = model.learn(*pictures(SHAPES[i : i + 2], 6, seed=i), **QUICK)
+    assert done.stored_features == 0
+    assert done.accuracy > 50
 
 
 def test_the_pictures_that_are_kept_to_show_are_those_that_were_mistaken(tmp_path):

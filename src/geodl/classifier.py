@@ -281,7 +281,8 @@ class IncrementalClassifier:
             raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
 
     def _refuse_inside(self, folder: Path) -> None:
-        here, there = self.path.resolve(), folder.resolve()
+        # Not resolve(), which fails where links lead in a circle.
+        here, there = (Path(os.path.realpath(path)) for path in (self.path, folder))
         if here == there or there in here.parents or here in there.parents:
             raise ConfigError(f"model {self.path} and images {folder}: one is inside the other; keep them apart")
 

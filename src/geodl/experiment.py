@@ -216,8 +216,10 @@ class _Run:
         test = learner.rows_of(self.scenario.test(t))
         found = learner.features(test)
         seen = concat([self.scenario.train(s) for s in range(t + 1)]) if self.config.ame else None
-        similarity = {"similarity": self._similarity(t, found.pooled[found.labels < self.scenario.seen(0)])}
-        metrics = to_metrics(t, learner.confusions(test, found, seen), **(similarity if self.config.analysis else {}))
+        more = {}
+        if self.config.analysis:
+            more["similarity"] = self._similarity(t, found.pooled[found.labels < self.scenario.seen(0)])
+        metrics = to_metrics(t, learner.confusions(test, found, seen), **more)
         if self.is_main_process:
             model, memory, statistics = learner.tensors()
             self.store.save_phase(t, model, memory, metrics, learner.facts(), statistics)
@@ -231,7 +233,8 @@ class _Run:
         if t == 0:
             self._base_features = now
         elif self._base_features is None:
-            before = Learner.restored(self.store.load_phase(0), config=self.config)
+            precision = self.learner.trainer.precision
+            before = Learner.restored(self.store.load_phase(0), config=self.config, decided_precision=precision)
             self._base_features = before.features(before.rows_of(self.scenario.test(0))).pooled
         base = self._base_features
         assert base is not None

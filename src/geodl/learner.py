@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from geodl.config import Layer, RunConfig, derive, groups_of_options, preset_layer
 from geodl.data.batches import Transform, transform_of
@@ -20,7 +21,7 @@ from geodl.errors import ConfigError, DataError, StoreError
 from geodl.events import Listener, ignore
 from geodl.files import as_path, interpreting
 from geodl.herding import first_of_each
-from geodl.memory import Memory, insist_on_labels, quota
+from geodl.memory import Memory, insist_on_labels, quota, without_class
 from geodl.methods import Phase, build, configure, stored_config
 from geodl.metrics import Confusion
 from geodl.nets import CosineHead, Network, build_network, folded, frozen_copy
@@ -107,12 +108,12 @@ class Learner:
         """
         train, classes = self._admitted(labelled(images, labels))
         transform = self.transform or transform_of(self.config, train)
-        if not self.trained and self.memory.images is not None:  # the first real training: all is new
-            train = concat([train, self.memory.images])
         if self.method.keeps_all_data and self.phases:
             if self.given is None:
                 raise ConfigError("joint training needs all earlier images: set `given` to them, they are not saved")
             train = concat([self.given, train])
+        elif not self.trained and self.memory.images is not None:  # the first real training: all is new
+            train = concat([train, self.memory.images])
         if len(classes) == 1 and self.method.trains(0):
             network, memory = self._one_class(train, transform)
         else:
@@ -264,8 +265,11 @@ class Learner:
             confidences, predictions = recognizer.recognize(images)[0].max(dim=1)
             return Judged(images.labels, predictions, confidences)
         places = self.method.recalled(self.memory.own, recognizer.features(images).levels)
-        predictions = torch.where(places < 0, -1, found.predictions[places])
-        return Judged(images.labels, predictions, None if found.confidences is None else found.confidences[places])
+        predictions = F.pad(found.predictions, (0, 1), value=-1)[
+            places
+        ]  # place -1, nowhere, is the one that is put at the end
+        sure = None if found.confidences is None else F.pad(found.confidences, (0, 1))[places]
+        return Judged(images.labels, predictions, sure)
 
     def _all_means(self, images: Images) -> Tensor:
         """Return the (C, d) means of AME: over all training images, or the first ``ame_images`` of each class."""
@@ -327,6 +331,7 @@ class Learner:
         network.head.keep([i for i in range(len(self.classes)) if i != gone])
         own = self.method.without(self.memory.own, gone)
         self.network, self.memory = network, replace(self.memory.without(gone), own=own)
+        self.given = None if self.given is None else without_class(self.given, gone)
         self.classes = (*self.classes[:gone], *self.classes[gone + 1 :])
 
     def position(self, name: str) -> int:

@@ -29,6 +29,7 @@ from geodl.nets import build_network
 from geodl.predictors import default_classifier
 from geodl.store import RunDirectory
 from geodl.training import Interrupted
+from geodl.training.angles import SAMPLE
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,8 @@ class _Step:
 
     def _tell(self, event: events.Event) -> None:
         self.listener(event)
-        if isinstance(event, events.FeaturesTaken) and self.stop():  # a long pass asks nobody whether to stop
+        # A long pass asks nobody whether to stop. The sample after an epoch is short, and its epoch is not saved yet.
+        if isinstance(event, events.FeaturesTaken) and event.total > SAMPLE and self.stop():
             raise Interrupted("stopped before anything was changed")
         if not isinstance(event, events.FREQUENT):
             self.store.events(event.kind, **event.record())
@@ -211,11 +213,10 @@ class _Step:
         """Choose pictures to keep and show, (N,) bool: of each class, as many as are wanted and it lacks, mistaken ones first."""
         labels, own = self.ready.images.labels, self.learner.memory.own
         order = torch.arange(len(labels))
-        if "rows" in own:
+        if "last" in own:  # where the images of this step are among those whose features are kept
             truth, said = own["validated"].T
-            first = len(own["labels"]) - len(labels)  # this step's images are the last
-            mistaken = own["rows"][truth != said] - first
-            order = order[torch.isin(order, mistaken).logical_not().long().argsort(stable=True)]
+            mistaken = torch.isin(own["last"][: len(labels)], own["rows"][truth != said])
+            order = order[mistaken.logical_not().long().argsort(stable=True)]
         have = self.last.checks if self.last else Counter[int]()
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         for label in self.ready.present:

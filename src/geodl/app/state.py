@@ -178,7 +178,7 @@ def renamed(state: State, old: str, new: str) -> State:
         learner=learner,
         classes=tuple(classes),
         history=(*state.history, {"action": "rename", "old": old, "new": new}),
-        metrics=dict(state.metrics) | {"classes": list(learner.classes)},
+        metrics=dict(state.metrics) | {"classes": list(learner.classes)} if state.metrics else {},
     )
 
 

@@ -26,7 +26,7 @@ from geodl.errors import TrainingError
 from geodl.herding import first_of_each
 from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
-from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes
+from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes, same_image, spread
 from geodl.nets import Network
 from geodl.predictors import Judged
 from geodl.ranks import Ranks
@@ -37,8 +37,6 @@ JUDGED = 512
 """Images of a phase whose leave-one-out scores fit temperature and threshold."""
 MIRRORED = 8
 """Images of a class whose mirrored copies are looked at, to see whether mirroring keeps the class."""
-SAME = 0.05
-"""Features that differ by less than this share of their length are of the same image, read once more."""
 MOST = 5000
 """Images whose features are kept one by one; of more, only the sums are kept."""
 
@@ -71,7 +69,7 @@ class AnalyticConfig(RunConfig):
         False, "Method", "Keep all images' features: levels and ridge are chosen at each step.", in_model="fixed"
     )
     train_base: bool | None = option(
-        None, "Method", "Train the backbone in phase 0; unset: unless it comes with weights."
+        None, "Method", "Train the backbone in phase 0, true or false; unset: unless it comes with weights."
     )
 
     @property
@@ -152,7 +150,7 @@ class Analytic(Method):
         known = KeptFeatures.of(z, labels)
         if self.config.trains_later:
             return self._solved_anew(self._moved(phase) + known if before else known, classes, phase.ranks)
-        return self._features(phase, KeptFeatures.from_tensors(before) + known if before else known)
+        return self._features(phase, KeptFeatures.from_tensors(before) if before else None, known)
 
     def _statistics(self, phase: Phase, z: Blocks, labels: Tensor) -> dict[str, Tensor]:
         """Add the phase's images to the sums and solve (primal form)."""
@@ -163,7 +161,7 @@ class Analytic(Method):
         expand = _Expand(last.standardization, last.expansion) if last else self._expand(z)
         added = expand.sums(views, labels, classes, phase.ranks)
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
-        return statistics.to_tensors() | self._solved(statistics, expand, views, labels)
+        return statistics.to_tensors() | self._solved(statistics, expand, views, labels, before)
 
     def _moved(self, phase: Phase) -> KeptFeatures:
         """Return the features kept of old images as they are by now: the images at hand tell how they have moved."""
@@ -181,40 +179,59 @@ class Analytic(Method):
         """Fit to the features of all images, of which there are too many for the dual form."""
         expand = self._expand(data.z)
         statistics = expand.sums([data.z], data.labels, classes, ranks)
-        return data.to_tensors() | self._solved(statistics, expand, [data.z], data.labels)
+        return data.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, {})
 
     def _expand(self, z: Blocks) -> "_Expand":
         widths = {name: z[name].shape[1] for name in sorted(z)}
         return _Expand(Standardization.of(z), Expansion(share_out(self.config.expansion, widths), self._seed))
 
     def _solved(
-        self, statistics: Statistics, expand: "_Expand", views: Sequence[Blocks], labels: Tensor
+        self,
+        statistics: Statistics,
+        expand: "_Expand",
+        views: Sequence[Blocks],
+        labels: Tensor,
+        chosen: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Return the head, with temperature and threshold fitted on what leave-one-out says of some of the images."""
-        solved = statistics.solve(self.config.gamma)
+        """Return the head, with temperature and threshold fitted on what leave-one-out says of some of the images.
+
+        chosen: has the ridge, and whether mirroring keeps the class, where they were chosen while features were kept.
+        """
+        solved = statistics.solve(float(chosen.get("gamma", self.config.gamma)))
         some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
+        some = some[statistics.counts[labels[some]] > 1]  # without its only image nothing is known of a class
         scores = solved.leave_one_out(expand(views, some), targets_of(labels[some], len(statistics.counts)))
         heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
         fitted = Fitted(expand.standardization, expand.expansion, solved.head.float(), heat, least)
         validated = torch.stack([labels[some], scores.argmax(1)], dim=1)
         confidences = (scores / heat).softmax(dim=1).amax(1).float()
-        return fitted.to_tensors() | {"validated": validated, "confidences": confidences}
+        return fitted.to_tensors() | _choices(chosen) | {"validated": validated, "confidences": confidences}
 
-    def _features(self, phase: Phase, data: KeptFeatures) -> dict[str, Tensor]:
-        """Fit anew to the features of all images (dual form); beyond a number of images only their sums are kept."""
-        classes = phase.old + phase.new
-        found = fit(data, classes, self._seed)
-        first = len(data.labels) - len(phase.images)
-        if data.mirrors and self.config.flip:
-            sample = first_of_each(phase.images.labels, MIRRORED)
+    def _features(self, phase: Phase, before: KeptFeatures | None, known: KeptFeatures) -> dict[str, Tensor]:
+        """Fit anew to the features of all images (dual form), of which one that is given again counts once.
+
+        Of more than MOST images only sums are kept: levels, ridge and mirroring are chosen on a part of them, for good.
+        """
+        data, last, classes = known, torch.arange(len(known.labels)), phase.old + phase.new
+        if before is not None:
+            last = before.places_of(known)
+            data = before + known.select(last < 0)
+            last[last < 0] = torch.arange(len(before.labels), len(data.labels))
+        rows = spread(data.labels, MOST)
+        part = data.select(rows)
+        found = fit(part, classes, self._seed)
+        within = torch.isin(last, rows).nonzero().squeeze(1)
+        if data.mirrors and self.config.flip and len(within):
+            sample = within[first_of_each(phase.images.labels[within], MIRRORED)]
             copies = phase.read(phase.images.select(sample), mirror=True).levels
-            data = replace(data, mirrors=mirroring_keeps_classes(found, data, first + sample, copies))
-        own = found.fitted.to_tensors() | found.validated(data.labels)
+            places = torch.searchsorted(rows, last[sample])
+            data = replace(data, mirrors=mirroring_keeps_classes(found, part, places, copies))
         if len(data.labels) <= MOST:
-            return own | data.to_tensors()
-        statistics = Statistics.empty(found.fitted.expansion.width, classes)
-        statistics.add(torch.cat([found.h[name] for name in sorted(found.h)], dim=1), data.labels, classes)
-        return own | statistics.to_tensors() | {"mirrors": torch.tensor(data.mirrors)}
+            return found.fitted.to_tensors() | found.validated(data.labels) | data.to_tensors() | {"last": last}
+        expand = _Expand(found.fitted.standardization, found.fitted.expansion)
+        statistics = expand.sums([data.z], data.labels, classes, phase.ranks).rounded()
+        chosen = {"gamma": torch.tensor(found.gamma), "mirrors": torch.tensor(data.mirrors)}
+        return statistics.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, chosen)
 
     def fitted(self, kept: Mapping[str, Tensor]) -> Fitted | None:
         """Return the head that was solved last."""
@@ -232,8 +249,7 @@ class Analytic(Method):
         if not {"labels", "rows"} <= kept.keys():
             return torch.full((len(next(iter(levels.values()))),), -1)
         name, known = list(KeptFeatures.from_tensors(kept).z.items())[-1]
-        distances, places = torch.cdist(levels[name], known[kept["rows"]].float()).min(dim=1)
-        return torch.where(distances <= SAME * levels[name].norm(dim=1), places, -1)
+        return same_image(levels[name], known[kept["rows"]])
 
     def without(self, kept: Mapping[str, Tensor], gone: int) -> dict[str, Tensor]:
         """Return what is kept, without a class: as if it had never been there, where the features are kept.
@@ -251,7 +267,7 @@ class Analytic(Method):
             return data.to_tensors() | found.fitted.to_tensors() | found.validated(data.labels)
         pairs, stay = kept["validated"], (kept["validated"] != gone).all(1)
         rest = fitted.without(gone).to_tensors() | {"validated": (pairs - (pairs > gone).long())[stay]}
-        rest |= {"confidences": kept["confidences"][stay]} if "confidences" in kept else {}
+        rest |= _choices(kept) | ({"confidences": kept["confidences"][stay]} if "confidences" in kept else {})
         return rest | (Statistics.from_tensors(kept).without([gone]).to_tensors() if "gram" in kept else {})
 
     @property
@@ -278,6 +294,11 @@ class _Expand:
             for part in (found.upper, found.sums, found.counts):
                 distributed.all_reduce(part, group=ranks.group)
         return found
+
+
+def _choices(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what was chosen while features were kept, which the sums alone cannot tell."""
+    return {name: kept[name] for name in ("gamma", "mirrors") if name in kept}
 
 
 def _joined(z: Blocks, more: Blocks) -> dict[str, Tensor]:

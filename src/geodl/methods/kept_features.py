@@ -34,6 +34,9 @@ CONFUSED = 0.25
 """Mirrored copies of a class that are taken for other classes more often, by this share, tell that mirroring changes it."""
 FEW = 1500
 """Levels and ridge are chosen on at most about so many images."""
+SAME, EQUAL = 0.05, 0.005
+"""Features that differ by less than this share of their length are of the same image, read once more, perhaps from a smaller
+copy or in another precision; and of the same image, read again in the same way."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,24 @@ class KeptFeatures:
         z = {name: torch.cat([block, other.z[name]]) for name, block in self.z.items()}
         return KeptFeatures(z, torch.cat([self.labels, other.labels]), self.mirrors and other.mirrors)
 
+    def select(self, rows: Tensor) -> "KeptFeatures":
+        """Return the features of some of the images: int64 or bool rows."""
+        return replace(self, z={name: block[rows] for name, block in self.z.items()}, labels=self.labels[rows])
+
     def without(self, gone: int) -> "KeptFeatures":
         """Return what would be kept if a class had never been there."""
-        stay = self.labels != gone
-        labels = self.labels[stay] - (self.labels[stay] > gone).long()
-        return replace(self, z={name: block[stay] for name, block in self.z.items()}, labels=labels)
+        rest = self.select(self.labels != gone)
+        return replace(rest, labels=rest.labels - (rest.labels > gone).long())
+
+    def places_of(self, other: "KeptFeatures") -> Tensor:
+        """Return where among these the images of others are, (N,), told by class and deepest features; -1: nowhere."""
+        name = list(self.z)[-1]
+        places = torch.full_like(other.labels, -1)
+        for label in sorted(set(other.labels.tolist())):
+            ours, theirs = ((each.labels == label).nonzero().squeeze(1) for each in (self, other))
+            found = same_image(other.z[name][theirs], self.z[name][ours], EQUAL)
+            places[theirs[found >= 0]] = ours[found[found >= 0]]
+        return places
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all of it as named tensors; the order of the levels is in their names."""
@@ -78,10 +94,11 @@ class KeptFeatures:
 class Fit:
     """A fit to kept features, and what leave-one-out says of it: the predicted class (N,), -1 where it cannot be judged.
 
-    confidences: in that class, (N,).
+    confidences: in that class, (N,); gamma: the ridge that was chosen.
     """
 
     fitted: Fitted
+    gamma: float
     dual: Dual
     h: Mapping[str, Tensor]
     left_out: Tensor
@@ -101,7 +118,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     h = expansion.blocks(standardization(data.z))
     labels, names = data.labels, list(data.z)
     groups = near_duplicates(data.z[names[-1]])
-    some = _spread(labels, FEW)
+    some = spread(labels, FEW)
     part = {name: block[some] for name, block in h.items()}
     choice = choose(
         kernels(part, part),
@@ -125,7 +142,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         threshold(scores[known].amax(1), REJECTED),
     )
     confidences = (scores / fitted.temperature).softmax(dim=1).amax(1)
-    return Fit(fitted, dual, chosen, left_out, confidences)
+    return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences)
 
 
 def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> bool:
@@ -142,7 +159,15 @@ def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirror
     return True
 
 
-def _spread(labels: Tensor, most: int) -> Tensor:
+def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:
+    """Return which row of known: (M, d) is of the same image as each row of z: (N, d), as (N,); -1: none."""
+    if not len(known):
+        return torch.full((len(z),), -1)
+    distances, places = torch.cdist(z.float(), known.float()).min(dim=1)
+    return torch.where(distances <= share * z.float().norm(dim=1), places, -1)
+
+
+def spread(labels: Tensor, most: int) -> Tensor:
     """Return rows: at most about `most` images, of every class its share, at least two."""
     if len(labels) <= most:
         return torch.arange(len(labels))

@@ -20,7 +20,7 @@ from geodl.training.checkpoint import Checkpoint, Progress, load_weights
 from geodl.training.loop import Interrupted, Trainer
 
 # To be raised whenever training computes something else than before.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
