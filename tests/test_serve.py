@@ -12,10 +12,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import httpx
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
 from tests.serving import ENDED, QUICK, TOKEN, Client, encoded, pictures, running
@@ -24,6 +26,7 @@ from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
 from geodl.locks import locked
+from geodl.serve.batching import Predictor
 from geodl.serve.security import Limits, choose_token, has_token, is_allowed, is_loopback, names_of
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -138,6 +141,30 @@ def test_many_predictions_at_once_are_all_right(reader, base, digits):
         assert all(pool.map(one, range(200)))
 
 
+class Slow(IncrementalClassifier):
+    """A model that is read once it may be."""
+
+    asked, allowed = Event(), Event()
+
+    @property
+    def stamp(self):
+        self.asked.set()
+        assert self.allowed.wait(60)
+        return super().stamp
+
+
+def test_who_no_longer_waits_spoils_no_answer_of_others(base):
+    predictor, pixels = Predictor(Slow(base)), torch.zeros(3, 8, 8, dtype=torch.uint8)
+    first = predictor.submit(pixels, top=1)
+    assert Slow.asked.wait(60)
+    others = [predictor.submit(pixels, top=1) for _ in range(3)]  # to be predicted together
+    assert others[1].cancel()
+    Slow.allowed.set()
+    for answer in (first, others[0], others[2]):
+        assert answer.result(timeout=60).label
+    predictor.close()
+
+
 # ------------------------------------------------------------------------------------------------------------ teaching
 
 
@@ -169,7 +196,7 @@ def test_teach_look_rename_remove_and_undo(client, digits):
 def test_the_first_teaching_makes_the_model(tmp_path, digits):
     with running(tmp_path / "new") as url, Client(url) as client:
         empty = client.get("/api/v1/model").json()
-        assert (empty["classes"], empty["undo"], empty["accuracy"]) == ([], 0, None)
+        assert (empty["classes"], empty["undo"], empty["redo"], empty["accuracy"]) == ([], 0, 0, None)
         refused = client.predict(pictures(digits, 0)[0])
         assert refused.status_code == 409
         assert not (tmp_path / "new").exists()
@@ -177,6 +204,11 @@ def test_the_first_teaching_makes_the_model(tmp_path, digits):
         assert job["state"] == "done", job
         assert client.names() == ["0", "1"]
         assert client.predict(pictures(digits, 0)[0]).status_code == 200
+        assert client.post("/api/v1/undo").status_code == 200
+        empty = client.get("/api/v1/model").json()
+        assert (empty["classes"], empty["undo"], empty["redo"]) == ([], 0, 1)
+        assert client.post("/api/v1/redo").status_code == 200
+        assert client.names() == ["0", "1"]
     assert not (tmp_path / "new" / "teaching").exists()
 
 
@@ -241,18 +273,35 @@ def _files(model):
 
 def test_a_server_that_is_stopped_while_it_teaches(model, digits):
     before = _files(model)
-    with running(model, options={"epochs": 5000, "threads": 1}) as url, Client(url) as client:
+    slow = {"epochs": 5000, "threads": 1, "checkpoint_steps": 1}
+    with running(model, options=slow) as url, Client(url) as client:
         keys = [client.learn({f"digit {i}": pictures(digits, i)}).json()["id"] for i in (2, 3)]
         client.until(lambda: client.job(keys[0])["epoch"] > 0)
     with running(model) as url, Client(url) as client:
         assert {job["id"]: job["state"] for job in client.get("/api/v1/jobs").json()} == dict.fromkeys(
             keys, "interrupted"
         )
-        for key in keys:
+        for key, unfinished in ((keys[1], True), (keys[0], False)):  # how far the first came is kept as long as it is
             assert client.post(f"/api/v1/jobs/{key}/cancel").json()["state"] == "cancelled"
+            assert client.get("/api/v1/model").json()["unfinished"] is unfinished
         refused = client.post(f"/api/v1/jobs/{keys[0]}/resume")
         assert (refused.status_code, refused.json()["error"][:21]) == (409, "the job is cancelled;")
     assert _files(model) == before
+
+
+def test_a_job_that_another_server_has_taken_up_is_left_to_it(model):
+    folder = model / "teaching" / "job"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text('{"labels": ["x"], "names": ["x.png"], "made": "today", "source": null}')
+    with running(model) as url, Client(url) as client:
+        with locked(folder):
+            for action, said in (("cancel", "another server has taken up the job"), ("resume", "is being written by")):
+                refused = client.post(f"/api/v1/jobs/job/{action}")
+                assert (refused.status_code, said in refused.json()["error"]) == (409, True)
+                assert client.job("job")["state"] == "interrupted"
+        assert folder.exists()
+        assert client.post("/api/v1/jobs/job/cancel").json()["state"] == "cancelled"
+    assert not folder.exists()
 
 
 def test_jobs_beyond_the_limit_are_refused(model, digits):
@@ -324,11 +373,12 @@ def test_a_folder_on_the_server(model, digits, tmp_path):
             (root / "week2" / f"digit {label}" / f"{i}.png").write_bytes(content)
     (tmp_path / "secret" / "x").mkdir(parents=True)
     (root / "link").symlink_to(tmp_path / "secret")
+    (root / "loop").symlink_to("loop")
     with running(model) as url, Client(url) as client:
         refused = client.post("/api/v1/learn/folder", json={"folder": "week2"})
         assert (refused.status_code, "--allow-folder" in refused.json()["error"]) == (403, True)
     with running(model, allow_folder=root) as url, Client(url) as client:
-        for name in ("../secret", "/etc", "link", "nowhere", "a\0b"):
+        for name in ("../secret", "/etc", "link", "loop", "nowhere", "a\0b"):
             assert client.post("/api/v1/learn/folder", json={"folder": name}).status_code == 404
         assert client.ended(client.post("/api/v1/learn/folder", json={"folder": "week2"}))["state"] == "done"
         assert client.names() == [f"digit {label}" for label in range(4)]
@@ -347,8 +397,12 @@ def test_the_onnx_file(client):
     assert onnx.status_code == 200, onnx.text
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(onnx.content)
-    assert json.loads(session.get_modelmeta().custom_metadata_map["labels"]) == ["digit 0", "digit 1"]
+    def labels(content):
+        return json.loads(onnxruntime.InferenceSession(content).get_modelmeta().custom_metadata_map["labels"])
+
+    assert labels(onnx.content) == ["digit 0", "digit 1"]
+    client.post("/api/v1/classes/rename", json={"old": "digit 1", "new": "one"})
+    assert labels(client.get("/api/v1/export/onnx").content) == ["digit 0", "one"]
 
 
 # ------------------------------------------------------------------------------------------------------------- refusing
@@ -472,6 +526,17 @@ def test_limits_are_refused_with_a_sentence(model, digits):
 
         kind = {"Content-Type": "multipart/form-data; boundary=b"}
         assert client.post("/api/v1/predict", content=endless(), headers=kind).status_code == 413
+
+
+def test_what_holds_no_images_is_small_also_without_the_token(reader):
+    body, kind = b'"' + b"a" * 100_000 + b'"', {"Content-Type": "application/json"}
+    for path in ("classes/rename", "learn/folder"):
+        for content in (body, iter([body])):  # the second says nothing of its length
+            large = httpx.post(f"{reader.url}/api/v1/{path}", content=content, headers=kind)
+            assert (large.status_code, large.json()) == (
+                413,
+                {"error": "the request is larger than the limit of 64.0 kB"},
+            )
 
 
 def test_too_many_at_once_and_too_slow(model, digits):
@@ -614,6 +679,7 @@ def test_a_server_that_is_killed_while_it_teaches(model, digits):
         (["{folder}"], "is not a directory of geodl's|no config.json|config.json"),
         (["{folder}/new", "--allow-folder", "{folder}/nowhere"], "--allow-folder .*nowhere: not a folder"),
         (["{folder}/new", "--host", "256.1.1.1"], "cannot listen on 256.1.1.1 port 8000"),
+        (["{folder}/new", "--port", "70000"], "port = 70000: 0 to 65535 are allowed"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(words, said, tmp_path):

@@ -169,6 +169,15 @@ def base(tmp_path_factory, digits):
     return path
 
 
+def test_the_only_step_is_taken_back_and_brought_again(opened, base, tmp_path):
+    with running(shutil.copytree(base, tmp_path / "model")) as url:
+        page = opened(url)
+        page.locator("#undo").click()
+        page.locator("#redo").click()
+        until(page, "document.querySelectorAll('#classes li').length === 2")
+        assert "zero" in names(page)
+
+
 def test_cancel_and_folders(opened, base, tmp_path, digits):
     path = shutil.copytree(base, tmp_path / "model")
     folder = tmp_path / "week"

@@ -17,7 +17,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
     times = store.times("learned", "renamed", "removed")
     learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
-    undone = _undone(store)
+    taken_back = undone(store)
     found = confusions_of(state.metrics) if state.metrics else {}
     confusion = found[default_classifier(found)] if found else None
     accuracy = confusion.per_class if confusion else {}
@@ -55,14 +55,14 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "threshold": fitted.threshold if fitted and math.isfinite(fitted.threshold) else None,
         # Back to each earlier state that is kept; and from the first to nothing.
         "undo": sum(store.remembers(t) for t in range(store.completed() - 1)) + store.remembers(0),
-        "redo": len(undone),
-        "undone": undone,
+        "redo": len(taken_back),
+        "undone": taken_back,
         "unfinished": store.load_progress() is not None,
         "directory_bytes": directory_size(store.path),
     }
 
 
-def _undone(store: RunDirectory) -> list[dict[str, Any]]:
+def undone(store: RunDirectory) -> list[dict[str, Any]]:
     """Return the records of the steps that can be brought back, in that order; those after a damaged one cannot."""
     found: list[dict[str, Any]] = []
     with suppress(StoreError):

@@ -34,11 +34,7 @@ def serve(
     open_page: Annotated[bool, Parameter(name="--open", help="Open the page in a browser.", negative=())] = False,
     flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # noqa: B008
 ) -> None:
-    """Serve a model on a page, where one can recognize, teach, correct and take back, and to programs.
-
-    Only this machine can reach it unless --host says otherwise. What changes the model needs a token: it is part of the
-    address that is printed, or the value of the environment variable GEODL_TOKEN.
-    """
+    """Serve a model on a page, where one can recognize, teach, correct and take back, and to programs."""
     try:
         from geodl.serve.app import bind, create_app, server_of
         from geodl.serve.security import TOKEN_VARIABLE, choose_token, is_loopback

@@ -13,11 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, StreamingResponse
 from torch import Tensor
 
+from geodl.app.about import undone
+from geodl.data.names import LONGEST
 from geodl.serve import schemas
 from geodl.serve.exports import Kind
-from geodl.serve.schemas import LONGEST
 from geodl.serve.security import Refused, has_token
 from geodl.serve.server import Server
+from geodl.store import RunDirectory
 from geodl.text import printable
 
 NEAREST = 4
@@ -197,7 +199,7 @@ def learn_folder(wanted: schemas.Folder, here: Here) -> dict[str, Any]:
     try:
         folder = (root / wanted.folder).resolve()
         there = folder.is_relative_to(root) and folder.is_dir()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last: links that lead in a circle
         there = False
     if not there:
         raise Refused(404, "no such folder below the one that may be taught from")
@@ -238,22 +240,14 @@ def resume(key: str, here: Here) -> dict[str, Any]:
 def model(here: Here) -> dict[str, Any]:
     """Say what the model knows and keeps: classes with their accuracy, what it mixes up, its history."""
     facts: dict[str, Any] = dict.fromkeys(schemas.Model.model_fields, 0)
-    can_redo = hasattr(here.model, "redo")
-    facts |= {
-        "classes": [],
-        "steps": [],
-        "confusions": [],
-        "accuracy": None,
-        "network": None,
-        "image_size": None,
-        "redo": can_redo,
-    }
+    facts |= {"classes": [], "steps": [], "confusions": [], "accuracy": None, "network": None, "image_size": None}
     if here.model.stamp is not None:
         facts |= here.model.info()
+    elif (here.path / "config.json").exists():  # all that it had learned may have been taken back
+        facts["redo"] = len(undone(RunDirectory(here.path)))
     has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     return facts | {
         "name": printable(here.path.resolve().name),
-        "redo": int(facts["redo"]) if can_redo else 0,
         "read_only": here.read_only,
         "onnx": has_onnx,
     }
@@ -312,9 +306,7 @@ def undo(here: Here) -> dict[str, Any]:
 def redo(here: Here) -> dict[str, Any]:
     """Bring back the step that was taken back last."""
     here.free()
-    if not hasattr(here.model, "redo"):
-        raise Refused(404, "this version cannot bring a step back")
-    return {"record": here.model.redo() or {}}
+    return {"record": here.model.redo()}
 
 
 @changing.post("/classes/rename", response_model=schemas.Model, tags=["change"])

@@ -93,6 +93,8 @@ class _Listening(uvicorn.Server):
 
 def bind(host: str, port: int = 0) -> socket.socket:
     """Return a socket that listens; port 0: any that is free."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port = {port}: 0 to 65535 are allowed")
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         # asyncio sets it on its own sockets alone: without it every answer waits 40 ms for an acknowledgment.
@@ -148,7 +150,9 @@ def _invalid(_: Request, error: Any) -> Response:
     return refuse(422, printable(f"{where}: {first['msg']}"))
 
 
-def _http(_: Request, error: Any) -> Response:
+def _http(request: Request, error: Any) -> Response:
+    if isinstance(error.__cause__, Refused):  # FastAPI takes whatever happens while it reads a body for bad JSON
+        return _refused(request, error.__cause__)
     return JSONResponse({"error": str(error.detail)}, error.status_code, headers=error.headers)
 
 

@@ -120,6 +120,10 @@ class Predictor:
             self._answer(batch)
 
     def _answer(self, batch: list[_Waiting]) -> None:
+        # Those whose callers no longer wait are left out: an answer to one of them would be an error for all.
+        batch = [each for each in batch if each.answer.set_running_or_notify_cancel()]
+        if not batch:
+            return
         try:
             now = self.current()
             probabilities, unknown = now.recognizer.recognize(_images([each.pixels for each in batch], now))

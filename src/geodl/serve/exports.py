@@ -28,8 +28,9 @@ class Exports:
             raise Refused(429, "another file is being written; try again in a moment")
         async with self._lock:
             if self._made.get(kind) != stamp:
-                words = {"onnx": ["export", self.model, path], "report": ["report", self.model, "--out", path]}[kind]
-                await self._run([str(word) for word in words])
+                model, file = str(self.model), str(path)  # the file of an earlier state is replaced
+                words = {"onnx": ["export", model, file, "--force"], "report": ["report", model, "--out", file]}
+                await self._run(words[kind])
                 self._made[kind] = stamp
         return path
 

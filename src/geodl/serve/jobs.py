@@ -164,6 +164,7 @@ class Teacher:
 
     def _queued(self, job: Job) -> Job:
         job.held.enter_context(locked(job.folder))  # so that another server does not take it for one of a killed server
+        job.state = job.doing = "waiting"
         self.jobs[job.id] = job
         ended = [other.id for other in list(self.jobs.values()) if other.state in ENDED]
         for old in ended[: max(0, len(ended) - REMEMBERED)]:
@@ -185,8 +186,12 @@ class Teacher:
         with self._changing:
             if job.state in ENDED:
                 raise Refused(409, f"the job has ended already ({job.state})")
+            if job.state == "interrupted" and is_locked(job.folder):
+                raise Refused(409, "another server has taken up the job; cancel it there")
             job.cancelled.set()
-            if job.state == "interrupted":
+            # There is one checkpoint, of whichever job was the last to train: it goes with the last that may need it.
+            others = (other for other in list(self.jobs.values()) if other is not job)
+            if job.state == "interrupted" and all(other.state in ENDED for other in others):
                 self._give_up()
             if job.state != "running":  # else the thread ends it
                 self._end(job, "cancelled")
@@ -201,8 +206,7 @@ class Teacher:
             if not job.folder.exists():  # its images were removed with their class
                 self._end(job, "cancelled")
                 raise Refused(409, "the images of the job are no longer there")
-            job.state, job.doing = "waiting", "waiting"
-        return self._queued(job)
+            return self._queued(job)
 
     def forget(self, name: str) -> None:
         """Throw away the interrupted jobs that hold images of a class."""

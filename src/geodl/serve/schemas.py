@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from geodl.data.names import LONGEST
+
 
 class Strict(BaseModel):
     """A request: a misspelt field is an error."""
@@ -11,8 +13,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-LONGEST = 255
-"""Characters in the name of a class."""
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST)]
 
 

@@ -32,7 +32,8 @@ class Refused(Exception):  # noqa: N818  # an answer, not a fault
 class Limits:
     """What a client may ask for: sizes in bytes, times in seconds.
 
-    predict_body, learn_body:   size of one request.
+    predict_body, learn_body:   size of one request with images.
+    other_body:                 size of any other request; it is read before the token is checked.
     predict_images, learn_images: images in one request.
     upload_seconds:             for sending one request.
     answer_seconds:             for predicting one request, or for writing an ONNX file or a report.
@@ -43,6 +44,7 @@ class Limits:
 
     predict_body: int = 64_000_000
     learn_body: int = 1_000_000_000
+    other_body: int = 64_000
     predict_images: int = 100
     learn_images: int = 10_000
     upload_seconds: float = 600.0
@@ -170,7 +172,8 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        most = self.limits.learn_body if scope["path"].endswith("/learn") else self.limits.predict_body
+        bodies = {"learn": self.limits.learn_body, "predict": self.limits.predict_body}
+        most = bodies.get(scope["path"].rpartition("/")[2], self.limits.other_body)
         refusal = self._refusal(scope, headers) or _too_large(headers, most)
         if refusal is not None:
             await refusal(scope, receive, guarded)

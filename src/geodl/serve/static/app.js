@@ -480,13 +480,14 @@ function drawAccess() {
 }
 
 function drawModel() {
-  const model = page.model, learned = model.steps.length > 0;
+  const model = page.model, learned = model.classes.length > 0;
   document.title = `${model.name} · geodl`;
   $("name").textContent = show(model.name);
   const facts = model.classes.length ? [count(model.classes.length, "class"), model.accuracy === null ? null : `${percent(model.accuracy)} accuracy`, model.read_only ? "read only" : null] : ["It knows nothing yet: teach it two classes to begin"];
   $("lead").textContent = facts.filter(Boolean).join(" · ");
   $("teach").hidden = model.read_only;
-  $("knows").hidden = $("past").hidden = !learned;
+  $("knows").hidden = !learned;
+  $("past").hidden = !model.steps.length && !model.redo;
   $("known").replaceChildren(...model.classes.map((each) => el("option", { value: each.name })));
   redraw(() => $("classes").replaceChildren(...model.classes.map(drawClass)), "knows-title");
   $("mixed").hidden = !model.confusions.length;
@@ -495,7 +496,8 @@ function drawModel() {
   $("undo").hidden = model.read_only;
   $("undo").disabled = !model.undo;
   $("redo").hidden = model.read_only || !model.redo;
-  $("onnx").hidden = !model.onnx;
+  $("onnx").hidden = !model.onnx || !learned;
+  $("report").hidden = !learned;
   drawAccess();
   drawTrays();
 }
