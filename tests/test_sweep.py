@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -18,13 +21,14 @@ from tests.test_cli import geodl
 
 from geodl.cache import Cache
 from geodl.cli import many
+from geodl.cli import sweep as sweep_command
 from geodl.config import Layer, file_layers, preset_layer
 from geodl.events import BaseAwaited, BaseCached, StageStarted
 from geodl.experiment import run_config
 from geodl.methods import configure, kinds
 from geodl.store import RunDirectory
+from geodl.sweep import asha, runner, shipping, slurm
 from geodl.sweep import jobs as jobs_module
-from geodl.sweep import runner, shipping, slurm
 from geodl.sweep.jobs import Job, Spec, bases_first, draws, expand, jobs_in, parse_grid, parse_over, read_spec
 from geodl.sweep.runner import Local, Process, run_all
 from geodl.sweep.status import progress, status_of, value_of
@@ -135,7 +139,15 @@ def test_no_option_can_be_unset_that_is_set_by_default():
         (["--search", "random", "--over", "lr=log:0:1"], "over: lr = log:0:1: LOW:HIGH"),
         (["--search", "random", "--over", "lr=3:1"], "over: lr = 3:1: LOW:HIGH"),
         (["--search", "random", "--over", "lr"], "--over lr: OPTION=LOW:HIGH"),
-        (["--search", "random", "--over", "lr=1:2", "--trials", "0"], "nothing to vary"),
+        (["--search", "random", "--over", "lr=1:2", "--trials", "0"], "trials = 0: at least 1 is allowed"),
+        (
+            ["--search", "random", "--over", "lr=1:2", "--seed", "x"],
+            "seed = 'x' (command line): input should be a valid",
+        ),
+        (
+            ["--grid", "lr=1,2", "--submit", "slurm", "--sbatch", "--comment='x"],
+            "sbatch = --comment='x: No closing quot",
+        ),
         (["--search", "asha", "--over", "lr=1:2", "-j", "2"], "search = asha: it runs on Ray"),
         (["--grid", "devices=1,2"], "devices (sweep): it says how and where a run is done"),
     ],
@@ -192,6 +204,56 @@ def test_random_search_shows_the_best_first(tmp_path, monkeypatch):
     values = [value_of(store, "average") for store in stores]
     assert f"best average: {max(values):.2f} of LUCIR, lr " in said
     assert geodl(*order, cwd=tmp_path).stdout.count("started") == 0
+    known = {stores[0].path.name: None, stores[1].path.name: 30.0}
+    monkeypatch.setattr(sweep_command, "value_of", lambda store, metric: known[store.path.name])
+    assert "best forgetting: 30.00 of " in geodl(*order, "--metric", "forgetting", cwd=tmp_path).stdout
+    monkeypatch.setattr(sweep_command, "value_of", lambda store, metric: None)
+    assert "best forgetting: unknown of " in geodl(*order, "--metric", "forgetting", cwd=tmp_path).stdout
+
+
+@pytest.fixture
+def tune(monkeypatch):
+    """Stand-ins for what a search needs of Ray; each trial takes one step, but the second, which is lost before it."""
+    told = []
+
+    class Tuner:
+        def __init__(self, kind, *, param_space, **_):
+            self.kind, self.jobs = kind, param_space["job"]
+
+        def fit(self):
+            return [self.result(job) for job in self.jobs]
+
+        def result(self, job):
+            if job == 1:
+                return SimpleNamespace(metrics=None, error=RuntimeError("on node 7\nthe worker died"))
+            trial = self.kind()
+            trial.setup({"job": job})
+            told.append(trial.step())
+            return SimpleNamespace(metrics=told[-1] | {"config": {"job": job}}, error=None)
+
+    any_of = dict.fromkeys(("TuneConfig", "RunConfig", "FailureConfig", "CheckpointConfig"), SimpleNamespace)
+    bases = {"Trainable": type("Trainable", (), {"iteration": 0}), "Callback": object, "Stopper": object}
+    calls = {"Tuner": Tuner, "grid_search": list, "with_resources": lambda kind, _: kind}
+    tune = SimpleNamespace(**any_of, **bases, **calls)
+    ray = SimpleNamespace(tune=tune, init=lambda *_, **__: None, cluster_resources=dict)
+    schedulers = SimpleNamespace(ASHAScheduler=SimpleNamespace)
+    for name, module in {"ray": ray, "ray.tune": tune, "ray.tune.schedulers": schedulers}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return told
+
+
+def test_failures_of_trials_are_those_of_their_runs(tmp_path, monkeypatch, tune):
+    jobs = quick(tmp_path, *({"seed": seed} for seed in range(4)))
+    run_config(jobs[3].config, out=jobs[3].out)
+    ends = {jobs[0].out.name: "", jobs[2].out.name: "the loss is not finite", jobs[3].out.name: ""}
+    monkeypatch.setattr(asha, "Process", lambda _, log, *__: SimpleNamespace(result=lambda: ends[log.stem]))
+    how = {"told": lambda states: None, "stop": lambda: False, "allow_environment_change": False}
+    failed = asha.search(jobs, "local", "forgetting", **how)
+    assert failed == {jobs[1]: "Ray: the worker died", jobs[2]: "the loss is not finite"}
+    assert [job.file("error").exists() for job in jobs] == [False, True, True, False]
+    assert [job.file("stopped").exists() for job in jobs] == [True, False, False, False]
+    # Of a run that failed, or has only its base phase, no forgetting is known; none at all would be the best.
+    assert [each["value"] for each in tune] == [100.0, 100.0, 100.0]
 
 
 # -- running
@@ -500,9 +562,8 @@ def test_an_array_whose_lines_are_runs(tmp_path, monkeypatch):
         "--time=60",
     ):
         assert f"#SBATCH {line}\n" in text
-    lines = (tmp_path / "runs" / ".sweep" / "array.txt").read_text().splitlines()
-    assert len(lines) == 2
-    assert shlex.split(lines[0])[1:4] == ["-m", "geodl", "run"]
+    commands = re.search(r"^commands=\(\n(.*?)^\)\n", text, re.M | re.S)[1]
+    assert [shlex.split(command)[1:4] for command in shlex.split(commands)] == [["-m", "geodl", "run"]] * 2
     assert "2 runs: 2 waiting" in geodl("sweep", "status", cwd=tmp_path).stdout
     # The script, with srun and scontrol that do what SLURM's would.
     tools = tmp_path / "tools"
@@ -515,8 +576,11 @@ def test_an_array_whose_lines_are_runs(tmp_path, monkeypatch):
         "SLURM_ARRAY_TASK_ID": "2",
         "SLURM_ARRAY_JOB_ID": "7",
     }
+    # What is submitted later to the same directory changes nothing for the copy that SLURM keeps of a script.
+    script = Path(shutil.copy(script, tmp_path / "spooled"))
+    geodl("sweep", *DIGITS, "--grid", "seed=3,4,5", "--submit", "slurm", cwd=tmp_path)
     subprocess.run(["bash", script], env=environment, check=True, cwd="/")
-    assert sum(job.complete() for job in jobs_in(tmp_path / "runs")) == 1
+    assert {job.config.seed for job in jobs_in(tmp_path / "runs") if job.complete()} == {2}
     assert not (tmp_path / "asked").exists()
     # A run whose time is over goes back into the queue.
     (tools / "srun").write_text("#!/bin/bash\nexit 130\n")

@@ -53,6 +53,10 @@ class Where:
             raise ConfigError(f"jobs = {self.jobs}: at least 1 is allowed")
         if sum(part is not None for part in (self.jobs, self.ray, self.submit)) > 1:
             raise ConfigError("--jobs, --ray and --submit: one of them is allowed")
+        try:
+            shlex.split(self.sbatch)
+        except ValueError as error:
+            raise ConfigError(f"sbatch = {self.sbatch}: {error}") from None
 
     @property
     def here(self) -> bool:

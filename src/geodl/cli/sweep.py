@@ -9,14 +9,15 @@ from cyclopts import App, Parameter
 from geodl.cli.display import LEGEND, comparison_table, say
 from geodl.cli.many import ROWS, Where, carry_out, confirm, table_of
 from geodl.cli.options import Flags, layers_of
-from geodl.config import RunConfig
+from geodl.config import Layer
 from geodl.errors import ConfigError
 from geodl.experiment import results_of
+from geodl.methods import configure
 from geodl.report import page
 from geodl.report.results import read_settings
 from geodl.store import RunDirectory
 from geodl.sweep.jobs import Job, Spec, expand, jobs_in, parse_grid, parse_over, read_spec
-from geodl.sweep.status import METRICS, status_of, value_of
+from geodl.sweep.status import METRICS, status_of, value_of, worst
 
 MANY = 1000
 """More runs than so many are asked about first."""
@@ -62,8 +63,9 @@ def sweep(
     wanted = _wanted(spec, grid, over, search, flags)
     if (count := wanted.count(trials)) > MANY:
         confirm(f"these are {count:,} runs", yes or dry_run)
-    seed = flags.seed if flags.seed is not None else RunConfig.model_fields["seed"].default  # type: ignore[attr-defined]
-    jobs = expand(wanted.layers, wanted.points(trials, int(seed)), out)
+    given = {} if flags.seed is None else {"seed": flags.seed}  # type: ignore[attr-defined]
+    seed = configure([Layer("command line", given)]).config.seed
+    jobs = expand(wanted.layers, wanted.points(trials, seed), out)
     if dry_run:
         for number, job in enumerate(jobs, start=1):
             say(f"{number:3d}  {job.label}  ({status_of(job).state}; {job.out})")
@@ -102,10 +104,12 @@ def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
         return
     if metric:
         values = {job: value_of(RunDirectory(job.out), metric) for job in complete}
-        complete.sort(key=lambda job: METRICS[metric] * (values[job] or 0.0), reverse=True)
+        ranks = {job: METRICS[metric] * (worst(metric) if value is None else value) for job, value in values.items()}
+        complete.sort(key=lambda job: ranks[job], reverse=True)
         best, stopped = complete[0], len(jobs) - len(complete)
+        reached = "unknown" if values[best] is None else f"{values[best]:.2f}"
         more = f"; {stopped} runs were stopped early" if stopped else ""
-        say(f"best {metric}: {values[best] or 0.0:.2f} of {best.label}, {best.out}{more}")
+        say(f"best {metric}: {reached} of {best.label}, {best.out}{more}")
     rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
     first = f", the first {ROWS}" if len(rows) < len(complete) else ""
     say(comparison_table(f"{len(complete)} runs{first} (%)", rows))

@@ -5,7 +5,7 @@ The runs are those of a random search, in the same directories; the nodes must s
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from geodl.store import RunDirectory
 from geodl.sweep.cluster import RETRIES, connect, resources, wait_for_lock
 from geodl.sweep.jobs import FOLDER, Job, same_shape
 from geodl.sweep.runner import STOPPED, TURN, Process, State, Told, arguments, environment_of, prepare
-from geodl.sweep.status import METRICS, value_of
+from geodl.sweep.status import METRICS, value_of, worst
 from geodl.training import Interrupted
 
 FIRST = 2
@@ -62,16 +62,24 @@ def search(
     if halt.exists():
         unlink(halt)
         raise Interrupted(STOPPED)
-    failed = {jobs[r.metrics["config"]["job"]]: r.metrics["failed"] for r in results if (r.metrics or {}).get("failed")}
-    lost = [str(error).strip().splitlines()[-1] for error in results.errors]
-    for job in jobs:
-        if not job.complete() and job not in failed:
-            if lost:
-                failed[job] = f"Ray: {lost.pop()}"
-            else:
-                atomic_write(job.file("stopped"), b"")
-    for job, error in failed.items():
-        atomic_write(job.file("error"), error.encode())
+    return _failures(jobs, results)
+
+
+def _failures(jobs: Sequence[Job], results: Iterable[Any]) -> dict[Job, str]:
+    """Return which jobs failed and why; mark those, and those that were stopped early."""
+    failed: dict[Job, str] = {}
+    for position, result in enumerate(results):
+        # A trial that was lost before its first step told nothing, but trials are in the order of the jobs.
+        told = result.metrics or {}
+        job = jobs[told.get("config", {}).get("job", position)]
+        if job.complete():
+            continue
+        lost = str(result.error or "").strip().splitlines()
+        if error := f"Ray: {lost[-1]}" if lost else told.get("failed"):
+            failed[job] = error
+            atomic_write(job.file("error"), error.encode())
+        else:
+            atomic_write(job.file("stopped"), b"")
     return failed
 
 
@@ -103,11 +111,13 @@ def _trial(jobs: list[Job], metric: str, halt: Path, allow_environment_change: b
             while _completed(self.out) < phase and self.process.result() is None and not halt.exists():
                 time.sleep(TURN)
             if _completed(self.out) < phase:
-                return {"value": 0.0, "failed": self.process.result() or "", "done": True}
+                return {"value": worst(metric), "failed": self.process.result() or "", "done": True}
             store = RunDirectory(self.out)
             while phase == store.phases and self.process.result() is None:  # it writes its report
                 time.sleep(TURN)
-            return {"value": value_of(store, metric, phase) or 0.0, "failed": "", "done": phase == store.phases}
+            value = value_of(store, metric, phase)
+            value = worst(metric) if value is None else value
+            return {"value": value, "failed": "", "done": phase == store.phases}
 
         def cleanup(self) -> None:
             self.process.stop()

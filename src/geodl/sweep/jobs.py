@@ -117,7 +117,7 @@ class Spec:
 
     def points(self, trials: int, seed: int) -> list[Point]:
         """Return every combination of every grid, with each of the random draws where there are ranges."""
-        if not self.count(trials):
+        if not self.count(trials=1):
             raise ConfigError(
                 "nothing to vary: give --grid OPTION=A,B, --search with --over, or a file with a table [grid]"
             )

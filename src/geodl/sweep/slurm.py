@@ -1,4 +1,4 @@
-"""Runs as a SLURM job array: one line of a file a run, each a `geodl run` command, so that a job put back goes on exactly."""
+"""Runs as a SLURM job array: each task a `geodl run` command, so that a job put back goes on exactly."""
 
 import shlex
 import sys
@@ -23,10 +23,9 @@ def write(jobs: Sequence[Job], options: Sequence[str] = (), *, allow_environment
     for job in jobs:
         prepare(job)
     commands = [arguments(job.file("toml").resolve(), job.out.resolve(), allow_environment_change) for job in jobs]
-    lines, script = folder / "array.txt", folder / "array.sbatch"
-    geodl = [sys.executable, "-m", "geodl"]
-    atomic_write(lines, "".join(f"{shlex.join([*geodl, *command])}\n" for command in commands).encode())
+    lines = [shlex.join([sys.executable, "-m", "geodl", *command]) for command in commands]
     header = [f"#SBATCH {option}" for option in [*_resources(config, len(jobs), folder), *options]]
+    script = folder / "array.sbatch"
     atomic_write(script, "\n".join(["#!/bin/bash", *header, *_body(config, lines), ""]).encode())
     return script
 
@@ -42,17 +41,21 @@ def _resources(config: RunConfig, count: int, folder: Path) -> list[str]:
         "--requeue",
         f"--signal=INT@{WARNING}",
         "--open-mode=append",
-        f"--output={folder}/array-%a.log",
+        f"--output={folder}/array-%A-%a.log",
     ]
 
 
-def _body(config: RunConfig, lines: Path) -> list[str]:
+def _body(config: RunConfig, lines: Sequence[str]) -> list[str]:
     return [
+        "# Here, not in a file beside it: SLURM keeps a copy of the script, whatever is submitted later.",
+        "commands=(",
+        *map(shlex.quote, lines),
+        ")",
         f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
         f"export OMP_NUM_THREADS={config.threads or 1}",
-        f'srun bash -c "$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {shlex.quote(str(lines))})"',
+        'srun bash -c "${commands[SLURM_ARRAY_TASK_ID - 1]}"',
         "status=$?",
-        "# Its time was over and its progress is saved: back into the queue, where the same line goes on.",
+        "# Its time was over and its progress is saved: back into the queue, where the same command goes on.",
         '[ "$status" = 130 ] && scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
         'exit "$status"',
     ]

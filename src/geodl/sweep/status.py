@@ -15,7 +15,7 @@ from geodl.store import RunDirectory, summarize
 from geodl.sweep.jobs import Job
 
 METRICS = {"average": 1, "average_incremental": 1, "final": 1, "forgetting": -1}
-"""What a search may go by; 1: more is better, -1: less."""
+"""What a search may go by, in %; 1: more is better, -1: less."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ def progress(events: Sequence[dict[str, Any]], now: float) -> tuple[float, float
     total = sum(work)
     left = (now - since) * (total - reached) / (reached - began) if reached > began else None
     return (reached / total if total else 1.0), left
+
+
+def worst(metric: str) -> float:
+    """Return the worst value of a metric, which a run counts with whose value is not known."""
+    return 0.0 if METRICS[metric] > 0 else 100.0
 
 
 def value_of(store: RunDirectory, metric: str, phases: int | None = None) -> float | None:
