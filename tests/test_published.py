@@ -142,6 +142,7 @@ def test_a_run_is_matched_by_its_whole_protocol():
         {"distill": "none"},
         {"subspace_dim": 64},
         {"base": 40},
+        {"groups": [50, 25, 25]},  # they hold, whatever the number of phases says
     ):
         assert found(**other) == {}
 

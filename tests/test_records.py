@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -75,6 +76,20 @@ def test_other_options_have_another_file(finished, tmp_path):
     names = {path.name for path in records.add([finished, other], tmp_path / "kept")}
     assert len(names) == 2
     assert {path.name for path in records.add([finished, other], tmp_path / "kept")} == names
+
+
+def test_a_record_tells_what_changed_on_the_way(finished, tmp_path):
+    path = shutil.copytree(finished, tmp_path / "r")
+    run = RunDirectory(path)
+    environment = {**run.environment, "threads": 2}
+    RunDirectory.create_or_open(
+        path, run.config, environment=environment, must_match=["threads"], allow_environment_change=True
+    )
+    found = records.record(path)
+    assert found.machine["threads"] == 2
+    assert found.machine["changed"] == ["threads is 1 there and 2 now"]
+    assert "changed on the way (threads is 1 there and 2 now)" in verdicts.page([found], "cifar100-cpu")
+    assert "changed" not in records.record(finished).machine
 
 
 def test_only_complete_runs_have_a_result(finished, tmp_path):
@@ -173,8 +188,8 @@ def made(
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ([1.0, 1.1, 0.9], "holds"),
-        ([-1.0, -1.1, -0.9], "does not hold"),
+        ([1.0, 1.1, 0.9], "better"),
+        ([-1.0, -1.1, -0.9], "worse"),
         ([1.0, 0.1, 2.0], "not decided"),  # the mean is above its deviation, but the interval reaches below zero
         ([5.0, 5.1], "not decided"),
         ([9.0], "not decided"),
@@ -221,7 +236,7 @@ def test_comparisons_show_the_interval_and_the_papers_difference():
     assert not others
     table = judged(verdicts.comparisons(rows, verdicts.PAIRS, AVERAGE))
     seeds, shown, published, words = table["CE + GeoDL against CE + Cos", "k-NME"]
-    assert (seeds, shown, words) == (3, "+2.17 (+1.45 to +2.88)", "holds")
+    assert (seeds, shown, words) == (3, "+2.17 (+1.45 to +2.88)", "better")
     assert published == pytest.approx(61.40 - 60.09)
     assert table["CE + GeoDL against CE + Cos", "CNN"][2] == pytest.approx(58.54 - 59.82)
     assert table["CE + Cos against CE + LwF", "CNN"][1:] == ["+0.50", pytest.approx(6.98), "not decided"]
@@ -234,7 +249,7 @@ def test_less_forgetting_is_better():
     rows, _ = verdicts.sort_out(found, "cifar100-cpu")
     table = judged(verdicts.comparisons(rows, verdicts.PAIRS, "forgetting"))
     _, shown, published, words = table["LUCIR + GeoDL against LUCIR", "CNN"]
-    assert (shown, words) == ("-1.80 (-2.05 to -1.55)", "holds")
+    assert (shown, words) == ("-1.80 (-2.05 to -1.55)", "better")
     assert published == pytest.approx(9.49 - 18.70)
 
 
@@ -248,10 +263,11 @@ def test_the_two_readings_stand_side_by_side_for_every_t():
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
     assert not others
     table = {(row[0], row[1]): row[2:] for row in verdicts.readings(rows).rows}
-    assert len(table) == 10
+    assert len(table) == 12
     assert table[10, "CNN"][0] == "+1.00"
     assert table[5, "AME (oracle) against CNN"][:2] == ["+4.00", pytest.approx(65.14 - 63.17)]
     assert table[10, "AME (oracle) against CNN"][1] == pytest.approx(65.03 - 60.14)
+    assert table[5, "AME (oracle) against CNN, LUCIR on both sides"] == ["+0.00", None, "+0.00", None]
 
 
 def test_cosine_on_the_grid_is_a_row_of_its_own():
@@ -293,6 +309,19 @@ def test_one_training_fills_both_its_rows_and_departures_stand_apart():
     assert len(rows["iCaRL", 5]) == 1
 
 
+def test_a_joint_run_of_all_classes_serves_each_t_that_has_none_of_its_seed():
+    found = [
+        made("joint", "none", 1, average=None, final=60.0, phases=0),
+        made("joint", "none", 1, average=None, final=61.0, phases=5),
+        made("joint", "none", 2, average=None, final=62.0, phases=0),
+        made("lucir", "cosine", 1, average=50.0, phases=10),
+    ]
+    rows, others = verdicts.sort_out(found, "cifar100-cpu")
+    assert not others
+    assert [record.value("cnn", "final") for record in rows["Joint training", 5]] == [61.0, 62.0]
+    assert [record.value("cnn", "final") for record in rows["Joint training", 10]] == [60.0, 62.0]
+
+
 def test_what_a_preset_leaves_to_the_device_is_no_departure():
     found = [made("lucir", "cosine", seed, average=50.0, precision=bits) for seed, bits in ((1, "32"), (2, "bf16"))]
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
@@ -330,13 +359,14 @@ def test_the_page(tmp_path):
     assert "## AME (oracle)" in text
     assert "at most 150 images a class" in text
     assert (
-        "resnet32, 50 classes and then 5 phases where T is not told, 20 exemplars a class, 16 epochs in phase 0 and 6"
+        "resnet32, 50 classes and then 5 phases unless the column T says otherwise, 20 exemplars a class, 16 epochs in phase 0 and 6"
         in text
     )
     assert "| LUCIR | 5 | 10.00 | 2.00 ± 0.00 |" in text  # minutes; the cached base phase does not count
     assert "lr 0.01 instead of 0.05" in text
     assert "commits abc1234" in text
     assert "### " not in text  # LUCIR alone is compared with nothing
+    assert "Two readings" not in text
 
 
 def test_a_directory_that_is_named_like_no_preset_needs_one(tmp_path):

@@ -61,7 +61,7 @@ def matching(config: Mapping[str, Any], base: int) -> list[Published]:
 
     config: the options of the run; base: the number of its base classes, which the options may leave open.
     """
-    if config.get("memory_budget") != "per_class" or config.get("order") != "lucir-1993":
+    if config.get("memory_budget") != "per_class" or config.get("order") != "lucir-1993" or config.get("groups"):
         return []
     training = same(str(config.get("method")), str(config.get("distill")))
     ours = {"dataset": config.get("data"), "base": base, "phases": config.get("phases")}

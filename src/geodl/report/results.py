@@ -18,7 +18,7 @@ from geodl.losses import DISTILLATIONS
 from geodl.memory import Memory
 from geodl.methods import METHODS, configure, kinds
 from geodl.metrics import Confusion, Trajectory, confusions_of
-from geodl.predictors import CLASSIFIERS
+from geodl.predictors import CLASSIFIERS, default_classifier
 from geodl.store import RunDirectory, read_steadily
 
 DATA_NAMES = {"cifar100": "CIFAR-100", "imagenet-subset": "ImageNet-subset", "imagenet": "ImageNet", "digits": "digits"}
@@ -268,9 +268,8 @@ class Setting:
 
     @property
     def main(self) -> str | None:
-        """The classifier to show where there is room for one: the closed form, or k-NME, which a real learner has, else the head."""
-        usual = [name for name in ("analytic", "nme") if name in self.classifiers]
-        return next(iter([*usual, *self.classifiers]), None)
+        """The classifier to show where there is room for one."""
+        return default_classifier(self.classifiers) if self.classifiers else None
 
     def value(self, classifier: str, name: str) -> Estimate | None:
         """Summarise a figure by its name in ``Trajectory.to_dict()``."""

@@ -28,12 +28,12 @@ OTHERS: dict[str, dict[int, float]] = {
     "DER (expands the network, 20 exemplars a class)": {5: 71.69, 10: 70.42},
     "FOSTER (expands the network, 20 exemplars a class)": {5: 71.08, 10: 68.61, 25: 64.95},
 }
-"""What others published for CIFAR-100, 50 base classes, with phase 0 in the average."""
+"""What is published of others for CIFAR-100, 50 base classes, with phase 0 in the average."""
 NOTES = (
     f"{AVERAGE}: mean accuracy after phases 1 to T; {INCREMENTAL}: with phase 0; in %. Ours with several seeds: mean ± sample "
     "standard deviation. Test images are used once, at the end; nothing was chosen by them.",
-    "The paper's rows: ResNet-32, 160 epochs a phase, 20 exemplars a class, which the closed form does not keep. Rows of others are as they "
-    "were published, with their own bases, augmentation and class orders; DER and FOSTER train several networks.",
+    "The paper's rows: ResNet-32, 160 epochs a phase, 20 exemplars a class, which the closed form does not keep. Rows of others are "
+    "as published or as cited in later comparisons; their networks, schedules, augmentation and class orders differ, and DER and FOSTER expand the network.",
 )
 
 

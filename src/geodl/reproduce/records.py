@@ -21,6 +21,7 @@ FORMAT = 1
 class Record:
     """What one file holds of one run.
 
+    machine:  what the run ended on; "changed" names what was different before, where something was.
     seconds:  time of each phase, training and evaluation.
     cached:   whether phase 0 was taken from the cache, so that its time says nothing.
     results:  classifier -> average, average_incremental, final, forgetting, accuracy (a list: after each phase).
@@ -61,11 +62,13 @@ def record(path: Path) -> Record:
     with interpreting(path):
         kept = ("average", "average_incremental", "final", "forgetting", "accuracy")
         results = {name: {key: result[key] for key in kept} for name, result in run.results.items()}
+        changed = [line for event in events if event["kind"] == "environment changed" for line in event["differences"]]
         return Record(
             {key: value for key, value in run.config.items() if key not in (*FILES, *RunConfig.having("repetition"))},
             int(run.config["seed"]),
             run.environment.get("commit"),
-            {key: value for key, value in run.environment.items() if key != "commit"},
+            {key: value for key, value in run.environment.items() if key != "commit"}
+            | ({"changed": changed} if changed else {}),
             phase_seconds(events, run.done),
             any(event["kind"] == "cached" for event in events),
             results,

@@ -134,7 +134,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
     ratios = sorted(one / other for one, other in zip(numerator, denominator, strict=True))
     n = len(ratios)
     reach = 0.98 * n**0.5  # 1.96 standard deviations of a binomial(n, 1/2)
-    low, high = max(int(n / 2 - reach), 0), min(int(n / 2 + reach), n - 1)
+    low, high = max(int(n / 2 - reach) - 1, 0), min(int(n / 2 + reach) + 1, n - 1)
     return Ratio(statistics.median(ratios), ratios[low], ratios[high], n)
 
 
