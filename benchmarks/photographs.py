@@ -1,7 +1,8 @@
 """Photographs of 20 kinds of flowers in three steps (10 + 5 + 5 classes): four ways to learn them, in one table.
 
-``python -m benchmarks.photographs DIR [--ways default,nearest,adapt,scratch] [--out docs/photographs.md]`` with DIR as week1, week2, week3 and test, each a
-folder of class folders. Ways may be measured one at a time: the figures are kept as JSON beside the table, which shows all that are there.
+Run with `python -m benchmarks.photographs DIR [--ways default,nearest,adapt,scratch] [--out docs/photographs.md]`. DIR has the folders week1, week2,
+week3 and test, each with a folder of photographs for each class; the page in docs is of 20 classes of Oxford Flowers-102. Ways may be measured one at a
+time: the figures are kept as JSON beside the table, which shows all that are there.
 """
 
 import argparse
@@ -24,11 +25,15 @@ WAYS = {
 }
 TABLE = """# Photographs of 20 kinds of flowers
 
-Written by `python -m benchmarks.photographs`, do not edit. 10 classes, then 5, then 5 more, of up to 60 photographs each; the accuracy is that on the test photographs of all 20
-classes after the third step. Time is processor seconds of one thread; stored is the state on disk: the network,
-what is kept of the images, and pictures to show. Calibration error: the mean gap of confidence and accuracy, in ten bins. Unknown: a model of the first two steps is shown the test photographs of the third
-one's classes; the area under the ROC curve is that of the largest score, and the last two columns say how many of the unknown photographs its own threshold catches, and how many of the known ones it rejects
-(it is fitted so that 5 % of the learned images, each left out in turn, are rejected).
+Written by `python -m benchmarks.photographs DIR --out docs/photographs.md`, do not edit. DIR has the folders `week1`, `week2`, `week3` and `test`,
+each with a folder of photographs for each class: here 20 classes of Oxford Flowers-102, 10, then 5, then 5 more, up to 60 images of each to learn and
+up to 24 to test.
+
+Accuracy is that on the test photographs of all 20 classes after the third step, by the likeliest class; "unknown" is not counted. Time is processor
+seconds of one thread; stored is the state on disk: the network, what is kept of the images, and pictures to show. Calibration error: the mean gap of
+confidence and accuracy, in ten bins. Unknown: a model of the first two steps is shown the test photographs of the third one's classes; the area under
+the ROC curve is that of the largest score, and the last two columns say how many of the unknown photographs its own threshold catches, and how many
+of the known ones it rejects (it is fitted so that 5 % of the learned images, each left out in turn, are rejected).
 
 | | accuracy | seconds, steps 1 / 2 / 3 | stored | images/s predicting | calibration error | unknown: ROC area | caught | rejected |
 |---|---|---|---|---|---|---|---|---|

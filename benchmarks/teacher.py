@@ -1,6 +1,6 @@
 """Is a teacher faster with its batch norms folded into the convolutions? Both run in turns, in one process.
 
-Run: OMP_NUM_THREADS=1 python benchmarks/teacher.py [--network resnet32] [--batch 128] [--size 32] [--rounds 30]
+Run with `OMP_NUM_THREADS=1 python -m benchmarks.teacher [--network resnet32] [--batch 128] [--size 32] [--rounds 30]`.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """May the backbone move? The closed form over a network that adapts with GeoDL in each phase, against one that stays as it is.
 
-Run with `python -m studies.moving CIFAR_DIR RUN OUT [--epochs 3]`; RUN is a complete run of the preset cifar100-analytic, whose phase 0
+Run with `python -m studies.moving CIFAR_DIR RUN OUT.json [--epochs 3]`; RUN is a complete run of the preset cifar100-analytic, whose phase 0
 both sides start from. Features z of all training images are kept. Where the network moves, those of old images are left as they were
-(stale), carried along by a linear map from old to new z that is fitted on the images at hand (mapped), or, at the end, read anew from all
-old images, which a learner does not have (oracle). OUT.json keeps what came out.
+(stale), carried along by an affine map from old to new z that is fitted on the images at hand (mapped), or, at the end, read anew from all
+old images, which a learner does not have (oracle). What came out is written to OUT.json.
 """
 
 import argparse

@@ -76,6 +76,19 @@ def test_every_command_s_help_has_a_sentence_and_an_example():
     assert "default: none; bic: lwf; icarl: lwf; lucir: cosine" in re.sub(r" *│ *", " ", shown).replace("  ", " ")
 
 
+def test_help_says_more_than_the_list_of_commands():
+    overview = geodl("--help").stdout
+    for name, first, more in (
+        ("predict", '"unknown" for an image', "in closed form at a temperature fitted to learned images"),
+        ("serve", "Serve a model on a page", "Only this machine can reach it unless --host says otherwise."),
+    ):
+        shown = " ".join(geodl(name, "--help").stdout.split())
+        assert first in shown
+        assert more in shown
+        assert more[:20] not in overview
+    assert "beyond (the closed form over given weights)" in " ".join(geodl("reproduce", "--help").stdout.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -46,12 +46,16 @@ _COMMANDS = {
             "geodl learn flowers/ week1/",
         ),
         "own:predict": (
-            "Say what is in images: the class and how sure the model is (softmax of the learned scale times the "
-            "cosines with the class means).",
+            'Say what is in images: the class and how sure the model is, or "unknown" for an image unlike all classes.\n\n'
+            "How sure is the softmax of the classifier's scores: in closed form at a temperature fitted to learned images, "
+            "each left out in turn; of a trained network, the learned scale times the cosines with the class means (with "
+            "--classifier cnn, with the rows of the last layer). Only models in closed form say unknown by themselves; "
+            "--threshold makes any do so.",
             "geodl predict flowers/ photo.jpg more/ --top 3",
         ),
         "own:evaluate": (
-            "Say how good a model is on images whose classes you know: overall, by class, by learning step, and what it mixes up.",
+            "Say how good a model is on images whose classes you know: overall, by class, by learning step, and what it mixes up. "
+            'Accuracy is by the likeliest class; "unknown" is not counted.',
             "geodl evaluate flowers/ test/",
         ),
         "own:info": (
@@ -67,7 +71,9 @@ _COMMANDS = {
             "geodl export flowers/ flowers.onnx",
         ),
         "serve:serve": (
-            "Serve a model on a page, where one can recognize, teach, correct and take back; and to programs over HTTP.",
+            "Serve a model on a page, where one can recognize, teach, correct and take back; and to programs over HTTP.\n\n"
+            "Only this machine can reach it unless --host says otherwise. What changes the model needs a token: it is part "
+            "of the address that is printed, or the value of the environment variable GEODL_TOKEN.",
             "geodl serve flowers/",
         ),
     },
@@ -103,7 +109,8 @@ _COMMANDS = {
         ),
         "reproduce:reproduce": (
             "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to "
-            "table4, init10, fig-phases, fig-classifiers, fig-cca, time-memory, or all. Complete runs are not run again.",
+            "table4, init10, fig-phases, fig-classifiers, fig-cca, time-memory, or all of them; or beyond (the closed form "
+            "over given weights). Complete runs are not run again.",
             "geodl reproduce table1 --length smoke --runs 1",
         ),
         "results:add": (
@@ -111,7 +118,7 @@ _COMMANDS = {
             "geodl results add runs/* --to results/cifar100-cpu",
         ),
         "results:write": (
-            "Write a page from such files: every row of the paper, and whether its comparisons hold.",
+            "Write a page from such files: every row of the paper, and its comparisons with their intervals.",
             "geodl results write results/cifar100-cpu --out docs/results/cifar100-cpu.md",
         ),
     },

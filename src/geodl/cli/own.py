@@ -83,14 +83,22 @@ class LearnFlags:
     epochs: Annotated[int | None, _choice("Epochs: how often training goes through all the images.")] = None
     batch_size: Annotated[int | None, _choice("Images in one training step.")] = None
     lr: Annotated[float | None, _choice("Learning rate, at its highest.")] = None
-    exemplars: Annotated[int | None, _choice("Images to keep in the model, so that old classes are not forgotten.")] = (
-        None
-    )
+    exemplars: Annotated[
+        int | None,
+        _choice(
+            "Images to keep: in a trained model to learn from once more; in closed form only to show, at most 10 a class."
+        ),
+    ] = None
     memory_budget: Annotated[
         Literal["per_class", "total"] | None, _choice("Whether --exemplars counts for each class or in total.")
     ] = None
     seed: Annotated[int | None, _choice("Another number gives another, equally good model.")] = None
-    threads: Annotated[int | None, _choice("CPU threads; unset: chosen.", group=_MACHINE)] = None
+    threads: Annotated[
+        int | None,
+        _choice(
+            "CPU threads; unset: the cores there are, at most OMP_NUM_THREADS; one for tiny images.", group=_MACHINE
+        ),
+    ] = None
     workers: Workers = None
     accelerator: Annotated[Device | None, _choice("Where the network runs.", group=_MACHINE)] = None
 
@@ -152,12 +160,7 @@ def predict(
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
-    """Say what is in images: the class and how sure the model is.
-
-    Confidence is the softmax of the classifier's scores: in closed form at a temperature fitted to learned images, each
-    left out in turn; of a trained network, the learned scale times the cosines with the class means (with --classifier cnn,
-    with the rows of the last layer). An image unlike all classes is called unknown, by models in closed form.
-    """
+    """Say what is in images: the class and how sure the model is."""
     if as_json and as_csv:
         raise ConfigError("--json and --csv: one of them, not both")
     if no_unknown and threshold is not None:
@@ -201,7 +204,10 @@ def evaluate(
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
-    """Say how good the model is on images whose classes you know, none of which it has learned."""
+    """Say how good the model is on images whose classes you know, none of which it has learned.
+
+    Accuracy is by the likeliest class; "unknown" is not counted.
+    """
     with predicting() as listener:
         found = IncrementalClassifier(model).evaluate(
             images, classifier=classifier, strict=strict, accelerator=accelerator, workers=workers, listener=listener

@@ -54,7 +54,12 @@ class RunConfig(BaseModel):
 
     method: str = option("lucir", "Method", "The learning method; `geodl methods` lists them.", in_model="fixed")
     distill: str = option(
-        "none", "Method", "How old knowledge is carried over.", in_model="kept", in_grid=True, training=True
+        "none",
+        "Method",
+        "How old knowledge is distilled: none, lwf, cosine or geodesic (GeoDL).",
+        in_model="kept",
+        in_grid=True,
+        training=True,
     )
 
     data: str = option(
@@ -86,7 +91,7 @@ class RunConfig(BaseModel):
     network: str = option(
         "resnet32",
         "Network",
-        "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, or timm:NAME.",
+        "Backbone: resnet8, resnet20, resnet32, resnet18, convnet, efficientnet-lite0, or timm:NAME.",
         in_model="fixed",
         base=True,
     )
@@ -181,7 +186,13 @@ class RunConfig(BaseModel):
     )
 
     threads: int | None = option(
-        None, "Machine", "CPU threads; unset: the cores there are.", ge=1, le=4096, identity=False, in_model="set"
+        None,
+        "Machine",
+        "CPU threads; unset: the cores there are, at most OMP_NUM_THREADS.",
+        ge=1,
+        le=4096,
+        identity=False,
+        in_model="set",
     )
     devices: int = option(1, "Machine", "Devices (GPUs, or CPU processes) on each node.", ge=1, le=1024, identity=False)
     nodes: int = option(1, "Machine", "Nodes.", ge=1, le=65536, identity=False)
