@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from contextlib import contextmanager
 
 import pytest
 from PIL import Image
@@ -31,27 +32,26 @@ def browser():
 
 @pytest.fixture
 def opened(browser):
-    """Open the page of a server; afterwards nothing may have gone wrong in it, nor been asked for from elsewhere."""
-    contexts, said, asked = [], [], []
+    """Return what opens the page of a server, and closes it before the server ends: nothing may have gone wrong in it."""
 
+    @contextmanager
     def opened(url, *, token=TOKEN, **how):
-        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how))
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(30_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (said.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"{url}/#token={token}" if token else url)
-        until(page, "document.getElementById('lead').textContent !== ''")
-        return page
+        said, asked = [], []
+        with browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how)) as context:
+            page = context.new_page()
+            page.set_default_timeout(30_000)
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.on("dialog", lambda dialog: (said.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(f"{url}/#token={token}" if token else url)
+            until(page, "document.getElementById('lead').textContent !== ''")
+            yield page
+        assert [text for text in said if "401" not in text] == []  # the browser reports a refused request by itself
+        # nothing is asked for from elsewhere
+        assert all(url.startswith(("blob:http://127.0.0.1:", "data:image/", "http://127.0.0.1:")) for url in asked)
 
-    yield opened
-    for context in contexts:
-        context.close()
-    assert [text for text in said if "401" not in text] == []  # the browser reports a refused request by itself
-    assert all(url.startswith(("blob:http://127.0.0.1:", "data:image/", "http://127.0.0.1:")) for url in asked)
+    return opened
 
 
 def until(page, condition):
@@ -91,8 +91,7 @@ def names(page):
 
 def test_a_person_teaches_recognizes_corrects_and_takes_back(opened, tmp_path, digits):
     path = tmp_path / "numbers"
-    with running(path) as url:
-        page = opened(url)
+    with running(path) as url, opened(url) as page:
         assert TOKEN not in page.url
         assert page.locator("h1").inner_text() == "numbers"
         assert "It knows nothing yet" in page.locator("#lead").inner_text()
@@ -170,8 +169,7 @@ def base(tmp_path_factory, digits):
 
 
 def test_the_only_step_is_taken_back_and_brought_again(opened, base, tmp_path):
-    with running(shutil.copytree(base, tmp_path / "model")) as url:
-        page = opened(url)
+    with running(shutil.copytree(base, tmp_path / "model")) as url, opened(url) as page:
         page.locator("#undo").click()
         page.locator("#redo").click()
         until(page, "document.querySelectorAll('#classes li').length === 2")
@@ -185,8 +183,7 @@ def test_cancel_and_folders(opened, base, tmp_path, digits):
         (folder / f"digit {label}").mkdir(parents=True)
         for i, content in enumerate(pictures(digits, label)):
             (folder / f"digit {label}" / f"{i}.png").write_bytes(content)
-    with running(path, options={"epochs": 5000, "threads": 1}) as url:
-        page = opened(url)
+    with running(path, options={"epochs": 5000, "threads": 1}) as url, opened(url) as page:
         fill(page, "three", [])
         with page.expect_file_chooser() as chooser:
             page.get_by_role("button", name="Add a folder of images to three").click()
@@ -214,8 +211,7 @@ def test_cancel_and_folders(opened, base, tmp_path, digits):
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (320, "light"), (1280, "dark")])
 def test_it_fits_a_phone_in_light_and_dark(opened, base, digits, width, scheme):
-    with running(base) as url:
-        page = opened(url, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    with running(base) as url, opened(url, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:
         page.set_input_files("#file", files(pictures(digits, 0, slice(30, 32)), "x" * 80))
         page.wait_for_selector(".results .bars")
         fill(page, "y" * 80, files(pictures(digits, 2), "z"))
@@ -228,8 +224,7 @@ def test_it_fits_a_phone_in_light_and_dark(opened, base, digits, width, scheme):
 
 
 def test_the_camera(opened, base):
-    with running(base) as url:
-        page = opened(url, permissions=["camera"])
+    with running(base) as url, opened(url, permissions=["camera"]) as page:
         page.get_by_role("button", name="Camera", exact=True).click()
         until(page, "document.getElementById('video').videoWidth > 0")
         page.get_by_role("button", name="Take picture").click()
@@ -239,8 +234,7 @@ def test_the_camera(opened, base):
 
 
 def test_without_the_token_one_can_look_and_recognize(opened, base, digits):
-    with running(base) as url:
-        page = opened(url, token=None)
+    with running(base) as url, opened(url, token=None) as page:
         page.set_input_files("#file", files(pictures(digits, 0, slice(30, 31)), "x"))
         page.wait_for_selector(".results .bars")
         assert page.locator(".similar").count() == 0  # stored images are private
@@ -256,8 +250,7 @@ def test_without_the_token_one_can_look_and_recognize(opened, base, digits):
 
 
 def test_read_only(opened, base):
-    with running(base, read_only=True) as url:
-        page = opened(url, token=None)
+    with running(base, read_only=True) as url, opened(url, token=None) as page:
         assert "read only" in page.locator("#lead").inner_text()
         assert not page.locator("#teach").is_visible()
         assert not page.locator("#undo").is_visible()
