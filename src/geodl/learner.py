@@ -265,9 +265,8 @@ class Learner:
             confidences, predictions = recognizer.recognize(images)[0].max(dim=1)
             return Judged(images.labels, predictions, confidences)
         places = self.method.recalled(self.memory.own, recognizer.features(images).levels)
-        predictions = F.pad(found.predictions, (0, 1), value=-1)[
-            places
-        ]  # place -1, nowhere, is the one that is put at the end
+        # Place -1, nowhere, is the one that is put at the end.
+        predictions = F.pad(found.predictions, (0, 1), value=-1)[places]
         sure = None if found.confidences is None else F.pad(found.confidences, (0, 1))[places]
         return Judged(images.labels, predictions, sure)
 

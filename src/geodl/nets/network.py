@@ -47,9 +47,8 @@ class Network(nn.Module):
     def _output(self, features: Tensor) -> Output:
         features = _at_least_float32(features)  # averaged in float32, also where the map has half the bits
         pooled = _pool(features)
-        with torch.autocast(
-            pooled.device.type, enabled=False
-        ):  # logits of 8 bits tie, and argmax gives a tie to the older class
+        # In float32 too: logits of 8 bits tie, and argmax gives a tie to the older class.
+        with torch.autocast(pooled.device.type, enabled=False):
             logits = self.head(pooled)
         return Output(logits, pooled, _on_grid(features, 2))
 
