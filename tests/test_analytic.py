@@ -1,6 +1,7 @@
 """The method `analytic`: mirrored training images, and a network that goes on learning."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,12 +172,29 @@ def test_features_moved_along_are_nearer_to_those_of_today_than_before(scenario)
         assert moved.norm() < stale.norm()
 
 
-def test_sums_alone_cannot_be_moved_along(scenario):
-    still = made(**LATER | {"distill": "none"})
-    still.learn(scenario.train(0))
-    learner = still.continued(made(**LATER).config)
+@pytest.mark.parametrize(("first", "then"), [("none", "geodesic"), ("geodesic", "none")])
+def test_a_network_that_stands_still_or_goes_on_learning_does_so_for_good(scenario, first, then):
+    learner = made(distill=first)
+    learner.learn(scenario.train(0))
+    with pytest.raises(ConfigError, match=f"distill = {then}: this model was made with {first}; another needs a new"):
+        learner.continued(made(distill=then).config)
+
+
+def test_nothing_is_learned_on_top_of_statistics_that_are_gone(scenario):
+    learner = made()
+    learner.learn(scenario.train(0))
+    own = {name: tensor for name, tensor in learner.memory.own.items() if not learner.method.only_to_learn(name)}
+    learner.memory = replace(learner.memory, own=own)  # as an earlier phase of a run has it
     with pytest.raises(TrainingError, match="are gone"):
         learner.learn(scenario.train(1))
+
+
+def test_the_random_features_are_those_of_the_first_seed(scenario):
+    learner = made(seed=3)
+    learner.learn(scenario.train(0))
+    with pytest.raises(ConfigError, match="seed = 4: this model was made with 3; another needs a new model"):
+        learner.continued(made(seed=4).config)
+    learner.continued(made(seed=3).config).learn(scenario.train(1))
 
 
 def test_a_class_is_removed_where_the_network_moves(scenario):

@@ -659,6 +659,31 @@ def test_it_goes_on_with_other_options(scenario, learned):
     assert state(learned) == before
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 7.0}, "scale = 7.0: this model was made with 5.0"),
+        ({"network": "resnet8"}, "network = resnet8: this model was made with convnet"),
+        ({"image_size": 16}, "image_size = 16: this model was made with 8"),
+        ({"method": "finetune"}, "method = finetune: this model was made with lucir"),
+    ],
+)
+def test_it_does_not_go_on_with_what_only_a_new_model_can_have(learned, options, message):
+    with pytest.raises(ConfigError, match=f"{message}; another needs a new model"):
+        learned.continued(made(**{"distill": "geodesic"} | options).config)
+    learned.continued(made(distill="geodesic", image_size=8).config)
+
+
+def test_it_does_not_go_on_with_a_distillation_that_needs_another_head(scenario):
+    learner = made(method="icarl", epochs=1)
+    learner.learn(scenario.train(0))
+    with pytest.raises(
+        ConfigError, match="distill = 'geodesic': this goes with a cosine head, and this model has a lin"
+    ):
+        learner.continued(made(method="icarl", distill="geodesic").config)
+    assert learner.continued(made(method="icarl", distill="none").config).classes == learner.classes
+
+
 def first_weights(make: Callable[[], Learner], images: ArrayImages) -> torch.Tensor:
     learner = make()
     learner.learn(images)

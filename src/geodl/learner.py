@@ -344,10 +344,25 @@ class Learner:
         """Return a learner that goes on from here with other options; how: as for the constructor."""
         learner = Learner(config, **how)
         if self.transform is not None:
+            self._refuse_other(learner, self.transform.size)
             learner.transform = transform_of(config, size=self.transform.size)
         for name in ("network", "memory", "classes", "phases", "trained", "given"):
             setattr(learner, name, getattr(self, name))
         return learner
+
+    def _refuse_other(self, learner: "Learner", size: int) -> None:
+        """Raise an error where a learner that is to go on from here has options that only a new one can have."""
+        for key in learner.config.having("in_model", "fixed"):
+            wanted = getattr(learner.config, key)
+            there = size if key == "image_size" else getattr(self.config, key, None)
+            if wanted is not None and wanted != there:
+                raise ConfigError(f"{key} = {wanted}: this model was made with {there}; another needs a new model")
+        head, there = learner.method.head, self.method.head
+        if head != there:
+            raise ConfigError(
+                f"distill = {learner.config.distill!r}: this goes with a {head} head, and this model has a {there} one; "
+                "another needs a new model"
+            )
 
     # --------------------------------------------------------------------------------------------- saving and loading
 

@@ -21,7 +21,7 @@ from geodl.closed_form import (
     temperature,
     threshold,
 )
-from geodl.config import MANY, RunConfig, derive, option, restate
+from geodl.config import MANY, SEEDS, RunConfig, derive, option, restate
 from geodl.errors import TrainingError
 from geodl.herding import first_of_each
 from geodl.memory import Memory
@@ -45,7 +45,9 @@ class AnalyticConfig(RunConfig):
     """Options of learning in closed form."""
 
     method: Literal["analytic"] = restate("method", "analytic")
-    distill: str = restate("distill", "none")
+    distill: str = restate("distill", "none", in_model="fixed")
+    # The random features are drawn from it, and what was learned holds for these alone.
+    seed: int = restate("seed", 1, in_model="fixed", ge=0, le=SEEDS)
     exemplars: int = option(
         0, "Memory", "Exemplars to keep all the same, for k-NME.", ge=0, le=MANY, in_model="kept", in_grid=True
     )
