@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -640,6 +641,36 @@ def test_a_removed_class_is_never_predicted_and_can_come_back(scenario, options)
     learner.learn(scenario.train(0).select(scenario.train(0).labels == 0))
     assert learner.classes == (*kept, gone)
     assert learner.evaluate(scenario.test(1))[{"analytic": "analytic"}.get(options["method"], "ncm")].images == 15
+
+
+@pytest.mark.parametrize("options", METHODS, ids=lambda options: options["method"])
+def test_more_images_of_the_only_class_left_join_what_is_kept_of_it(scenario, options):
+    learner = made(**options, epochs=1)
+    learner.learn(scenario.train(0))
+    learner.remove(learner.classes[1])
+    kept, weights = learner.memory.images, learner.network.backbone.state_dict()
+    first = scenario.train(0).select(scenario.train(0).labels == 0)
+    more = replace(first, pixels=255 - first.pixels).select([0])
+    learner.learn(more)
+    assert learner.trained
+    assert (learner.classes, learner.network.head.classes) == (scenario.classes[:1], 1)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in learner.network.backbone.state_dict().items())
+    if kept is not None:
+        assert set(learner.memory.images.item_digests()) <= {*kept.item_digests(), *more.item_digests()}
+        assert learner.memory.per_class() == {0: len(kept)}
+    if options["method"] == "analytic":
+        now = learner.memory.own
+        assert (now["counts"] if "counts" in now else torch.bincount(now["labels"])).tolist() == [10]
+    learner.learn(scenario.train(1))
+    assert learner.classes == (scenario.classes[0], scenario.classes[2])
+
+
+def test_joint_training_may_begin_with_one_class_and_no_exemplars(scenario):
+    learner = made(method="joint", exemplars=0)
+    for t in (1, 0):
+        learner.learn(scenario.train(t))
+    assert torch.bincount(learner.given.labels).tolist() == [9, 9, 9]
+    assert set(learner.evaluate(scenario.test(1))) == {"cnn", "ncm"}
 
 
 def test_the_only_class_stays(scenario):

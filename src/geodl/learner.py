@@ -114,17 +114,18 @@ class Learner:
             train = concat([self.given, train])
         elif not self.trained and self.memory.images is not None:  # the first real training: all is new
             train = concat([train, self.memory.images])
-        if len(classes) == 1 and self.method.trains(0):
+        if len(classes) == 1 and self.method.trains(0) and not self.trained:
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
-            run_stages(self.trainer, self.method, phase, progress, self.listener, self.shared_base)
+            if len(classes) > 1:  # where the others were removed, there is nothing to train either
+                run_stages(self.trainer, self.method, phase, progress, self.listener, self.shared_base)
             network, memory = phase.network, settled(self.trainer, self.method, phase)
         if self.method.keeps_all_data:
             self.given = train
         self.network, self.memory, self.transform = network, memory, transform
         self.classes, self.phases = classes, self.phases + 1
-        self.trained = len(classes) > 1 or not self.method.trains(0)
+        self.trained = self.trained or len(classes) > 1 or not self.method.trains(0)
 
     def prepare(self, images: Images, classes: int, transform: Transform) -> Phase:
         """Return the next phase, ready to be trained: teacher, grown head, imprinted rows, frozen rows of absent classes.
@@ -173,7 +174,7 @@ class Learner:
     def _one_class(self, train: Images, transform: Transform) -> tuple[Network, Memory]:
         """Keep exemplars of the only class by the features of the untrained network: there is nothing to tell apart."""
         share = quota(1, self.config.exemplars, self.config.memory_budget)
-        if not share:
+        if not share and not self.method.keeps_all_data:
             given = f"exemplars = {self.config.exemplars}"
             raise ConfigError(f"{given}: the first step needs two classes or more, since nothing can be kept of one")
         network = self._built(1)
