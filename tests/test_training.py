@@ -17,6 +17,7 @@ from tests.phases import KeptProgress, ScenarioLearner
 
 from geodl import files
 from geodl.cache import Cache
+from geodl.config import RunConfig, option
 from geodl.data.batches import transform_of
 from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, GeodlError, MissingExtraError, StoreError, TrainingError
@@ -512,6 +513,32 @@ def test_a_method_of_ones_own_does_not_get_another_s_base_phase(data):
         name = "own"
 
     assert base_key(data, method=Own) != base_key(data)
+
+
+def test_a_base_phase_of_a_loss_of_ones_own_is_that_of_its_options_and_its_code(data):
+    class Config(RunConfig):
+        strength: float = option(1.0, "Method", "Weight of the loss.")
+
+    def first() -> type[Method]:
+        class Own(Method):
+            pass
+
+        return Own
+
+    def second() -> type[Method]:
+        class Own(Method):
+            def trains(self, phase: int) -> bool:
+                return True
+
+        return Own
+
+    def key(method: type[Method], strength: float) -> str:
+        method.Config = Config
+        config = Config(**tiny.config(method="finetune").model_dump(), strength=strength)
+        return stages.base_key(method(config), transform_of(config, data.train), "data", 2, ("cpu", 1, "32"))
+
+    assert key(first(), 1.0) == key(first(), 1.0)
+    assert len({key(first(), 1.0), key(first(), 2.0), key(second(), 1.0)}) == 3
 
 
 def test_the_key_of_a_base_phase_covers_all_that_moves_its_numbers(tmp_path, data, monkeypatch):
