@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 import torch
 from pydantic import model_validator
-from torch import Tensor, distributed
+from torch import Tensor
 
 from geodl.closed_form import (
     Blocks,
@@ -151,7 +151,9 @@ class Analytic(Method):
             return self._statistics(phase, z, labels)
         known = KeptFeatures.of(z, labels)
         if self.config.trains_later:
-            return self._solved_anew(self._moved(phase) + known if before else known, classes, phase.ranks)
+            return self._solved_anew(
+                self._moved(phase) + known if before else known, classes, phase.ranks, phase.device
+            )
         return self._features(phase, KeptFeatures.from_tensors(before) if before else None, known)
 
     def _statistics(self, phase: Phase, z: Blocks, labels: Tensor) -> dict[str, Tensor]:
@@ -161,7 +163,7 @@ class Analytic(Method):
         last = self.fitted(before)
         # The first standardization for good: what was standardized otherwise is no longer there to be done again.
         expand = _Expand(last.standardization, last.expansion) if last else self._expand(z)
-        added = expand.sums(views, labels, classes, phase.ranks)
+        added = expand.sums(views, labels, classes, phase.ranks, phase.device)
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
         return statistics.to_tensors() | self._solved(statistics, expand, views, labels, before)
 
@@ -177,10 +179,10 @@ class Analytic(Method):
             before, after = (_joined(levels, read(phase.memory.images).levels) for read, levels in both)
         return replace(known, z=kept(moved(known.z, before, after)))
 
-    def _solved_anew(self, data: KeptFeatures, classes: int, ranks: Ranks) -> dict[str, Tensor]:
+    def _solved_anew(self, data: KeptFeatures, classes: int, ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
         """Fit to the features of all images, of which there are too many for the dual form."""
         expand = self._expand(data.z)
-        statistics = expand.sums([data.z], data.labels, classes, ranks)
+        statistics = expand.sums([data.z], data.labels, classes, ranks, device)
         return data.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, {})
 
     def _expand(self, z: Blocks) -> "_Expand":
@@ -231,7 +233,7 @@ class Analytic(Method):
         if len(data.labels) <= MOST:
             return found.fitted.to_tensors() | found.validated(data.labels) | data.to_tensors() | {"last": last}
         expand = _Expand(found.fitted.standardization, found.fitted.expansion)
-        statistics = expand.sums([data.z], data.labels, classes, phase.ranks).rounded()
+        statistics = expand.sums([data.z], data.labels, classes, phase.ranks, phase.device).rounded()
         chosen = {"gamma": torch.tensor(found.gamma), "mirrors": torch.tensor(data.mirrors)}
         return statistics.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, chosen)
 
@@ -264,7 +266,7 @@ class Analytic(Method):
         if "labels" in kept:
             data = KeptFeatures.from_tensors(kept).without(gone)
             if self.config.trains_later:
-                return self._solved_anew(data, int(data.labels.max()) + 1, Ranks())
+                return self._solved_anew(data, int(data.labels.max()) + 1, Ranks(), torch.device("cpu"))
             found = fit(data, int(data.labels.max()) + 1, self._seed)
             return data.to_tensors() | found.fitted.to_tensors() | found.validated(data.labels)
         pairs, stay = kept["validated"], (kept["validated"] != gone).all(1)
@@ -287,15 +289,14 @@ class _Expand:
         chosen = [{name: z[name][rows] for name in self.expansion.sizes} for z in views]
         return torch.stack([self.expansion(self.standardization(z)) for z in chosen]).mean(0)
 
-    def sums(self, views: Sequence[Blocks], labels: Tensor, classes: int, ranks: Ranks) -> Statistics:
+    def sums(
+        self, views: Sequence[Blocks], labels: Tensor, classes: int, ranks: Ranks, device: torch.device
+    ) -> Statistics:
         """Return the sums over all images, each rank having added its share."""
         found = Statistics.empty(self.expansion.width, classes)
         for rows in torch.split(torch.arange(ranks.rank, len(labels), ranks.world), CHUNK):
             found.add(self(views, rows), labels[rows], classes)
-        if ranks.group is not None:
-            for part in (found.upper, found.sums, found.counts):
-                distributed.all_reduce(part, group=ranks.group)
-        return found
+        return Statistics(*(ranks.add_up(part, device) for part in (found.upper, found.sums, found.counts)))
 
 
 def _choices(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
