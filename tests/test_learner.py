@@ -189,6 +189,7 @@ def test_files_are_learned_too(scenario, tmp_path):
         (3, None, "int given"),
         (ArrayImages(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)), None, "no images"),
         ([b"no picture"], ["a"], "."),
+        (ArrayImages(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, -1])), None, "label -1 given"),
     ],
 )
 def test_what_cannot_be_learned_is_said(images, labels, message):
