@@ -1,6 +1,7 @@
 """The loop: schedules, resume, caching, stopping, and what a phase prepares."""
 
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -27,8 +28,9 @@ from geodl.methods import METHODS, Method, Schedule, Stage, build
 from geodl.metrics import confusions_of
 from geodl.nets import build_network
 from geodl.predictors import class_means, drift
+from geodl.ranks import Ranks
 from geodl.store import RunDirectory
-from geodl.training import Interrupted, stages
+from geodl.training import Interrupted, loop, stages
 
 RESULTS = ("model.safetensors", "memory.safetensors", "metrics.json")
 
@@ -663,6 +665,24 @@ def test_compiled_training_gives_the_same_network(tmp_path, data):
         torch.testing.assert_close(compiled.load_phase(2).model[name], tensor, atol=1e-4, rtol=0)
 
 
+def test_of_several_processes_one_that_fails_by_itself_does_not_blame_another(tmp_path, data, monkeypatch):
+    def failing(error: Exception) -> str:
+        def lock(store: RunDirectory) -> None:
+            raise error
+
+        monkeypatch.setattr(RunDirectory, "lock", lock)
+        with pytest.raises((RuntimeError, TrainingError)) as caught:
+            run_config(tiny.config(method="finetune"), out=tmp_path / "r", data=data)
+        return f"{caught.type.__name__}: {caught.value}"
+
+    assert failing(RuntimeError("a reason")) == "RuntimeError: a reason"
+    monkeypatch.setattr(loop, "Ranks", lambda rank, world: Ranks(0, 2))
+    monkeypatch.setattr(Ranks, "group", None)
+    gone = "another process of this run has ended; the same command continues"
+    assert failing(RuntimeError("connection\nclosed")) == f"TrainingError: {gone} (connection closed)"
+    assert failing(torch.cuda.OutOfMemoryError("out of memory")) == "OutOfMemoryError: out of memory"
+
+
 def test_tensorboard_gets_losses_and_accuracies(tmp_path, data, monkeypatch):
     drawn: list[str] = []
 
@@ -671,6 +691,7 @@ def test_tensorboard_gets_losses_and_accuracies(tmp_path, data, monkeypatch):
             assert directory == str(tmp_path / "r" / "tensorboard")
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
+            assert isinstance(value, float)
             drawn.append(name)
 
         def close(self) -> None:
@@ -682,6 +703,12 @@ def test_tensorboard_gets_losses_and_accuracies(tmp_path, data, monkeypatch):
         drawn
     )
     assert drawn[-1] == "closed"
+    shutil.rmtree(tmp_path / "r")
+    drawn.clear()
+    untested = replace(data, test=data.test.select([]))
+    run_config(tiny.config(method="lucir", tensorboard=True), out=tmp_path / "r", data=untested)
+    assert "phase 2 train/margin" in drawn
+    assert not [name for name in drawn if name.startswith("accuracy")]
 
 
 def test_tensorboard_without_the_extra_says_what_to_install(tmp_path, data, monkeypatch):
