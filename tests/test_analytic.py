@@ -16,6 +16,7 @@ from geodl.data.images import concat
 from geodl.errors import ConfigError, TrainingError
 from geodl.learner import Learner
 from geodl.methods import analytic, kept_features
+from geodl.methods.kept_features import KeptFeatures
 
 
 def made(**options: Any) -> Learner:
@@ -78,6 +79,12 @@ def test_an_image_that_is_given_again_counts_once(scenario):
     learner.learn(concat([first.select([3]), scenario.train(1)]))
     assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9, 9]
     assert learner.memory.own["last"].tolist() == [3, *range(18, 27)]
+
+
+def test_features_of_many_levels_are_read_back_in_their_order():
+    z = {f"level {i}": torch.rand(2, 1) for i in range(12)}
+    data = KeptFeatures.of(z, torch.tensor([0, 1]))
+    assert list(KeptFeatures.from_tensors(dict(sorted(data.to_tensors().items()))).z) == list(z)
 
 
 def test_a_picture_under_another_class_is_another_image(scenario):

@@ -86,8 +86,9 @@ class KeptFeatures:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Undo `to_tensors`."""
-        found = sorted((key.split(".", 2)[1:], block) for key, block in tensors.items() if key.startswith("z."))
-        return cls({name: block for (_, name), block in found}, tensors["labels"], bool(tensors["mirrors"]))
+        keys = sorted((key for key in tensors if key.startswith("z.")), key=lambda key: int(key.split(".")[1]))
+        z = {key.split(".", 2)[2]: tensors[key] for key in keys}
+        return cls(z, tensors["labels"], bool(tensors["mirrors"]))
 
 
 @dataclass(frozen=True)
