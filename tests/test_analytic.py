@@ -9,7 +9,7 @@ import torch
 from tests import tiny
 from torch.nn import functional as F
 
-from geodl.closed_form import Fitted, Statistics
+from geodl.closed_form import Fitted, Statistics, temperature
 from geodl.config import derive
 from geodl.data import ClassIncremental
 from geodl.data.images import concat
@@ -47,6 +47,26 @@ def test_the_head_is_that_of_the_mean_of_an_image_and_its_mirrored_copy(scenario
     expected = torch.linalg.solve(gram + ridge * torch.eye(len(gram)), h.T @ F.one_hot(train.labels).double())
     assert torch.allclose(learner.memory.own["head"].double(), expected, atol=1e-4 * expected.abs().max())
     assert learner.evaluate(scenario.test(2))["analytic"].accuracy > 50
+
+
+def test_temperature_and_threshold_are_of_scores_averaged_as_in_prediction(scenario):
+    learner = made(flip=True, gamma=0.1)
+    learner.learn(scenario.train(0))
+    train, own = scenario.train(0), learner.memory.own
+    fitted = learner.method.fitted(own)
+    h, copies = (fitted.expand(learner.features(train, mirror=side).levels).double() for side in (False, True))
+    gram = h.T @ h
+    ridge, y = 0.1 * gram.trace() / len(gram) * torch.eye(len(gram)), F.one_hot(train.labels).double()
+    scores = torch.stack(
+        [
+            (h[i] + copies[i]) / 2 @ torch.linalg.solve(h[rest].T @ h[rest] + ridge, h[rest].T @ y[rest])
+            for i in range(len(h))
+            for rest in [[k for k in range(len(h)) if k != i]]
+        ]
+    )
+    assert own["validated"][:, 1].equal(scores.argmax(1))
+    assert fitted.temperature == pytest.approx(temperature(scores, train.labels), rel=1e-3)
+    assert fitted.threshold == pytest.approx(float(scores.amax(1).min()), rel=1e-3)  # 5 % of 18 images are none
 
 
 @pytest.mark.parametrize(

@@ -264,8 +264,15 @@ def test_leave_one_out_equals_fitting_without_the_image(seed, gamma, images):
     expected = np.stack(
         [h[i].numpy() @ refit(np.delete(h.numpy(), i, 0), np.delete(y, i, 0), ridge) for i in range(images)]
     )
-    close(statistics_of(h, labels).solve(gamma).leave_one_out(h, torch.tensor(y)), expected, size=1)
+    primal = statistics_of(h, labels).solve(gamma)
+    close(primal.leave_one_out(h, torch.tensor(y)), expected, size=1)
     close(solve_dual(h @ h.T, torch.tensor(y), gamma, 12).leave_out(), expected, size=1)
+    copies = h.flip(1)
+    mirrored = np.stack(
+        [copies[i].numpy() @ refit(np.delete(h.numpy(), i, 0), np.delete(y, i, 0), ridge) for i in range(images)]
+    )
+    close(primal.leave_one_out(h, torch.tensor(y), copies), mirrored, size=1)
+    close(primal.leave_one_out(h, torch.tensor(y), (h + copies) / 2), (expected + mirrored) / 2, size=1)
 
 
 @given(seed=seeds, gamma=gammas, balanced=st.booleans(), data=st.data())

@@ -113,14 +113,24 @@ class Primal:
     head: Tensor
     factor: Tensor
 
-    def leave_one_out(self, h: Tensor, targets: Tensor) -> Tensor:
+    def leave_one_out(self, h: Tensor, targets: Tensor, views: Tensor | None = None) -> Tensor:
         """Return for images that G and C hold their scores (N, classes) by the fit without them, one at a time, lambda held fixed.
 
         h: (N, M); targets: float64 (N, classes). The score is y - (y - f) / (1 - h' (G + lambda I)^-1 h).
+        views: (N, M), other pictures, such as mirrored copies: then their scores by the fit without the image of that row, which
+        are f(v) - v' (G + lambda I)^-1 h (y - f) / (1 - h' (G + lambda I)^-1 h).
         """
         rows = h.double()
-        whitened: Tensor = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
-        return targets - (targets - rows @ self.head) / (1 - whitened.square().sum(0).unsqueeze(1))
+        whitened = self._whitened(rows)
+        gone = (targets - rows @ self.head) / (1 - whitened.square().sum(0).unsqueeze(1))
+        if views is None:
+            return targets - gone
+        products = (self._whitened(views.double()) * whitened).sum(0).unsqueeze(1)
+        return views.double() @ self.head - products * gone
+
+    def _whitened(self, rows: Tensor) -> Tensor:
+        found: Tensor = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+        return found
 
 
 def solve(gram: Tensor, cross: Tensor, gamma: float) -> Primal:

@@ -1,6 +1,6 @@
 """Learning in closed form: a backbone that is trained once, or never, and ridge regression for every phase (ACIL, RanPAC)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -165,7 +165,13 @@ class Analytic(Method):
         expand = _Expand(last.standardization, last.expansion) if last else self._expand(z)
         added = expand.sums(views, labels, classes, phase.ranks, phase.device)
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
-        return statistics.to_tensors() | self._solved(statistics, expand, views, labels, before)
+
+        def copies(rows: Tensor) -> Blocks:
+            return phase.read(phase.images.select(rows), mirror=True).levels
+
+        averaged = self.mirrors(before) and not self.config.mirror_training
+        solved = self._solved(statistics, expand, views, labels, before, copies if averaged else None)
+        return statistics.to_tensors() | solved
 
     def _moved(self, phase: Phase) -> KeptFeatures:
         """Return the features kept of old images as they are by now: the images at hand tell how they have moved."""
@@ -196,15 +202,20 @@ class Analytic(Method):
         views: Sequence[Blocks],
         labels: Tensor,
         chosen: Mapping[str, Tensor],
+        copies: Callable[[Tensor], Blocks] | None = None,
     ) -> dict[str, Tensor]:
         """Return the head, with temperature and threshold fitted on what leave-one-out says of some of the images.
 
         chosen: has the ridge, and whether mirroring keeps the class, where they were chosen while features were kept.
+        copies: gives the features of images' mirrored copies where scores are averaged over them, as they are in prediction.
         """
         solved = statistics.solve(float(chosen.get("gamma", self.config.gamma)))
         some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
         some = some[statistics.counts[labels[some]] > 1]  # without its only image nothing is known of a class
-        scores = solved.leave_one_out(expand(views, some), targets_of(labels[some], len(statistics.counts)))
+        h, both = expand(views, some), None
+        if copies is not None and len(some):
+            both = (h + expand([copies(some)], torch.arange(len(some)))) / 2
+        scores = solved.leave_one_out(h, targets_of(labels[some], len(statistics.counts)), both)
         heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
         fitted = Fitted(expand.standardization, expand.expansion, solved.head.float(), heat, least)
         validated = torch.stack([labels[some], scores.argmax(1)], dim=1)

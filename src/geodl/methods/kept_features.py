@@ -113,7 +113,11 @@ class Fit:
 
 
 def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
-    """Choose levels and ridge by leave-one-out, fit all images, every class with the same weight, and calibrate."""
+    """Choose levels and ridge by leave-one-out, fit all images, every class with the same weight, and calibrate.
+
+    Temperature and threshold are fitted on the images as they are, also where prediction averages over mirrored copies: that
+    would need the features of the copies of all images.
+    """
     standardization = Standardization.of(data.z)
     expansion = Expansion(dict.fromkeys(data.z, EACH), seed)
     h = expansion.blocks(standardization(data.z))
