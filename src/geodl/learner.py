@@ -283,7 +283,7 @@ class Learner:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
         self.known()
         given = labelled(images, labels)
-        unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
+        unknown = [given.names[i] for i in given.labels.unique().tolist() if given.names[i] not in self.classes]
         if unknown:
             raise DataError(f"class {unknown[0]!r} was not learned; known are {', '.join(self.classes[:20])}")
         return with_rows(given, self.classes)
@@ -291,7 +291,7 @@ class Learner:
     def predict(self, images: Any, *, classifier: str | None = None, **how: Any) -> Predictions:
         """Return the likeliest classes of images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such.
 
-        classifier: as for `recognizer`; how: top, strict, workers, listener as for `geodl.predicting.Recognizer.predict`.
+        classifier: as for `recognizer`; how: top, threshold, strict, workers, listener as for `Recognizer.predict`.
         """
         return self.recognizer(classifier).predict(images, **how)
 

@@ -34,7 +34,7 @@ from geodl.ranks import Ranks
 CHUNK = 2048
 """Images that are expanded at a time."""
 JUDGED = 512
-"""Images of a phase whose leave-one-out scores fit temperature and threshold."""
+"""Images of a phase whose leave-one-out scores fit temperature and threshold: at least so many and fewer than twice as many."""
 MIRRORED = 8
 """Images of a class whose mirrored copies are looked at, to see whether mirroring keeps the class."""
 MOST = 5000
