@@ -30,7 +30,6 @@ from geodl.predictors import Features, Judged, class_means, default_classifier, 
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.training import Base, Progress, Trainer, means_of_exemplars, run_stages, settled
-from geodl.training.checkpoint import load_weights
 
 MODEL = {"kind": "model"}
 """The constant configuration of a model directory: what its steps were made with is kept with each step."""
@@ -84,7 +83,7 @@ class Learner:
         # Without the first weights: neither the package nor the file that they came from is needed any more.
         with interpreting(self._saved.path):
             network = self._built(len(self.classes), weights=None, pretrained=False)
-            load_weights(network, self._saved.model)
+            network.load(self._saved.model)
         self._saved = None
         return network.eval()
 
@@ -283,7 +282,7 @@ class Learner:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
         self.known()
         given = labelled(images, labels)
-        unknown = [given.names[i] for i in given.labels.unique().tolist() if given.names[i] not in self.classes]
+        unknown = [given.names[i] for i in sorted(set(given.labels.tolist())) if given.names[i] not in self.classes]
         if unknown:
             raise DataError(f"class {unknown[0]!r} was not learned; known are {', '.join(self.classes[:20])}")
         return with_rows(given, self.classes)

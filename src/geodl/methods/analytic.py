@@ -26,7 +26,7 @@ from geodl.errors import TrainingError
 from geodl.herding import first_of_each
 from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
-from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes, same_image, spread
+from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes, same_image, share_of_each
 from geodl.nets import Network
 from geodl.predictors import Judged
 from geodl.ranks import Ranks
@@ -162,7 +162,7 @@ class Analytic(Method):
         views = [z, phase.read(phase.images, mirror=True).levels] if self.config.mirror_training else [z]
         last = self.fitted(before)
         # The first standardization for good: what was standardized otherwise is no longer there to be done again.
-        expand = _Expand(last.standardization, last.expansion) if last else self._expand(z)
+        expand = _RandomFeatures(last.standardization, last.expansion) if last else self._random_features(z)
         added = expand.sums(views, labels, classes, phase.ranks, phase.device)
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
 
@@ -187,18 +187,18 @@ class Analytic(Method):
 
     def _solved_anew(self, data: KeptFeatures, classes: int, ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
         """Fit to the features of all images, of which there are too many for the dual form."""
-        expand = self._expand(data.z)
+        expand = self._random_features(data.z)
         statistics = expand.sums([data.z], data.labels, classes, ranks, device)
         return data.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, {})
 
-    def _expand(self, z: Blocks) -> "_Expand":
+    def _random_features(self, z: Blocks) -> "_RandomFeatures":
         widths = {name: z[name].shape[1] for name in sorted(z)}
-        return _Expand(Standardization.of(z), Expansion(share_out(self.config.expansion, widths), self._seed))
+        return _RandomFeatures(Standardization.of(z), Expansion(share_out(self.config.expansion, widths), self._seed))
 
     def _solved(
         self,
         statistics: Statistics,
-        expand: "_Expand",
+        expand: "_RandomFeatures",
         views: Sequence[Blocks],
         labels: Tensor,
         chosen: Mapping[str, Tensor],
@@ -216,10 +216,15 @@ class Analytic(Method):
         if copies is not None and len(some):
             both = (h + expand([copies(some)], torch.arange(len(some)))) / 2
         scores = solved.leave_one_out(h, targets_of(labels[some], len(statistics.counts)), both)
-        heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
-        fitted = Fitted(expand.standardization, expand.expansion, solved.head.float(), heat, least)
+        fitted = Fitted(
+            expand.standardization,
+            expand.expansion,
+            solved.head.float(),
+            temperature(scores, labels[some]),
+            threshold(scores.amax(1), REJECTED),
+        )
         validated = torch.stack([labels[some], scores.argmax(1)], dim=1)
-        confidences = (scores / heat).softmax(dim=1).amax(1).float()
+        confidences = (scores / fitted.temperature).softmax(dim=1).amax(1).float()
         return fitted.to_tensors() | _choices(chosen) | {"validated": validated, "confidences": confidences}
 
     def _features(self, phase: Phase, before: KeptFeatures | None, known: KeptFeatures) -> dict[str, Tensor]:
@@ -232,7 +237,7 @@ class Analytic(Method):
             last = before.places_of(known)
             data = before + known.select(last < 0)
             last[last < 0] = torch.arange(len(before.labels), len(data.labels))
-        rows = spread(data.labels, MOST)
+        rows = share_of_each(data.labels, MOST)
         part = data.select(rows)
         found = fit(part, classes, self._seed)
         within = torch.isin(last, rows).nonzero().squeeze(1)
@@ -243,7 +248,7 @@ class Analytic(Method):
             data = replace(data, mirrors=mirroring_keeps_classes(found, part, places, copies))
         if len(data.labels) <= MOST:
             return found.fitted.to_tensors() | found.validated(data.labels) | data.to_tensors() | {"last": last}
-        expand = _Expand(found.fitted.standardization, found.fitted.expansion)
+        expand = _RandomFeatures(found.fitted.standardization, found.fitted.expansion)
         statistics = expand.sums([data.z], data.labels, classes, phase.ranks, phase.device).rounded()
         chosen = {"gamma": torch.tensor(found.gamma), "mirrors": torch.tensor(data.mirrors)}
         return statistics.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, chosen)
@@ -283,7 +288,7 @@ class Analytic(Method):
         pairs, stay = kept["validated"], (kept["validated"] != gone).all(1)
         rest = fitted.without(gone).to_tensors() | {"validated": (pairs - (pairs > gone).long())[stay]}
         rest |= _choices(kept) | ({"confidences": kept["confidences"][stay]} if "confidences" in kept else {})
-        return rest | (Statistics.from_tensors(kept).without([gone]).to_tensors() if "gram" in kept else {})
+        return rest | (Statistics.from_tensors(kept).without(gone).to_tensors() if "gram" in kept else {})
 
     @property
     def _seed(self) -> int:
@@ -291,7 +296,9 @@ class Analytic(Method):
 
 
 @dataclass(frozen=True)
-class _Expand:
+class _RandomFeatures:
+    """From the features z of images to their random features h, and to the sums over them."""
+
     standardization: Standardization
     expansion: Expansion
 

@@ -123,7 +123,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     h = expansion.blocks(standardization(data.z))
     labels, names = data.labels, list(data.z)
     groups = near_duplicates(data.z[names[-1]])
-    some = spread(labels, FEW)
+    some = share_of_each(labels, FEW)
     part = {name: block[some] for name, block in h.items()}
     choice = choose(
         kernels(part, part),
@@ -172,7 +172,7 @@ def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:
     return torch.where(distances <= share * z.float().norm(dim=1), places, -1)
 
 
-def spread(labels: Tensor, most: int) -> Tensor:
+def share_of_each(labels: Tensor, most: int) -> Tensor:
     """Return rows: at most about `most` images, of every class its share, at least two."""
     if len(labels) <= most:
         return torch.arange(len(labels))

@@ -20,7 +20,7 @@ from geodl.files import fingerprint, part
 from geodl.memory import quota
 from geodl.methods import Method, Phase
 from geodl.training.angles import with_angles
-from geodl.training.checkpoint import Checkpoint, Progress, load_weights
+from geodl.training.checkpoint import Checkpoint, Progress
 from geodl.training.loop import Interrupted, Trainer
 
 # To be raised whenever training computes something else than before.
@@ -41,7 +41,7 @@ def run_stages(
     """Run the method's stages, each from its start or from where it was stopped."""
     checkpoint = Checkpoint.load(progress)
     if checkpoint is not None:
-        load_weights(phase.network, part(checkpoint.tensors, "network"))
+        phase.network.load(part(checkpoint.tensors, "network"))
     trainer.listener = with_angles(phase, partial(trainer.features, transform=phase.transform), listener)
     for number, stage in enumerate(method.stages(phase)):
         if checkpoint is not None and number < checkpoint.stage:
@@ -125,6 +125,6 @@ def _taken(trainer: Trainer, cache: Cache, key: str, phase: Phase) -> bool:
     entry = cache.load(key)
     if trainer.ranks.any(entry is None, trainer.device) or entry is None:
         return False
-    load_weights(phase.network, entry)
+    phase.network.load(entry)
     trainer.listener(BaseCached(phase.index))
     return True
