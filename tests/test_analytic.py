@@ -1,6 +1,7 @@
 """The method `analytic`: mirrored training images, and a network that goes on learning."""
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,13 +9,14 @@ import torch
 from tests import tiny
 from torch.nn import functional as F
 
-from geodl.closed_form import Fitted, Statistics
+from geodl.closed_form import Fitted, Statistics, temperature
 from geodl.config import derive
 from geodl.data import ClassIncremental
 from geodl.data.images import concat
 from geodl.errors import ConfigError, TrainingError
 from geodl.learner import Learner
 from geodl.methods import analytic, kept_features
+from geodl.methods.kept_features import KeptFeatures
 
 
 def made(**options: Any) -> Learner:
@@ -47,6 +49,26 @@ def test_the_head_is_that_of_the_mean_of_an_image_and_its_mirrored_copy(scenario
     assert learner.evaluate(scenario.test(2))["analytic"].accuracy > 50
 
 
+def test_temperature_and_threshold_are_of_scores_averaged_as_in_prediction(scenario):
+    learner = made(flip=True, gamma=0.1)
+    learner.learn(scenario.train(0))
+    train, own = scenario.train(0), learner.memory.own
+    fitted = learner.method.fitted(own)
+    h, copies = (fitted.expand(learner.features(train, mirror=side).levels).double() for side in (False, True))
+    gram = h.T @ h
+    ridge, y = 0.1 * gram.trace() / len(gram) * torch.eye(len(gram)), F.one_hot(train.labels).double()
+    scores = torch.stack(
+        [
+            (h[i] + copies[i]) / 2 @ torch.linalg.solve(h[rest].T @ h[rest] + ridge, h[rest].T @ y[rest])
+            for i in range(len(h))
+            for rest in [[k for k in range(len(h)) if k != i]]
+        ]
+    )
+    assert own["validated"][:, 1].equal(scores.argmax(1))
+    assert fitted.temperature == pytest.approx(temperature(scores, train.labels), rel=1e-3)
+    assert fitted.threshold == pytest.approx(float(scores.amax(1).min()), rel=1e-3)  # 5 % of 18 images are none
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -77,6 +99,12 @@ def test_an_image_that_is_given_again_counts_once(scenario):
     learner.learn(concat([first.select([3]), scenario.train(1)]))
     assert torch.bincount(learner.memory.own["labels"]).tolist() == [9, 9, 9]
     assert learner.memory.own["last"].tolist() == [3, *range(18, 27)]
+
+
+def test_features_of_many_levels_are_read_back_in_their_order():
+    z = {f"level {i}": torch.rand(2, 1) for i in range(12)}
+    data = KeptFeatures.of(z, torch.tensor([0, 1]))
+    assert list(KeptFeatures.from_tensors(dict(sorted(data.to_tensors().items()))).z) == list(z)
 
 
 def test_a_picture_under_another_class_is_another_image(scenario):
@@ -171,12 +199,29 @@ def test_features_moved_along_are_nearer_to_those_of_today_than_before(scenario)
         assert moved.norm() < stale.norm()
 
 
-def test_sums_alone_cannot_be_moved_along(scenario):
-    still = made(**LATER | {"distill": "none"})
-    still.learn(scenario.train(0))
-    learner = still.continued(made(**LATER).config)
+@pytest.mark.parametrize(("first", "then"), [("none", "geodesic"), ("geodesic", "none")])
+def test_a_network_that_stands_still_or_goes_on_learning_does_so_for_good(scenario, first, then):
+    learner = made(distill=first)
+    learner.learn(scenario.train(0))
+    with pytest.raises(ConfigError, match=f"distill = {then}: this model was made with {first}; another needs a new"):
+        learner.continued(made(distill=then).config)
+
+
+def test_nothing_is_learned_on_top_of_statistics_that_are_gone(scenario):
+    learner = made()
+    learner.learn(scenario.train(0))
+    own = {name: tensor for name, tensor in learner.memory.own.items() if not learner.method.only_to_learn(name)}
+    learner.memory = replace(learner.memory, own=own)  # as an earlier phase of a run has it
     with pytest.raises(TrainingError, match="are gone"):
         learner.learn(scenario.train(1))
+
+
+def test_the_random_features_are_those_of_the_first_seed(scenario):
+    learner = made(seed=3)
+    learner.learn(scenario.train(0))
+    with pytest.raises(ConfigError, match="seed = 4: this model was made with 3; another needs a new model"):
+        learner.continued(made(seed=4).config)
+    learner.continued(made(seed=3).config).learn(scenario.train(1))
 
 
 def test_a_class_is_removed_where_the_network_moves(scenario):

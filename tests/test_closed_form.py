@@ -124,10 +124,10 @@ def test_a_class_dropped_from_the_sums_leaves_its_images_as_those_of_no_class():
     h, labels = draw(5)
     y = np.eye(4)[labels.numpy()][:, [0, 2, 3]]  # rows of zeros for class 1
     before = statistics_of(h, labels)
-    dropped = before.without([1])
+    dropped = before.without(1)
     close(dropped.solve(0.1).head, refit(h.numpy(), y, ridge_of(h.numpy(), 0.1)))
     assert dropped.counts.tolist() == [int((labels == c).sum()) for c in (0, 2, 3)]
-    close(before.without([0, 3]).sums, before.sums[1:3], 0)
+    close(before.without(3).without(0).sums, before.sums[1:3], 0)
     assert before.sums.shape == (4, 12)
 
 
@@ -264,8 +264,15 @@ def test_leave_one_out_equals_fitting_without_the_image(seed, gamma, images):
     expected = np.stack(
         [h[i].numpy() @ refit(np.delete(h.numpy(), i, 0), np.delete(y, i, 0), ridge) for i in range(images)]
     )
-    close(statistics_of(h, labels).solve(gamma).leave_one_out(h, torch.tensor(y)), expected, size=1)
+    primal = statistics_of(h, labels).solve(gamma)
+    close(primal.leave_one_out(h, torch.tensor(y)), expected, size=1)
     close(solve_dual(h @ h.T, torch.tensor(y), gamma, 12).leave_out(), expected, size=1)
+    copies = h.flip(1)
+    mirrored = np.stack(
+        [copies[i].numpy() @ refit(np.delete(h.numpy(), i, 0), np.delete(y, i, 0), ridge) for i in range(images)]
+    )
+    close(primal.leave_one_out(h, torch.tensor(y), copies), mirrored, size=1)
+    close(primal.leave_one_out(h, torch.tensor(y), (h + copies) / 2), (expected + mirrored) / 2, size=1)
 
 
 @given(seed=seeds, gamma=gammas, balanced=st.booleans(), data=st.data())
@@ -353,13 +360,12 @@ def test_the_choice_is_that_of_fitting_without_each_image(seed, balanced, groupe
     error = math.sqrt(best * (1 - best) / judged)
     good = {each: loss for each, (accuracy, loss) in found.items() if accuracy >= best - error - 1e-9}
     assert (choice.blocks, choice.gamma) == max(good, key=good.get)
-    assert choice.accuracy == pytest.approx(found[choice.blocks, choice.gamma][0])
 
 
 def test_without_an_image_to_judge_the_first_set_and_the_middle_gamma_are_taken():
     products, _ = blocks_of(11, images=3)
     choice = choose(products, WIDTHS, torch.arange(3), SUBSETS[1:])
-    assert (choice.blocks, choice.gamma, math.isnan(choice.accuracy)) == (("good", "noise"), 3e-2, True)
+    assert (choice.blocks, choice.gamma) == (("good", "noise"), 3e-2)
 
 
 @pytest.mark.parametrize("true", [0.05, 0.5, 3.0])
@@ -424,20 +430,8 @@ def test_standardization_is_that_of_numpy_by_block_and_sets_dead_coordinates_to_
     assert found({"a": torch.tensor(z).half()})["a"].dtype == torch.float32
 
 
-def test_standardization_of_shares_is_that_of_all_and_is_stored_as_it_is():
-    z = torch.randn(30, 5, generator=torch.Generator().manual_seed(14), dtype=torch.float64) * 3 + 1
-    shares, totals = (z[:12], z[12:]), []
-
-    def total(x):
-        totals.append(x)
-        other = shares[1]
-        if len(totals) == 1:
-            return x + torch.cat([other.sum(0), torch.tensor([18.0])])
-        return x + (other - z.mean(0)).square().sum(0)
-
-    one, all_at_once = Standardization.of({"a": shares[0]}, total), Standardization.of({"a": z})
-    close(one.mean["a"], all_at_once.mean["a"], 1e-6)
-    close(one.scale["a"], all_at_once.scale["a"], 1e-6)
+def test_standardization_is_stored_as_it_is():
+    one = Standardization.of({"a": torch.randn(30, 5, generator=torch.Generator().manual_seed(14))})
     read = Standardization.from_tensors(one.to_tensors())
     assert read.mean["a"].equal(one.mean["a"])
     assert read.scale["a"].equal(one.scale["a"])

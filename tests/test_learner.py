@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,6 +189,7 @@ def test_files_are_learned_too(scenario, tmp_path):
         (3, None, "int given"),
         (ArrayImages(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)), None, "no images"),
         ([b"no picture"], ["a"], "."),
+        (ArrayImages(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, -1])), None, "label -1 given"),
     ],
 )
 def test_what_cannot_be_learned_is_said(images, labels, message):
@@ -642,6 +644,36 @@ def test_a_removed_class_is_never_predicted_and_can_come_back(scenario, options)
     assert learner.evaluate(scenario.test(1))[{"analytic": "analytic"}.get(options["method"], "ncm")].images == 15
 
 
+@pytest.mark.parametrize("options", METHODS, ids=lambda options: options["method"])
+def test_more_images_of_the_only_class_left_join_what_is_kept_of_it(scenario, options):
+    learner = made(**options, epochs=1)
+    learner.learn(scenario.train(0))
+    learner.remove(learner.classes[1])
+    kept, weights = learner.memory.images, learner.network.backbone.state_dict()
+    first = scenario.train(0).select(scenario.train(0).labels == 0)
+    more = replace(first, pixels=255 - first.pixels).select([0])
+    learner.learn(more)
+    assert learner.trained
+    assert (learner.classes, learner.network.head.classes) == (scenario.classes[:1], 1)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in learner.network.backbone.state_dict().items())
+    if kept is not None:
+        assert set(learner.memory.images.item_digests()) <= {*kept.item_digests(), *more.item_digests()}
+        assert learner.memory.per_class() == {0: len(kept)}
+    if options["method"] == "analytic":
+        now = learner.memory.own
+        assert (now["counts"] if "counts" in now else torch.bincount(now["labels"])).tolist() == [10]
+    learner.learn(scenario.train(1))
+    assert learner.classes == (scenario.classes[0], scenario.classes[2])
+
+
+def test_joint_training_may_begin_with_one_class_and_no_exemplars(scenario):
+    learner = made(method="joint", exemplars=0)
+    for t in (1, 0):
+        learner.learn(scenario.train(t))
+    assert torch.bincount(learner.given.labels).tolist() == [9, 9, 9]
+    assert set(learner.evaluate(scenario.test(1))) == {"cnn", "ncm"}
+
+
 def test_the_only_class_stays(scenario):
     learner = made(epochs=1)
     learner.learn(scenario.train(1))
@@ -657,6 +689,31 @@ def test_it_goes_on_with_other_options(scenario, learned):
     learner.learn(scenario.train(2))
     assert learner.classes == scenario.classes
     assert state(learned) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 7.0}, "scale = 7.0: this model was made with 5.0"),
+        ({"network": "resnet8"}, "network = resnet8: this model was made with convnet"),
+        ({"image_size": 16}, "image_size = 16: this model was made with 8"),
+        ({"method": "finetune"}, "method = finetune: this model was made with lucir"),
+    ],
+)
+def test_it_does_not_go_on_with_what_only_a_new_model_can_have(learned, options, message):
+    with pytest.raises(ConfigError, match=f"{message}; another needs a new model"):
+        learned.continued(made(**{"distill": "geodesic"} | options).config)
+    learned.continued(made(distill="geodesic", image_size=8).config)
+
+
+def test_it_does_not_go_on_with_a_distillation_that_needs_another_head(scenario):
+    learner = made(method="icarl", epochs=1)
+    learner.learn(scenario.train(0))
+    with pytest.raises(
+        ConfigError, match="distill = 'geodesic': this goes with a cosine head, and this model has a lin"
+    ):
+        learner.continued(made(method="icarl", distill="geodesic").config)
+    assert learner.continued(made(method="icarl", distill="none").config).classes == learner.classes
 
 
 def first_weights(make: Callable[[], Learner], images: ArrayImages) -> torch.Tensor:

@@ -20,7 +20,7 @@ from geodl.events import EpochEnded
 from geodl.experiment import results_of, run_config
 from geodl.methods import METHODS, Method, Phase, Schedule, Stage, configure
 from geodl.methods.icarl import sigmoid_losses
-from geodl.nets import CosineHead, LinearHead, build_network
+from geodl.nets import CosineHead, LinearHead, Network, build_network
 from geodl.training import Interrupted
 
 DISTILLATIONS = ("none", "lwf", "cosine", "geodesic")
@@ -300,6 +300,18 @@ def test_class_balanced_finetuning_moves_the_head_alone():
     after = phase.network.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {"head.weight", "head.scale"}
+
+
+def test_class_balanced_finetuning_is_in_the_precision_of_the_run(monkeypatch):
+    learner = ScenarioLearner(tiny.config(method="lucir", epochs=1, finetune_epochs=1, precision="bf16"))
+    learner.learn_next()
+    seen, features = [], Network.features
+    monkeypatch.setattr(
+        Network, "features", lambda self, x: seen.append(torch.is_autocast_enabled("cpu")) or features(self, x)
+    )
+    learner.learn_next()
+    assert seen
+    assert all(seen)
 
 
 def test_without_old_images_there_is_no_balanced_finetuning():

@@ -1,5 +1,6 @@
 """What ranks share: two processes against one, and one alone."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -25,6 +26,7 @@ def _rank(rank, rendezvous, results):
         own = torch.arange(3.0) if rank == 0 else torch.arange(3.0, 5.0)
         buffers = [torch.full((2,), float(rank)), torch.full((1,), rank)]
         ranks.broadcast(buffers)
+        counts = torch.tensor([rank + 1])
         outcome = {
             "mean": gradient(squares, own, group),
             "some": gradient(some, own, group),
@@ -33,6 +35,7 @@ def _rank(rank, rendezvous, results):
             "rows": gather_rows(own.unsqueeze(1), group),
             "any": [ranks.any(rank == 1), ranks.any(False)],
             "buffers": buffers,
+            "sum": (ranks.add_up(counts, "cpu"), counts),
             "main": ranks.is_main_process,
         }
         ranks.barrier()
@@ -57,7 +60,17 @@ def test_two_ranks(tmp_path):
         assert outcome["rows"][1] == (0, 3)[rank]
         assert outcome["any"] == [True, False]
         assert [buffer.tolist() for buffer in outcome["buffers"]] == [[0.0, 0.0], [0]]
+        assert [tensor.tolist() for tensor in outcome["sum"]] == [[3], [rank + 1]]
         assert outcome["main"] == (rank == 0)
+
+
+def test_sums_are_added_up_on_the_device_that_is_given(monkeypatch):
+    seen = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: seen.append(tensor.device.type))
+    monkeypatch.setattr(Ranks, "group", object())
+    with pytest.raises(NotImplementedError):  # from this device nothing comes back
+        Ranks(0, 2).add_up(torch.ones(2), "meta")
+    assert seen == ["meta"]
 
 
 def test_one_alone():
@@ -66,6 +79,7 @@ def test_one_alone():
     ranks.broadcast([torch.ones(2)])
     assert ranks.is_main_process
     assert ranks.any(True)
+    assert ranks.add_up(torch.ones(2), "cpu").tolist() == [1, 1]
     assert not ranks.any(False)
     rows, start = gather_rows(torch.ones(2, 3), None)
     assert (rows.shape, start) == ((2, 3), 0)

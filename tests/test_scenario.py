@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from geodl.data import ArrayImages, ClassIncremental, Dataset
 from geodl.data.scenario import class_order
-from geodl.errors import ConfigError
+from geodl.errors import ConfigError, DataError
 
 
 def toy(classes=10, per_class=2):
@@ -106,6 +108,21 @@ def test_no_base_phase():
     scenario = ClassIncremental(toy(), base=0, phases=5)
     assert [len(group) for group in scenario.groups] == [2] * 5
     assert scenario.seen(0) == 2
+
+
+def test_a_class_without_training_images_is_refused():
+    data = toy(4)
+    data = replace(data, train=data.train.select(data.train.labels != 2))
+    with pytest.raises(DataError, match="class 'c2' has no training images"):
+        ClassIncremental(data, base=2, phases=2)
+    assert ClassIncremental(data, groups=[["c0", "c1"], ["c3"]]).classes == ("c0", "c1", "c3")
+
+
+def test_groups_may_be_arrays():
+    groups = ClassIncremental(toy(4), groups=[np.array([3, 1]), np.array([0])])
+    assert groups.classes == ("c3", "c1", "c0")
+    with pytest.raises(ConfigError, match="groups"):
+        ClassIncremental(toy(4), groups=[np.array([3, 1]), np.array([], dtype=int)])
 
 
 def test_one_class_a_phase_and_only_a_base():

@@ -1,6 +1,7 @@
 """The loop: schedules, resume, caching, stopping, and what a phase prepares."""
 
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -17,6 +18,7 @@ from tests.phases import KeptProgress, ScenarioLearner
 
 from geodl import files
 from geodl.cache import Cache
+from geodl.config import RunConfig, option
 from geodl.data.batches import transform_of
 from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, GeodlError, MissingExtraError, StoreError, TrainingError
@@ -26,8 +28,9 @@ from geodl.methods import METHODS, Method, Schedule, Stage, build
 from geodl.metrics import confusions_of
 from geodl.nets import build_network
 from geodl.predictors import class_means, drift
+from geodl.ranks import Ranks
 from geodl.store import RunDirectory
-from geodl.training import Interrupted, stages
+from geodl.training import Interrupted, loop, stages
 
 RESULTS = ("model.safetensors", "memory.safetensors", "metrics.json")
 
@@ -514,6 +517,32 @@ def test_a_method_of_ones_own_does_not_get_another_s_base_phase(data):
     assert base_key(data, method=Own) != base_key(data)
 
 
+def test_a_base_phase_of_a_loss_of_ones_own_is_that_of_its_options_and_its_code(data):
+    class Config(RunConfig):
+        strength: float = option(1.0, "Method", "Weight of the loss.")
+
+    def first() -> type[Method]:
+        class Own(Method):
+            pass
+
+        return Own
+
+    def second() -> type[Method]:
+        class Own(Method):
+            def trains(self, phase: int) -> bool:
+                return True
+
+        return Own
+
+    def key(method: type[Method], strength: float) -> str:
+        method.Config = Config
+        config = Config(**tiny.config(method="finetune").model_dump(), strength=strength)
+        return stages.base_key(method(config), transform_of(config, data.train), "data", 2, ("cpu", 1, "32"))
+
+    assert key(first(), 1.0) == key(first(), 1.0)
+    assert len({key(first(), 1.0), key(first(), 2.0), key(second(), 1.0)}) == 3
+
+
 def test_the_key_of_a_base_phase_covers_all_that_moves_its_numbers(tmp_path, data, monkeypatch):
     weights = tmp_path / "weights.safetensors"
     convnet = build_network("convnet", 2, head="cosine").backbone
@@ -636,6 +665,24 @@ def test_compiled_training_gives_the_same_network(tmp_path, data):
         torch.testing.assert_close(compiled.load_phase(2).model[name], tensor, atol=1e-4, rtol=0)
 
 
+def test_of_several_processes_one_that_fails_by_itself_does_not_blame_another(tmp_path, data, monkeypatch):
+    def failing(error: Exception) -> str:
+        def lock(store: RunDirectory) -> None:
+            raise error
+
+        monkeypatch.setattr(RunDirectory, "lock", lock)
+        with pytest.raises((RuntimeError, TrainingError)) as caught:
+            run_config(tiny.config(method="finetune"), out=tmp_path / "r", data=data)
+        return f"{caught.type.__name__}: {caught.value}"
+
+    assert failing(RuntimeError("a reason")) == "RuntimeError: a reason"
+    monkeypatch.setattr(loop, "Ranks", lambda rank, world: Ranks(0, 2))
+    monkeypatch.setattr(Ranks, "group", None)
+    gone = "another process of this run has ended; the same command continues"
+    assert failing(RuntimeError("connection\nclosed")) == f"TrainingError: {gone} (connection closed)"
+    assert failing(torch.cuda.OutOfMemoryError("out of memory")) == "OutOfMemoryError: out of memory"
+
+
 def test_tensorboard_gets_losses_and_accuracies(tmp_path, data, monkeypatch):
     drawn: list[str] = []
 
@@ -644,6 +691,7 @@ def test_tensorboard_gets_losses_and_accuracies(tmp_path, data, monkeypatch):
             assert directory == str(tmp_path / "r" / "tensorboard")
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
+            assert isinstance(value, float)
             drawn.append(name)
 
         def close(self) -> None:
@@ -655,6 +703,12 @@ def test_tensorboard_gets_losses_and_accuracies(tmp_path, data, monkeypatch):
         drawn
     )
     assert drawn[-1] == "closed"
+    shutil.rmtree(tmp_path / "r")
+    drawn.clear()
+    untested = replace(data, test=data.test.select([]))
+    run_config(tiny.config(method="lucir", tensorboard=True), out=tmp_path / "r", data=untested)
+    assert "phase 2 train/margin" in drawn
+    assert not [name for name in drawn if name.startswith("accuracy")]
 
 
 def test_tensorboard_without_the_extra_says_what_to_install(tmp_path, data, monkeypatch):

@@ -29,6 +29,7 @@ from geodl.memory import quota
 from geodl.methods import configure
 from geodl.metrics import Trajectory, to_metrics
 from geodl.store import RunDirectory
+from geodl.text import one_line
 from geodl.training import Base
 
 
@@ -119,9 +120,10 @@ def run_config(
         with store.lock() if ranks.is_main_process else nullcontext():
             _Run(learner, scenario, store, listener).through()
     except RuntimeError as error:  # what torch raises when the other end of a connection is gone
-        if ranks.world == 1:
+        if ranks.world == 1 or isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        raise TrainingError("another process of this run has ended; the same command continues") from error
+        reason = one_line(error)
+        raise TrainingError(f"another process of this run has ended; the same command continues ({reason})") from error
     return store
 
 
@@ -261,7 +263,8 @@ def _draw(board: Any, event: events.Event) -> None:
             board.add_scalar(f"phase {event.phase} {event.stage}/{name}", value, event.epoch)
     elif isinstance(event, events.PhaseEvaluated):
         for name, accuracy in event.metrics["accuracy"].items():
-            board.add_scalar(f"accuracy/{name}", accuracy, event.phase)
+            if accuracy is not None:  # there were test images
+                board.add_scalar(f"accuracy/{name}", accuracy, event.phase)
     elif isinstance(event, events.RunEnded):
         board.close()
 

@@ -9,7 +9,7 @@ from geodl.errors import DataError, TrainingError
 from geodl.geometry import unit
 
 # Rounding a unit vector moves a score by its machine precision times the lengths it is made of. Scores that differ by no
-# more than some thousand times that are a tie: which of two equally good images is kept must not hang on rounding.
+# more than some thousand times that are a tie: which of two equally good images is kept must not depend on rounding.
 TIE = 1e-12
 
 

@@ -30,7 +30,6 @@ from geodl.predictors import Features, Judged, class_means, default_classifier, 
 from geodl.store import Phase as SavedPhase
 from geodl.store import RunDirectory
 from geodl.training import Base, Progress, Trainer, means_of_exemplars, run_stages, settled
-from geodl.training.checkpoint import load_weights
 
 MODEL = {"kind": "model"}
 """The constant configuration of a model directory: what its steps were made with is kept with each step."""
@@ -84,7 +83,7 @@ class Learner:
         # Without the first weights: neither the package nor the file that they came from is needed any more.
         with interpreting(self._saved.path):
             network = self._built(len(self.classes), weights=None, pretrained=False)
-            load_weights(network, self._saved.model)
+            network.load(self._saved.model)
         self._saved = None
         return network.eval()
 
@@ -114,17 +113,18 @@ class Learner:
             train = concat([self.given, train])
         elif not self.trained and self.memory.images is not None:  # the first real training: all is new
             train = concat([train, self.memory.images])
-        if len(classes) == 1 and self.method.trains(0):
+        if len(classes) == 1 and self.method.trains(0) and not self.trained:
             network, memory = self._one_class(train, transform)
         else:
             phase = self.prepare(train, len(classes), transform)
-            run_stages(self.trainer, self.method, phase, progress, self.listener, self.shared_base)
+            if len(classes) > 1:  # where the others were removed, there is nothing to train either
+                run_stages(self.trainer, self.method, phase, progress, self.listener, self.shared_base)
             network, memory = phase.network, settled(self.trainer, self.method, phase)
         if self.method.keeps_all_data:
             self.given = train
         self.network, self.memory, self.transform = network, memory, transform
         self.classes, self.phases = classes, self.phases + 1
-        self.trained = len(classes) > 1 or not self.method.trains(0)
+        self.trained = self.trained or len(classes) > 1 or not self.method.trains(0)
 
     def prepare(self, images: Images, classes: int, transform: Transform) -> Phase:
         """Return the next phase, ready to be trained: teacher, grown head, imprinted rows, frozen rows of absent classes.
@@ -173,7 +173,7 @@ class Learner:
     def _one_class(self, train: Images, transform: Transform) -> tuple[Network, Memory]:
         """Keep exemplars of the only class by the features of the untrained network: there is nothing to tell apart."""
         share = quota(1, self.config.exemplars, self.config.memory_budget)
-        if not share:
+        if not share and not self.method.keeps_all_data:
             given = f"exemplars = {self.config.exemplars}"
             raise ConfigError(f"{given}: the first step needs two classes or more, since nothing can be kept of one")
         network = self._built(1)
@@ -282,7 +282,7 @@ class Learner:
         """Return labelled images with rows of the head as labels; a class that is not known is an error."""
         self.known()
         given = labelled(images, labels)
-        unknown = [name for name in dict.fromkeys(given.names[i] for i in given.labels) if name not in self.classes]
+        unknown = [given.names[i] for i in sorted(set(given.labels.tolist())) if given.names[i] not in self.classes]
         if unknown:
             raise DataError(f"class {unknown[0]!r} was not learned; known are {', '.join(self.classes[:20])}")
         return with_rows(given, self.classes)
@@ -290,7 +290,7 @@ class Learner:
     def predict(self, images: Any, *, classifier: str | None = None, **how: Any) -> Predictions:
         """Return the likeliest classes of images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of such.
 
-        classifier: as for `recognizer`; how: top, strict, workers, listener as for `geodl.predicting.Recognizer.predict`.
+        classifier: as for `recognizer`; how: top, threshold, strict, workers, listener as for `Recognizer.predict`.
         """
         return self.recognizer(classifier).predict(images, **how)
 
@@ -344,10 +344,25 @@ class Learner:
         """Return a learner that goes on from here with other options; how: as for the constructor."""
         learner = Learner(config, **how)
         if self.transform is not None:
+            self._refuse_other(learner, self.transform.size)
             learner.transform = transform_of(config, size=self.transform.size)
         for name in ("network", "memory", "classes", "phases", "trained", "given"):
             setattr(learner, name, getattr(self, name))
         return learner
+
+    def _refuse_other(self, learner: "Learner", size: int) -> None:
+        """Raise an error where a learner that is to go on from here has options that only a new one can have."""
+        for key in learner.config.having("in_model", "fixed"):
+            wanted = getattr(learner.config, key)
+            there = size if key == "image_size" else getattr(self.config, key, None)
+            if wanted is not None and wanted != there:
+                raise ConfigError(f"{key} = {wanted}: this model was made with {there}; another needs a new model")
+        head, there = learner.method.head, self.method.head
+        if head != there:
+            raise ConfigError(
+                f"distill = {learner.config.distill!r}: this goes with a {head} head, and this model has a {there} one; "
+                "another needs a new model"
+            )
 
     # --------------------------------------------------------------------------------------------- saving and loading
 

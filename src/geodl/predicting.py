@@ -79,7 +79,8 @@ class Predictions(Sequence[Prediction]):
 class Scorer:
     """A classifier: `score` maps features of N images to scores (N, C); `scale` makes logits of them.
 
-    threshold: of the largest score, below which an image is unlike all classes; mirrors: whether the scores of an image and of its mirrored copy are averaged.
+    threshold: of the largest score, below which an image is unlike all classes; mirrors: whether the scores of an image and of
+    its mirrored copy are averaged.
     """
 
     score: Callable[[Features], Tensor]

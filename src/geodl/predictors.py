@@ -78,7 +78,7 @@ def features_of(
         # Module by module: a part that was deliberately in eval mode (frozen batch norm) stays so.
         for module, training in modes.items():
             module.training = training
-    # A process may have no share of a few images: then there are no rows, but of the right width.
+    # No image at all: there are no rows; levels have no width either.
     found = {name: torch.cat(parts) if parts else torch.empty(0, 0) for name, parts in more.items()}
     known = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
     return Features(torch.cat(pooled), torch.cat(logits), known, found)

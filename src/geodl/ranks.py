@@ -35,6 +35,14 @@ class Ranks:
         dist.all_reduce(flags, dist.ReduceOp.MAX, self.group)
         return bool(flags.item())
 
+    def add_up(self, tensor: Tensor, device: torch.device | str) -> Tensor:
+        """Return the sum of a tensor over all ranks, added up on a `device`: between GPUs nothing on the CPU can be."""
+        if self.group is None:
+            return tensor
+        total = tensor.to(device, copy=True)
+        dist.all_reduce(total, group=self.group)
+        return total.to(tensor.device)
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         if self.group is not None:

@@ -20,11 +20,10 @@ GAMMAS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class Choice:
-    """Blocks and gamma, and the leave-one-out accuracy they were chosen for (NaN where no image could be judged)."""
+    """Blocks and gamma."""
 
     blocks: tuple[str, ...]
     gamma: float
-    accuracy: float
 
 
 def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
@@ -47,7 +46,7 @@ def judged(labels: Tensor, groups: Tensor | None = None) -> Tensor:
     """Return which images (N,) leave-one-out can judge: those whose class has images outside their own group."""
     kin = labels.unsqueeze(1) == labels
     own = torch.eye(len(labels), dtype=torch.bool) if groups is None else groups.unsqueeze(1) == groups
-    return (kin & ~own.to(kin.device)).any(1)
+    return (kin & ~own).any(1)
 
 
 def choose(
@@ -74,7 +73,7 @@ def choose(
     weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
     targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups)
     if not known.any():
-        return Choice(tuple(subsets[0]), gammas[len(gammas) // 2], math.nan)
+        return Choice(tuple(subsets[0]), gammas[len(gammas) // 2])
 
     def quality(names: Sequence[str], gamma: float) -> tuple[float, float]:
         kernel = torch.stack([products[name] for name in names]).sum(0)
@@ -88,8 +87,7 @@ def choose(
     best = max(accuracy for accuracy, _ in found.values())
     error = math.sqrt(best * (1 - best) / int(known.sum()))
     good = {choice: loss for choice, (accuracy, loss) in found.items() if accuracy >= best - error}
-    blocks, gamma = min(good, key=good.__getitem__)
-    return Choice(blocks, gamma, found[blocks, gamma][0])
+    return Choice(*min(good, key=good.__getitem__))
 
 
 def temperature(scores: Tensor, labels: Tensor) -> float:

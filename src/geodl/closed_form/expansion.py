@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -41,15 +41,14 @@ class Standardization:
     scale: dict[str, Tensor]
 
     @classmethod
-    def of(cls, z: Blocks, total: Callable[[Tensor], Tensor] = lambda x: x) -> Standardization:
-        """Measure features; `total` adds a tensor up over the processes, each of which has a share of the images."""
+    def of(cls, z: Blocks) -> Standardization:
+        """Measure features."""
         mean, scale = {}, {}
         for name, block in z.items():
             insist_finite(block, f"the features {name!r} have")
-            rows = block.double()
-            sums = total(torch.cat([rows.sum(0), rows.new_tensor([len(rows)])]))
-            center = sums[:-1] / sums[-1].clamp(min=1)
-            deviation = (total((rows - center).square().sum(0)) / sums[-1].clamp(min=1)).sqrt()
+            rows, count = block.double(), max(len(block), 1)
+            center = rows.sum(0) / count
+            deviation = ((rows - center).square().sum(0) / count).sqrt()
             alive = deviation > _DEAD * deviation.median()  # false too where every image has the same features
             mean[name] = center.float()
             scale[name] = torch.where(alive, 1 / deviation, 0.0).float()
@@ -60,7 +59,6 @@ class Standardization:
         return {
             name: ((block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]).clamp_(-_FAR, _FAR)
             for name, block in z.items()
-            if name in self.mean
         }
 
     def to_tensors(self) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +35,10 @@ class Statistics:
     counts: Tensor
 
     @classmethod
-    def empty(cls, width: int, classes: int = 0, device: torch.device | str = "cpu") -> Statistics:
+    def empty(cls, width: int, classes: int = 0) -> Statistics:
         """Return the statistics of no image, for `width` = M expanded features."""
-        upper = torch.zeros(width, width, dtype=torch.float64, device=device)
-        counts = torch.zeros(classes, dtype=torch.int64, device=device)
-        return cls(upper, upper.new_zeros(classes, width), counts)
+        upper = torch.zeros(width, width, dtype=torch.float64)
+        return cls(upper, upper.new_zeros(classes, width), torch.zeros(classes, dtype=torch.int64))
 
     def add(self, h: Tensor, labels: Tensor, classes: int) -> None:
         """Add images in place. h: (N, M), some hundred or thousand rows; labels: int64 (N,); classes: seen by now, N's included."""
@@ -65,15 +64,14 @@ class Statistics:
         new = max(0, classes - len(self.counts))
         self.sums, self.counts = F.pad(self.sums, (0, 0, 0, new)), F.pad(self.counts, (0, new))
 
-    def without(self, classes: Sequence[int]) -> Statistics:
-        """Return the statistics less the given classes; the others move up.
+    def without(self, gone: int) -> Statistics:
+        """Return the statistics less a class; those after it move up.
 
-        No image is given these labels any more. But G still holds their images, whose sum of h h' is not known by class: the
+        No image is given this label any more. But G still holds its images, whose sum of h h' is not known by class: the
         head is the one that would come of having seen these images as none of the classes, not of never having seen
         them. Exact removal needs the features (dual form).
         """
-        stay = torch.ones_like(self.counts, dtype=torch.bool)
-        stay[list(classes)] = False
+        stay = torch.arange(len(self.counts)) != gone
         return Statistics(self.upper.clone(), self.sums[stay], self.counts[stay])
 
     @property
@@ -113,14 +111,24 @@ class Primal:
     head: Tensor
     factor: Tensor
 
-    def leave_one_out(self, h: Tensor, targets: Tensor) -> Tensor:
+    def leave_one_out(self, h: Tensor, targets: Tensor, views: Tensor | None = None) -> Tensor:
         """Return for images that G and C hold their scores (N, classes) by the fit without them, one at a time, lambda held fixed.
 
         h: (N, M); targets: float64 (N, classes). The score is y - (y - f) / (1 - h' (G + lambda I)^-1 h).
+        views: (N, M), other pictures, such as mirrored copies: then their scores by the fit without the image of that row, which
+        are f(v) - v' (G + lambda I)^-1 h (y - f) / (1 - h' (G + lambda I)^-1 h).
         """
         rows = h.double()
-        whitened: Tensor = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
-        return targets - (targets - rows @ self.head) / (1 - whitened.square().sum(0).unsqueeze(1))
+        whitened = self._whitened(rows)
+        gone = (targets - rows @ self.head) / (1 - whitened.square().sum(0).unsqueeze(1))
+        if views is None:
+            return targets - gone
+        products = (self._whitened(views.double()) * whitened).sum(0).unsqueeze(1)
+        return views.double() @ self.head - products * gone
+
+    def _whitened(self, rows: Tensor) -> Tensor:
+        found: Tensor = torch.linalg.solve_triangular(self.factor, rows.T, upper=False)
+        return found
 
 
 def solve(gram: Tensor, cross: Tensor, gamma: float) -> Primal:

@@ -7,10 +7,11 @@ origin of every value can be told.
 """
 
 from geodl.config.layers import Effective, Kinds, Layer, file_layers, preset_layer, presets, resolve
-from geodl.config.options import MANY, RunConfig, derive, groups_of_options, option, restate
+from geodl.config.options import MANY, SEEDS, RunConfig, derive, groups_of_options, option, restate
 
 __all__ = [
     "MANY",
+    "SEEDS",
     "Effective",
     "Kinds",
     "Layer",

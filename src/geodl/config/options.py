@@ -244,10 +244,14 @@ class RunConfig(BaseModel):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def restate(name: str, default: Any) -> Any:
-    """Declare a common option that has no constraints again, with a method's own default."""
+def restate(name: str, default: Any, *, in_model: str | None = None, **constraints: Any) -> Any:
+    """Declare a common option again, with a method's own default; `in_model` where a model of this method treats it otherwise.
+
+    constraints: as declared before, since they are not taken over.
+    """
     common = RunConfig.model_fields[name]
-    return Field(default, description=common.description, json_schema_extra=common.json_schema_extra)
+    roles = roles_of(common) | ({} if in_model is None else {"in_model": in_model})
+    return Field(default, description=common.description, json_schema_extra=roles, **constraints)
 
 
 def groups_of_options(kind: type[RunConfig]) -> dict[str, dict[str, Any]]:

@@ -58,15 +58,15 @@ class Dataset:
             raise DataError(f"{self.name}: {error}") from None
         for part in (self.train, self.test):
             if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < len(self.classes):
-                raise DataError(
-                    f"{self.name}: labels go from {int(part.labels.min())} to {int(part.labels.max())}, 0 to {len(self.classes) - 1} allowed"
-                )
+                low, high = int(part.labels.min()), int(part.labels.max())
+                raise DataError(f"{self.name}: labels go from {low} to {high}, 0 to {len(self.classes) - 1} allowed")
 
     def summary(self, most: int = 20) -> str:
         """Describe the dataset in a few lines: classes, images, sizes, and what was skipped (at most `most` lines)."""
         counts = torch.bincount(self.train.labels, minlength=len(self.classes))
+        images = f"{len(self.train)} training and {count(len(self.test), 'test image')}"
         lines = [
-            f"{self.name}: {count(len(self.classes), 'class')}, {len(self.train)} training and {count(len(self.test), 'test image')}",
+            f"{self.name}: {count(len(self.classes), 'class')}, {images}",
             f"  images a class: {int(counts.min())} to {int(counts.max())}; size: {_size(self.train)}",
         ]
         if self.split:

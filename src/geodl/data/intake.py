@@ -106,6 +106,8 @@ def labelled(images: Any, labels: Any = None) -> Images:
     """Return what `take` takes, or images of ours, as images whose labels are positions in their names."""
     if isinstance(images, ArrayImages | FileImages) and labels is None:
         numbers = range(int(images.labels.max()) + 1 if len(images) else 0)
+        if len(images) and int(images.labels.min()) < 0:
+            raise DataError(f"label {int(images.labels.min())} given: labels are numbers from 0")
         if images.names and len(numbers) > len(images.names):
             raise DataError(f"label {len(numbers) - 1} has no name: {count(len(images.names), 'class name')} given")
         return replace(images, names=class_names(images.names or numbers))
@@ -198,7 +200,7 @@ def as_images(source: Any) -> tuple[Images, list[str], Skipped]:
         parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
     except Exception as error:  # whatever a user's own object raises
         raise DataError(
-            f"images: the {type(source).__name__} cannot be gone through ({type(error).__name__})"
+            f"images: the {type(source).__name__} cannot be iterated over ({type(error).__name__})"
         ) from error
     items: list[Item] = []
     names: list[str] = []

@@ -11,7 +11,7 @@ import torch
 
 from geodl.data.dataset import Dataset
 from geodl.data.images import Images
-from geodl.errors import ConfigError
+from geodl.errors import ConfigError, DataError
 
 ORDERS = ("lucir-1993", "icarl-1993", "natural", "seed")
 
@@ -78,6 +78,10 @@ class ClassIncremental:
         internal = torch.full((len(data.classes),), -1, dtype=torch.int64)
         internal[torch.tensor(positions)] = torch.arange(len(positions))
         self._train, self._test = (part.relabel(internal, self.classes) for part in (data.train, data.test))
+        there = set(self._train.labels.tolist())
+        for label, name in enumerate(self.classes):
+            if label not in there:
+                raise DataError(f"class {name!r} has no training images: at least one is needed to learn it")
 
     def __len__(self) -> int:
         """Return the number of phases, phase 0 included."""
@@ -178,6 +182,10 @@ def _named_groups(groups: Sequence[Classes] | Sequence[int] | None) -> list[Clas
     if groups is None:
         return None
     named = [group for group in groups if not isinstance(group, int | np.integer)]
-    if not groups or len(named) not in (0, len(groups)) or any(isinstance(group, str) or not group for group in named):
+    if (
+        not groups
+        or len(named) not in (0, len(groups))
+        or any(isinstance(group, str) or len(group) == 0 for group in named)
+    ):
         raise ConfigError(f"groups: {groups!r} given; allowed: sizes, or for each group a list of classes")
     return named or None

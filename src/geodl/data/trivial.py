@@ -2,7 +2,7 @@
 
 The operations and their largest strengths are those of the "wide" space, 31 levels from none to all. Pillow does them, as the
 authors' code has it: the nearest pixel is taken, shears keep the top left corner, what comes in from outside is black, like the
-padding of the crop.
+padding of the crop. But solarize is torchvision's: its threshold at strength 0 is 255, so that white becomes black.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPERATIONS: dict[str, Callable[[Picture, float], Picture]] = {
     "autocontrast": lambda picture, s: ImageOps.autocontrast(picture),
     "equalize": lambda picture, s: ImageOps.equalize(picture),
 }
-"""Each takes an RGB picture and a strength from -1 to 1; the last four heed no sign, two of them no strength."""
+"""Each takes an RGB picture and a strength from -1 to 1; the last four ignore the sign, two of them the strength too."""
 
 _IN_ORDER = tuple(OPERATIONS.values())
 

@@ -25,7 +25,7 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 def unit(z: Tensor) -> Tensor:
     """Return the rows of z: (..., d) with length 1, in float64; rows of zeros stay zero and get no gradient.
 
-    So do rows so short that one over their length leaves z's own precision, or their squares float64.
+    So do rows that are too short to be divided by their length in z's own precision, or to be squared in float64.
     """
     shortest = max(torch.finfo(z.dtype).tiny, 1e-150)
     z = z.double()
@@ -139,7 +139,7 @@ def geodesic_distance(p: Tensor, q: Tensor) -> Tensor:
 
 
 def check_bases(p: Tensor, q: Tensor) -> None:
-    """Refuse bases of different spaces, or of none, and such that are not finite."""
+    """Refuse bases that do not fit together, have no columns' axis, or are not finite."""
     if p.dim() < 2 or q.dim() < 2 or p.shape[-2] != q.shape[-2]:
         raise GeometryError(
             f"bases must have the shapes (d, n1) and (d, n2), not {tuple(p.shape)} and {tuple(q.shape)}"

@@ -1,12 +1,12 @@
 """Learning in closed form: a backbone that is trained once, or never, and ridge regression for every phase (ACIL, RanPAC)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import torch
 from pydantic import model_validator
-from torch import Tensor, distributed
+from torch import Tensor
 
 from geodl.closed_form import (
     Blocks,
@@ -21,12 +21,12 @@ from geodl.closed_form import (
     temperature,
     threshold,
 )
-from geodl.config import MANY, RunConfig, derive, option, restate
+from geodl.config import MANY, SEEDS, RunConfig, derive, option, restate
 from geodl.errors import TrainingError
 from geodl.herding import first_of_each
 from geodl.memory import Memory
 from geodl.methods.base import Method, Phase, register
-from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes, same_image, spread
+from geodl.methods.kept_features import REJECTED, KeptFeatures, fit, mirroring_keeps_classes, same_image, share_of_each
 from geodl.nets import Network
 from geodl.predictors import Judged
 from geodl.ranks import Ranks
@@ -34,7 +34,7 @@ from geodl.ranks import Ranks
 CHUNK = 2048
 """Images that are expanded at a time."""
 JUDGED = 512
-"""Images of a phase whose leave-one-out scores fit temperature and threshold."""
+"""Images of a phase whose leave-one-out scores fit temperature and threshold: at least so many and fewer than twice as many."""
 MIRRORED = 8
 """Images of a class whose mirrored copies are looked at, to see whether mirroring keeps the class."""
 MOST = 5000
@@ -45,7 +45,9 @@ class AnalyticConfig(RunConfig):
     """Options of learning in closed form."""
 
     method: Literal["analytic"] = restate("method", "analytic")
-    distill: str = restate("distill", "none")
+    distill: str = restate("distill", "none", in_model="fixed")
+    # The random features are drawn from it, and what was learned holds for these alone.
+    seed: int = restate("seed", 1, in_model="fixed", ge=0, le=SEEDS)
     exemplars: int = option(
         0, "Memory", "Exemplars to keep all the same, for k-NME.", ge=0, le=MANY, in_model="kept", in_grid=True
     )
@@ -149,7 +151,9 @@ class Analytic(Method):
             return self._statistics(phase, z, labels)
         known = KeptFeatures.of(z, labels)
         if self.config.trains_later:
-            return self._solved_anew(self._moved(phase) + known if before else known, classes, phase.ranks)
+            return self._solved_anew(
+                self._moved(phase) + known if before else known, classes, phase.ranks, phase.device
+            )
         return self._features(phase, KeptFeatures.from_tensors(before) if before else None, known)
 
     def _statistics(self, phase: Phase, z: Blocks, labels: Tensor) -> dict[str, Tensor]:
@@ -158,10 +162,16 @@ class Analytic(Method):
         views = [z, phase.read(phase.images, mirror=True).levels] if self.config.mirror_training else [z]
         last = self.fitted(before)
         # The first standardization for good: what was standardized otherwise is no longer there to be done again.
-        expand = _Expand(last.standardization, last.expansion) if last else self._expand(z)
-        added = expand.sums(views, labels, classes, phase.ranks)
+        expand = _RandomFeatures(last.standardization, last.expansion) if last else self._random_features(z)
+        added = expand.sums(views, labels, classes, phase.ranks, phase.device)
         statistics = (Statistics.from_tensors(before) + added if before else added).rounded()
-        return statistics.to_tensors() | self._solved(statistics, expand, views, labels, before)
+
+        def copies(rows: Tensor) -> Blocks:
+            return phase.read(phase.images.select(rows), mirror=True).levels
+
+        averaged = self.mirrors(before) and not self.config.mirror_training
+        solved = self._solved(statistics, expand, views, labels, before, copies if averaged else None)
+        return statistics.to_tensors() | solved
 
     def _moved(self, phase: Phase) -> KeptFeatures:
         """Return the features kept of old images as they are by now: the images at hand tell how they have moved."""
@@ -175,36 +185,46 @@ class Analytic(Method):
             before, after = (_joined(levels, read(phase.memory.images).levels) for read, levels in both)
         return replace(known, z=kept(moved(known.z, before, after)))
 
-    def _solved_anew(self, data: KeptFeatures, classes: int, ranks: Ranks) -> dict[str, Tensor]:
+    def _solved_anew(self, data: KeptFeatures, classes: int, ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
         """Fit to the features of all images, of which there are too many for the dual form."""
-        expand = self._expand(data.z)
-        statistics = expand.sums([data.z], data.labels, classes, ranks)
+        expand = self._random_features(data.z)
+        statistics = expand.sums([data.z], data.labels, classes, ranks, device)
         return data.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, {})
 
-    def _expand(self, z: Blocks) -> "_Expand":
+    def _random_features(self, z: Blocks) -> "_RandomFeatures":
         widths = {name: z[name].shape[1] for name in sorted(z)}
-        return _Expand(Standardization.of(z), Expansion(share_out(self.config.expansion, widths), self._seed))
+        return _RandomFeatures(Standardization.of(z), Expansion(share_out(self.config.expansion, widths), self._seed))
 
     def _solved(
         self,
         statistics: Statistics,
-        expand: "_Expand",
+        expand: "_RandomFeatures",
         views: Sequence[Blocks],
         labels: Tensor,
         chosen: Mapping[str, Tensor],
+        copies: Callable[[Tensor], Blocks] | None = None,
     ) -> dict[str, Tensor]:
         """Return the head, with temperature and threshold fitted on what leave-one-out says of some of the images.
 
         chosen: has the ridge, and whether mirroring keeps the class, where they were chosen while features were kept.
+        copies: gives the features of images' mirrored copies where scores are averaged over them, as they are in prediction.
         """
         solved = statistics.solve(float(chosen.get("gamma", self.config.gamma)))
         some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
         some = some[statistics.counts[labels[some]] > 1]  # without its only image nothing is known of a class
-        scores = solved.leave_one_out(expand(views, some), targets_of(labels[some], len(statistics.counts)))
-        heat, least = temperature(scores, labels[some]), threshold(scores.amax(1), REJECTED)
-        fitted = Fitted(expand.standardization, expand.expansion, solved.head.float(), heat, least)
+        h, both = expand(views, some), None
+        if copies is not None and len(some):
+            both = (h + expand([copies(some)], torch.arange(len(some)))) / 2
+        scores = solved.leave_one_out(h, targets_of(labels[some], len(statistics.counts)), both)
+        fitted = Fitted(
+            expand.standardization,
+            expand.expansion,
+            solved.head.float(),
+            temperature(scores, labels[some]),
+            threshold(scores.amax(1), REJECTED),
+        )
         validated = torch.stack([labels[some], scores.argmax(1)], dim=1)
-        confidences = (scores / heat).softmax(dim=1).amax(1).float()
+        confidences = (scores / fitted.temperature).softmax(dim=1).amax(1).float()
         return fitted.to_tensors() | _choices(chosen) | {"validated": validated, "confidences": confidences}
 
     def _features(self, phase: Phase, before: KeptFeatures | None, known: KeptFeatures) -> dict[str, Tensor]:
@@ -217,7 +237,7 @@ class Analytic(Method):
             last = before.places_of(known)
             data = before + known.select(last < 0)
             last[last < 0] = torch.arange(len(before.labels), len(data.labels))
-        rows = spread(data.labels, MOST)
+        rows = share_of_each(data.labels, MOST)
         part = data.select(rows)
         found = fit(part, classes, self._seed)
         within = torch.isin(last, rows).nonzero().squeeze(1)
@@ -228,8 +248,8 @@ class Analytic(Method):
             data = replace(data, mirrors=mirroring_keeps_classes(found, part, places, copies))
         if len(data.labels) <= MOST:
             return found.fitted.to_tensors() | found.validated(data.labels) | data.to_tensors() | {"last": last}
-        expand = _Expand(found.fitted.standardization, found.fitted.expansion)
-        statistics = expand.sums([data.z], data.labels, classes, phase.ranks).rounded()
+        expand = _RandomFeatures(found.fitted.standardization, found.fitted.expansion)
+        statistics = expand.sums([data.z], data.labels, classes, phase.ranks, phase.device).rounded()
         chosen = {"gamma": torch.tensor(found.gamma), "mirrors": torch.tensor(data.mirrors)}
         return statistics.to_tensors() | self._solved(statistics, expand, [data.z], data.labels, chosen)
 
@@ -262,13 +282,13 @@ class Analytic(Method):
         if "labels" in kept:
             data = KeptFeatures.from_tensors(kept).without(gone)
             if self.config.trains_later:
-                return self._solved_anew(data, int(data.labels.max()) + 1, Ranks())
+                return self._solved_anew(data, int(data.labels.max()) + 1, Ranks(), torch.device("cpu"))
             found = fit(data, int(data.labels.max()) + 1, self._seed)
             return data.to_tensors() | found.fitted.to_tensors() | found.validated(data.labels)
         pairs, stay = kept["validated"], (kept["validated"] != gone).all(1)
         rest = fitted.without(gone).to_tensors() | {"validated": (pairs - (pairs > gone).long())[stay]}
         rest |= _choices(kept) | ({"confidences": kept["confidences"][stay]} if "confidences" in kept else {})
-        return rest | (Statistics.from_tensors(kept).without([gone]).to_tensors() if "gram" in kept else {})
+        return rest | (Statistics.from_tensors(kept).without(gone).to_tensors() if "gram" in kept else {})
 
     @property
     def _seed(self) -> int:
@@ -276,7 +296,9 @@ class Analytic(Method):
 
 
 @dataclass(frozen=True)
-class _Expand:
+class _RandomFeatures:
+    """From the features z of images to their random features h, and to the sums over them."""
+
     standardization: Standardization
     expansion: Expansion
 
@@ -285,15 +307,14 @@ class _Expand:
         chosen = [{name: z[name][rows] for name in self.expansion.sizes} for z in views]
         return torch.stack([self.expansion(self.standardization(z)) for z in chosen]).mean(0)
 
-    def sums(self, views: Sequence[Blocks], labels: Tensor, classes: int, ranks: Ranks) -> Statistics:
+    def sums(
+        self, views: Sequence[Blocks], labels: Tensor, classes: int, ranks: Ranks, device: torch.device
+    ) -> Statistics:
         """Return the sums over all images, each rank having added its share."""
         found = Statistics.empty(self.expansion.width, classes)
         for rows in torch.split(torch.arange(ranks.rank, len(labels), ranks.world), CHUNK):
             found.add(self(views, rows), labels[rows], classes)
-        if ranks.group is not None:
-            for part in (found.upper, found.sums, found.counts):
-                distributed.all_reduce(part, group=ranks.group)
-        return found
+        return Statistics(*(ranks.add_up(part, device) for part in (found.upper, found.sums, found.counts)))
 
 
 def _choices(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

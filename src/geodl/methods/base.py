@@ -1,6 +1,6 @@
 """What a method is: its options, its head, its loss for a batch, and its stages.
 
-A method owns no loop. It hands *stages* to the one loop in ``training.py``: what moves, on which data, by which loss, on
+A method owns no loop. It hands *stages* to the one loop in ``training/loop.py``: what moves, on which data, by which loss, on
 which schedule. The ordinary phase is the first stage; corrections and fine-tuning are further ones.
 """
 
@@ -57,7 +57,7 @@ class Phase:
     optimized: Memory | None = None
     """The memory for the next phase where a stage has made it; None: exemplars are chosen among the images."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """The run's precision, in which a stage's module runs by itself: for the teacher."""
+    """The run's precision, in which a stage's module runs by itself: for all else that a loss runs, such as the teacher."""
 
     def training_images(self) -> Images:
         """Return the phase's images and the exemplars together: D_t and M of the paper's Algorithm 1."""

@@ -86,8 +86,9 @@ class KeptFeatures:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Undo `to_tensors`."""
-        found = sorted((key.split(".", 2)[1:], block) for key, block in tensors.items() if key.startswith("z."))
-        return cls({name: block for (_, name), block in found}, tensors["labels"], bool(tensors["mirrors"]))
+        keys = sorted((key for key in tensors if key.startswith("z.")), key=lambda key: int(key.split(".")[1]))
+        z = {key.split(".", 2)[2]: tensors[key] for key in keys}
+        return cls(z, tensors["labels"], bool(tensors["mirrors"]))
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,17 @@ class Fit:
 
 
 def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
-    """Choose levels and ridge by leave-one-out, fit all images, every class with the same weight, and calibrate."""
+    """Choose levels and ridge by leave-one-out, fit all images, every class with the same weight, and calibrate.
+
+    Temperature and threshold are fitted on the images as they are, also where prediction averages over mirrored copies: that
+    would need the features of the copies of all images.
+    """
     standardization = Standardization.of(data.z)
     expansion = Expansion(dict.fromkeys(data.z, EACH), seed)
     h = expansion.blocks(standardization(data.z))
     labels, names = data.labels, list(data.z)
     groups = near_duplicates(data.z[names[-1]])
-    some = spread(labels, FEW)
+    some = share_of_each(labels, FEW)
     part = {name: block[some] for name, block in h.items()}
     choice = choose(
         kernels(part, part),
@@ -167,7 +172,7 @@ def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:
     return torch.where(distances <= share * z.float().norm(dim=1), places, -1)
 
 
-def spread(labels: Tensor, most: int) -> Tensor:
+def share_of_each(labels: Tensor, most: int) -> Tensor:
     """Return rows: at most about `most` images, of every class its share, at least two."""
     if len(labels) <= most:
         return torch.arange(len(labels))

@@ -68,7 +68,7 @@ class Lucir(Method):
         head.thaw()
 
         def loss(module: nn.Module, batch: Batch) -> Losses:
-            with torch.no_grad():
+            with torch.no_grad(), phase.autocast():
                 z = phase.network.features(batch.images)
             return {"ce": self.cross_entropy(phase, module(z), batch.labels)}
 

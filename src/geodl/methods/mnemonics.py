@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from torch import Generator, Tensor, distributed, nn
+from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -111,8 +111,8 @@ class Mnemonics(Lucir):
             each = F.cross_entropy(functional_call(network, weights, (x,)).logits, y, reduction="none")
             value = global_mean(each, phase.ranks.group)
             (gradient,) = torch.autograd.grad(value, some)
-        if phase.ranks.group is not None:  # every rank moves the exemplars by the gradient of the whole batch
-            distributed.all_reduce(gradient, group=phase.ranks.group)
+        # Every rank moves the exemplars by the gradient of the whole batch.
+        gradient = phase.ranks.add_up(gradient, phase.device)
         # An image moves by one grey level (root mean square) times the rate; one without gradient stays.
         length = gradient.square().mean((1, 2, 3), keepdim=True).sqrt()
         return drawn, value.detach(), gradient / length.clamp(min=1e-30)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from geodl.errors import MissingExtraError
 from geodl.nets.backbone import Backbone, initialize
 
-IMAGE_SIZE = 224
-MEAN = STD = (0.5, 0.5, 0.5)
+EXPECTED = {"image_size": 224, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+"""The options of the images that the published weights were trained on."""
 
 # The rows of the table: expansion, kernel, stride, channels, blocks; and the level that ends there.
 STAGES = (

@@ -1,6 +1,6 @@
 """A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -79,6 +79,14 @@ class Network(nn.Module):
         """The levels whose features can be had, from shallow to deep."""
         return tuple(self.backbone.level_grids)
 
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the state of such a network, whose head may have had other rows frozen."""
+        self.head.thaw()
+        order = tensors.get("head.order")
+        if order is not None:
+            self.head.freeze(order >= len(tensors["head.weight"]))
+        self.load_state_dict(dict(tensors))
+
 
 class FrozenNetwork(Network):
     """A teacher: always in eval mode, and never part of an autograd graph."""
@@ -141,7 +149,7 @@ def expected_images(name: str) -> dict[str, Any]:
     if name.startswith("timm:"):
         return expected_by_timm(name.removeprefix("timm:"))
     if name == "efficientnet-lite0":
-        return {key: getattr(efficientnet_lite, key.upper()) for key in ("image_size", "mean", "std")}
+        return dict(efficientnet_lite.EXPECTED)
     return {}
 
 

@@ -17,7 +17,7 @@ SAMPLE = 128
 
 
 def with_angles(phase: Phase, features: Callable[[Network, Images], Features], listener: Listener) -> Listener:
-    """Return the listener, told also the principal angles between the old and the new network's features after each epoch.
+    """Return a listener that is also told, after each epoch, the principal angles between the old and the new features.
 
     ``features`` maps a network and images to their features; it may be a collective call: every rank listens.
     """

@@ -76,12 +76,3 @@ def tensors_of(network: Network, module: nn.Module, optimizer: torch.optim.Optim
 def _moved(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the parameters that an optimizer moves, group by group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def load_weights(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Load weights into a network whose head may have other rows frozen than the saved one."""
-    network.head.thaw()
-    order = tensors.get("head.order")
-    if order is not None:
-        network.head.freeze(order >= len(tensors["head.weight"]))
-    network.load_state_dict(dict(tensors))

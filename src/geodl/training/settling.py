@@ -24,7 +24,7 @@ def settled(trainer: Trainer, method: Method, phase: Phase) -> Memory:
     taken = means_of_exemplars(trainer, phase.network, chosen.images, phase.transform, classes)
     if taken is not None:  # a class of which no exemplar is kept stands by its class mean
         taken = _filled(taken, means)
-    # Laid out as they are read back: the last digits of what is computed with them hang on it.
+    # Laid out as they are read back: the last digits of what is computed with them depend on it.
     own = {name: tensor.contiguous() for name, tensor in method.keep(phase).items()}
     return replace(chosen, means=means, exemplar_means=taken, own=own)
 

@@ -1,22 +1,26 @@
 """The stages of a phase, one after the other; the first of phase 0 is shared by all runs that agree on what it depends on."""
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
+from secrets import token_hex
+from typing import Any
 
 import torch
 
 from geodl.cache import Cache
+from geodl.config import RunConfig
 from geodl.data.batches import Transform
 from geodl.events import BaseAwaited, BaseCached, Listener
 from geodl.files import fingerprint, part
 from geodl.memory import quota
 from geodl.methods import Method, Phase
 from geodl.training.angles import with_angles
-from geodl.training.checkpoint import Checkpoint, Progress, load_weights
+from geodl.training.checkpoint import Checkpoint, Progress
 from geodl.training.loop import Interrupted, Trainer
 
 # To be raised whenever training computes something else than before.
@@ -37,7 +41,7 @@ def run_stages(
     """Run the method's stages, each from its start or from where it was stopped."""
     checkpoint = Checkpoint.load(progress)
     if checkpoint is not None:
-        load_weights(phase.network, part(checkpoint.tensors, "network"))
+        phase.network.load(part(checkpoint.tensors, "network"))
     trainer.listener = with_angles(phase, partial(trainer.features, transform=phase.transform), listener)
     for number, stage in enumerate(method.stages(phase)):
         if checkpoint is not None and number < checkpoint.stage:
@@ -82,7 +86,7 @@ def base_key(method: Method, transform: Transform, data: str, classes: int, mach
             "data": data,
             "held out": method.held_out(quota(classes, config.exemplars, config.memory_budget)),
             "head": method.head,
-            "loss": method.base_loss or type(method).__name__,
+            "loss": method.base_loss or _own(method),
             "weights": sha256(config.weights.read_bytes()).hexdigest() if config.weights else None,
             "schedule": asdict(method.main_schedule(0)),
             "transform": transform.to_dict(),
@@ -90,6 +94,16 @@ def base_key(method: Method, transform: Transform, data: str, classes: int, mach
             "machine": [*machine, torch.get_num_threads()],
         }
     )
+
+
+def _own(method: Method) -> list[Any]:
+    """Return what the loss of a method depends on that shares it with no other: its options and its code."""
+    names = type(method).Config.model_fields.keys() - RunConfig.model_fields.keys()
+    try:
+        code = [inspect.getsource(kind) for kind in type(method).__mro__[:-1]]
+    except (OSError, TypeError):  # typed at a prompt, say: code that cannot be read is like no other
+        code = [token_hex()]
+    return [type(method).__name__, method.config.model_dump(mode="json", include=names), code]
 
 
 def _claimed(trainer: Trainer, cache: Cache, key: str) -> ExitStack:
@@ -111,6 +125,6 @@ def _taken(trainer: Trainer, cache: Cache, key: str, phase: Phase) -> bool:
     entry = cache.load(key)
     if trainer.ranks.any(entry is None, trainer.device) or entry is None:
         return False
-    load_weights(phase.network, entry)
+    phase.network.load(entry)
     trainer.listener(BaseCached(phase.index))
     return True
