@@ -27,6 +27,7 @@ from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
 from geodl.locks import locked
 from geodl.serve.batching import Predictor
+from geodl.serve.jobs import Teacher
 from geodl.serve.security import Limits, choose_token, has_token, is_allowed, is_loopback, names_of
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -302,6 +303,21 @@ def test_a_job_that_another_server_has_taken_up_is_left_to_it(model):
         assert folder.exists()
         assert client.post("/api/v1/jobs/job/cancel").json()["state"] == "cancelled"
     assert not folder.exists()
+
+
+def test_what_is_being_uploaded_is_not_taken_for_the_rest_of_a_killed_server(model):
+    first = Teacher(model, {}, 8)
+    with first.preparing() as job:
+        (job.folder / "0").write_bytes(b"the first of many images")
+        second = Teacher(model, {}, 8)
+        assert second.jobs == {}
+        with pytest.raises(StoreError, match="a server is taking in images just now; try again in a moment"):
+            IncrementalClassifier(model).remove("digit 0", for_good=True)
+        assert (job.folder / "0").exists()
+    assert not (model / "teaching").exists()
+    assert IncrementalClassifier(model).classes == ("digit 0", "digit 1")
+    for teacher in (first, second):
+        teacher.close()
 
 
 def test_jobs_beyond_the_limit_are_refused(model, digits):

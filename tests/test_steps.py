@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.tiny import dataset
 
+from geodl.app import handed_over
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
@@ -262,6 +263,17 @@ def test_what_waits_in_a_running_server_is_not_said_to_be_removed(model):
     with locked(folder), pytest.raises(StoreError, match="images of 'class 0' wait to be learned by a server"):
         model.remove("class 0", for_good=True)
     assert model.classes == ("class 0", "class 1")
+
+
+def test_what_cannot_be_removed_for_good_stays_as_it_was(model, monkeypatch):
+    folder = job(model, "a", ["class 0"])
+    with pytest.raises(ConfigError, match="no class 'nothing'"):
+        model.remove("nothing", for_good=True)
+    monkeypatch.setattr(handed_over, "remove", lambda path: None)
+    with pytest.raises(StoreError, match="cannot be removed; remove it yourself: it holds images"):
+        model.remove("class 0", for_good=True)
+    assert model.classes == ("class 0", "class 1")
+    assert folder.exists()
 
 
 def test_a_class_that_was_removed_can_still_be_removed_for_good(model):

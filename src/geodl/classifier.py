@@ -222,13 +222,14 @@ class IncrementalClassifier:
         left; a class that was removed before, too.
         """
         with self._writing() as store:
-            if for_good:
+            rest = states.without(self._state(), name, again=for_good)
+            if for_good:  # first what is beside the states: where that fails, the model is as before
                 refuse_waiting(self.path, name)
-            states.save(store, states.without(self._state(), name, again=for_good))
+                forget_class(self.path, name)
+                unlink(self.path / "report.html")  # it may show images
+            states.save(store, rest)
             if for_good:
                 states.forget(store, before=store.completed() - 1)
-                unlink(self.path / "report.html")  # it may show images
-                forget_class(self.path, name)
             store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
 
     def export(self, path: str | Path, *, force: bool = False) -> dict[str, Any]:

@@ -182,12 +182,12 @@ async def learn(request: Request, here: Here) -> dict[str, Any]:
 
 
 def _handed_over(here: Server, files: list[UploadFile], labels: list[str], names: list[str]) -> dict[str, Any]:
-    with here.writer.preparing() as folder:
+    with here.writer.preparing() as job:
         for i, file in enumerate(files):
-            with (folder / str(i)).open("xb") as target:
+            with (job.folder / str(i)).open("xb") as target:
                 while part := file.file.read(1 << 20):
                     target.write(part)
-        return here.writer.add(folder, labels, names).facts()
+        return here.writer.add(job, labels, names).facts()
 
 
 @changing.post("/learn/folder", response_model=schemas.Job, status_code=202, tags=["teach"])
@@ -203,8 +203,8 @@ def learn_folder(wanted: schemas.Folder, here: Here) -> dict[str, Any]:
         there = False
     if not there:
         raise Refused(404, "no such folder below the one that may be taught from")
-    with here.writer.preparing() as place:
-        return here.writer.add_folder(place, folder).facts()
+    with here.writer.preparing() as job:
+        return here.writer.add(job, source=folder).facts()
 
 
 @reading.get("/jobs", response_model=list[schemas.Job], tags=["teach"])
