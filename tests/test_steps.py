@@ -16,6 +16,9 @@ from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
 from geodl.learner import Learner
 from geodl.locks import locked
+from geodl.metrics import confusions_of
+from geodl.report.owner import owner
+from geodl.report.results import read_run
 from geodl.store import RunDirectory
 
 DATA = dataset(classes=4, train=12)
@@ -139,6 +142,22 @@ def test_renames_and_removals_have_dates(model, geodl):
     out = geodl("info", model.path).out
     for words in ("renaming class 0 to zero", "removing class 1"):
         assert any(line.strip().startswith("20") and line.endswith(words) for line in out.splitlines())
+
+
+def test_a_learner_saved_in_between_shifts_no_step(model, geodl, tmp_path):
+    Learner.load(model.path).save(model.path)
+    assert model.learn(*part(2, 3), **QUICK).step == 2
+    model.rename("class 3", "three")
+    store, facts = RunDirectory(model.path), model.info()
+    times = store.times("learned", "renamed")
+    assert list(times) == [0, 2, 3]
+    assert [record["time"] for record in facts["steps"]] == [times[2], times[3]]
+    assert [(each["step"], each["learned"]) for each in facts["classes"]] == 2 * [(1, None)] + 2 * [(2, times[2])]
+    assert list(model.evaluate(*part(0, 1, 2)).per_step) == [1, 2]
+    assert "4 classes, learned in 2 steps\n" in geodl("info", model.path).out
+    judged = sum(confusions_of(store.load_metrics(2))["nme"].counts.sum(dim=1).tolist())
+    learned, _ = owner(read_run(model.path), None)["steps"]
+    assert (learned["time"], learned["judged"]) == (times[2], judged)
 
 
 def test_one_is_singular(model, geodl, tmp_path):

@@ -236,7 +236,7 @@ def info(
     if as_json:
         print(json.dumps(facts, ensure_ascii=False))
         return
-    steps = sum(record["action"] == "learn" for record in facts["steps"])
+    steps = max((record["step"] for record in facts["steps"] if record["action"] == "learn"), default=1)
     say(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count(steps, 'step')}", "bold")
     if facts["unfinished"]:
         say("a learn step was stopped; the same learn command goes on with it", "yellow")
