@@ -26,6 +26,7 @@ from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
 from geodl.locks import locked
+from geodl.serve.app import create_app
 from geodl.serve.batching import Predictor
 from geodl.serve.jobs import Teacher
 from geodl.serve.security import Limits, choose_token, has_token, is_allowed, is_loopback, names_of
@@ -466,6 +467,11 @@ def test_a_server_that_is_read_only_changes_nothing(model, digits):
         assert client.get("/api/v1/jobs").json() == []
         assert client.predict(pictures(digits, 0)[0]).status_code == 200
     assert _files(model) == before
+
+
+def test_a_model_that_nothing_could_make_is_not_served(tmp_path):
+    with pytest.raises(StoreError, match=r"new: no such model; `geodl learn .*new FOLDER` makes one"):
+        create_app(tmp_path / "new", token=TOKEN, read_only=True)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class IncrementalClassifier:
             self._refuse_inside(Path(images))
         intake = take(images, labels, classes, strict=strict)
         made = not (self.path / "config.json").exists()
-        store = RunDirectory.create_or_open(self.path, MODEL) if made else self._open()
+        store = RunDirectory.create_or_open(self.path, MODEL) if made else self.directory()
         self._refuse_run(store)
         try:
             with store.lock():
@@ -128,10 +128,16 @@ class IncrementalClassifier:
         """Return what predicts from the last complete state, for many calls; later steps do not change it."""
         return self._recognizer(self._state(), classifier, accelerator)
 
+    def directory(self) -> RunDirectory:
+        """Open the model's directory; where there is none, the StoreError says how to make it."""
+        if not os.path.lexists(self.path):
+            raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
+        return RunDirectory(self.path)
+
     @property
     def stamp(self) -> Any:
         """What tells the last complete state from any other; None where nothing is learned yet."""
-        return self._open().stamp() if (self.path / "config.json").exists() else None
+        return self.directory().stamp() if (self.path / "config.json").exists() else None
 
     @property
     def validation(self) -> Images | None:
@@ -178,7 +184,7 @@ class IncrementalClassifier:
         """Say what the model knows and keeps: classes, stored images with their origins, sizes, steps, accuracies."""
         from geodl.app.about import describe
 
-        store = self._open()
+        store = self.directory()
         return describe(store, self._state())
 
     def undo(self) -> dict[str, Any]:
@@ -241,15 +247,10 @@ class IncrementalClassifier:
             raise ConfigError(f"{file} is there already; --force replaces it")
         return export(self._state().learner, file)
 
-    def _open(self) -> RunDirectory:
-        if not os.path.lexists(self.path):
-            raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
-        return RunDirectory(self.path)
-
     @property
     def unfinished(self) -> bool:
         """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
-        return self._open().load_progress() is not None
+        return self.directory().load_progress() is not None
 
     def give_up(self) -> None:
         """Give up a learn step that was stopped: how far it came is forgotten, the model is as before it."""
@@ -258,14 +259,14 @@ class IncrementalClassifier:
 
     @contextmanager
     def _writing(self) -> Iterator[RunDirectory]:
-        store = self._open()
+        store = self.directory()
         self._refuse_run(store)
         with store.lock():
             yield store
 
     def _state(self) -> State:
         """Return the last complete state; read it anew if it is not the one read before."""
-        store = self._open()
+        store = self.directory()
         stamp = store.stamp()
         if stamp is None:
             hint = f"; `geodl redo {self.path}` brings back what was taken back" if store.undone() else ""

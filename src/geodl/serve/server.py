@@ -37,6 +37,8 @@ class Server:
         limits = self.limits
         refuse_foreign(self.path)
         self.model = IncrementalClassifier(self.path)
+        if self.read_only:  # nothing served here could ever make the model
+            self.model.directory()
         self.predictor = Predictor(IncrementalClassifier(self.path))
         self.teacher = None if self.read_only else Teacher(self.path, self.options, limits.jobs)
         self.exports = Exports(self.path, limits.answer_seconds)
