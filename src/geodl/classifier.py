@@ -17,7 +17,7 @@ from geodl.data.dataset import Skipped, insist
 from geodl.data.images import Images
 from geodl.data.intake import take
 from geodl.devices import device_kind
-from geodl.errors import ConfigError, DataError, GeodlError, StoreError
+from geodl.errors import ConfigError, DataError, GeodlError, Interrupted, StoreError
 from geodl.events import ImagesPredicted, Listener, ignore
 from geodl.files import as_path, unlink
 from geodl.learner import MODEL
@@ -88,7 +88,6 @@ class IncrementalClassifier:
             when it is called again with the same images and options.
         """
         from geodl.app.learning import learn_step, summarize  # here, so that predicting never loads what trains
-        from geodl.training import Interrupted
 
         for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
             if not callable(given):

@@ -22,6 +22,7 @@ from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.intake import Decoded, Intake, decode, typical_side
 from geodl.devices import available_cores, device_kind
+from geodl.errors import Interrupted
 from geodl.files import fingerprint
 from geodl.learner import Learner
 from geodl.memory import Memory
@@ -29,7 +30,6 @@ from geodl.metrics import confusions_of, finite, to_metrics
 from geodl.nets import build_network
 from geodl.predictors import default_classifier
 from geodl.store import RunDirectory
-from geodl.training import Interrupted
 from geodl.training.angles import SAMPLE
 
 

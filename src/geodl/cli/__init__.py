@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTo
 
 from geodl import __version__
 from geodl.cli import signals
-from geodl.errors import GeodlError
+from geodl.errors import GeodlError, Interrupted
 from geodl.text import one_line, printable
 
 OWN = Group("Your own images", sort_key=1)
@@ -174,8 +174,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
     except CycloptsError as error:
         _fail(one_line(error))
+    except Interrupted as stop:
+        _fail(str(stop), signals.status())
     except GeodlError as error:
-        _fail(str(error), signals.status() if type(error).__name__ == "Interrupted" else 2)
+        _fail(str(error))
     except KeyboardInterrupt:
         _fail("interrupted; what was complete before is kept", 130)
     except signals.Terminated:

@@ -32,7 +32,7 @@ from geodl.cli.own_display import (
     table_predictions,
     when,
 )
-from geodl.errors import ConfigError, DataError
+from geodl.errors import ConfigError, DataError, Interrupted
 from geodl.files import readable
 from geodl.text import count
 
@@ -123,8 +123,6 @@ def learn(
     The model's directory is made by the first learn. Afterwards the images are not needed any more: a few of each class
     are kept in the model. Stopped or killed, the same command goes on.
     """
-    from geodl.training import Interrupted
-
     watch, stopper = LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:

@@ -23,7 +23,7 @@ from geodl.data.dataset import Skipped
 from geodl.data.images import FileImages
 from geodl.data.intake import Intake
 from geodl.data.names import typed_name
-from geodl.errors import GeodlError, StoreError
+from geodl.errors import GeodlError, Interrupted, StoreError
 from geodl.events import (
     Advised,
     Event,
@@ -41,7 +41,6 @@ from geodl.locks import is_locked, locked
 from geodl.serve.security import Refused
 from geodl.store import RunDirectory
 from geodl.text import printable
-from geodl.training import Interrupted
 
 _log = logging.getLogger("geodl")
 
