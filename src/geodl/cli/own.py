@@ -118,11 +118,7 @@ def learn(
     quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn the classes in a folder of class folders: new ones, and more images of known ones.
-
-    The model's directory is made by the first learn. Afterwards the images are not needed any more: a few of each class
-    are kept in the model. Stopped or killed, the same command goes on.
-    """
+    """Learn the classes in a folder of class folders."""
     watch, stopper = LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:
@@ -158,7 +154,7 @@ def predict(
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
-    """Say what is in images: the class and how sure the model is."""
+    """Say what is in images."""
     if as_json and as_csv:
         raise ConfigError("--json and --csv: one of them, not both")
     if no_unknown and threshold is not None:
@@ -202,10 +198,7 @@ def evaluate(
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
-    """Say how good the model is on images whose classes you know, none of which it has learned.
-
-    Accuracy is by the likeliest class; "unknown" is not counted.
-    """
+    """Say how good a model is on images whose classes are known."""
     with predicting() as listener:
         found = IncrementalClassifier(model).evaluate(
             images, classifier=classifier, strict=strict, accelerator=accelerator, workers=workers, listener=listener
@@ -229,7 +222,7 @@ def info(
     images: Annotated[bool, _how(help="List the stored images.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a model knows and keeps: classes, when they were learned, stored images, sizes, accuracy so far."""
+    """Say what a model knows and keeps."""
     facts = IncrementalClassifier(model).info()
     if as_json:
         print(json.dumps(facts, ensure_ascii=False))
@@ -266,7 +259,7 @@ def _giving_up(model: Path) -> Iterator[IncrementalClassifier]:
 
 
 def undo(model: Model, /) -> None:
-    """Take the last step back: the model is as it was before the last learn (or rename, or remove)."""
+    """Take the last step back."""
     with _giving_up(model) as classifier:
         record = classifier.undo()
     if record["action"] == "damaged":
@@ -276,7 +269,7 @@ def undo(model: Model, /) -> None:
 
 
 def redo(model: Model, /) -> None:
-    """Bring back what `geodl undo` took back last, unless the model was changed since."""
+    """Bring back what was taken back last."""
     with _giving_up(model) as classifier:
         record = classifier.redo()
     say(f"brought back: {describe_step(record)}")
@@ -307,7 +300,7 @@ def remove(
         ),
     ] = False,
 ) -> None:
-    """Remove a class: the model no longer knows it, and its images are dropped."""
+    """Remove a class and its images."""
     with _giving_up(model) as classifier:
         classifier.remove(name, for_good=for_good)
         sums = for_good and classifier.info()["features"]["sums"]
@@ -328,7 +321,7 @@ def export(
     force: Annotated[bool, _how(help="Replace the file where it is there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the model as one ONNX file: labels and preprocessing inside, no images, checked against the model."""
+    """Write a model as one ONNX file."""
     done = IncrementalClassifier(model).export(file, force=force)
     if as_json:
         print(json.dumps(done, ensure_ascii=False))
