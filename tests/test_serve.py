@@ -327,7 +327,7 @@ def test_jobs_beyond_the_limit_are_refused(model, digits):
         client.until(lambda: client.job(first)["state"] == "running")
         second = client.learn({"digit 3": pictures(digits, 3)}).json()["id"]
         third = client.learn({"digit 4": pictures(digits, 4)})
-        assert (third.status_code, third.json()["error"][:22]) == (429, "1 teachings wait alrea")
+        assert (third.status_code, third.json()["error"][:27]) == (429, "1 jobs are already waiting;")
         for key in (second, first):
             client.post(f"/api/v1/jobs/{key}/cancel")
 

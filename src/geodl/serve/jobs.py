@@ -53,12 +53,12 @@ ENDED = ("done", "cancelled", "failed")
 
 @dataclass
 class Job:
-    """One teaching: what it brings (images of each class), how far it is, what came of it.
+    """What is taught at once: what it brings (images of each class), how far it is, what came of it.
 
     part:   how much of what is `doing` is done, 0 to 1.
     seconds, advice: about how long training will take, and what would serve better, as the step says at its start.
     result: what the step reached, once it is done.
-    folder: where its images are; for a folder on the server, `images` is that folder.
+    folder: where its images are; source: a folder on the server to teach from instead.
     """
 
     id: str
@@ -138,7 +138,7 @@ class Teacher:
     def preparing(self) -> Iterator[Job]:
         """Yield a job with a new folder in the model's directory for its images; where it is not added, the folder is removed."""
         if sum(job.state == "waiting" for job in list(self.jobs.values())) >= self.most:
-            raise Refused(429, f"{self.most} teachings wait already; try again when one of them has ended")
+            raise Refused(429, f"{self.most} jobs are already waiting; try again when one has ended")
         made = (self.path / "config.json").exists()
         store = RunDirectory(self.path) if made else RunDirectory.create_or_open(self.path, MODEL)
         if store.kind != "model":
@@ -206,7 +206,7 @@ class Teacher:
         job = self.find(key)
         with self._changing:
             if job.state != "interrupted":
-                raise Refused(409, f"the job is {job.state}; only one that was interrupted can be gone on with")
+                raise Refused(409, f"the job is {job.state}; only an interrupted job can be resumed")
             if not job.folder.exists():  # its images were removed with their class
                 self._end(job, "cancelled")
                 raise Refused(409, "the images of the job are no longer there")
@@ -225,7 +225,7 @@ class Teacher:
         return any(job.state == "running" for job in list(self.jobs.values()))
 
     def close(self) -> None:
-        """Stop; a job that runs can be gone on with after the next start."""
+        """Stop; a job that runs can be resumed after the next start."""
         self._closing = True
         self._queue.put(None)
         self._thread.join()

@@ -54,7 +54,7 @@ class Server:
             raise Refused(403, "this server was started with --read-only")
         return self.teacher
 
-    def free(self) -> None:
+    def insist_idle(self) -> None:
         """Insist that the model is not being taught here."""
         if self.writer.teaching:
             raise Refused(409, "the model is being taught; wait until it is done, or cancel it")
