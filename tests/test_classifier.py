@@ -173,7 +173,9 @@ def test_known_and_new_classes_in_one_step(model, weeks, tmp_path, digits):
 
 
 def test_one_class_waits_for_a_second(model, tmp_path, digits, trained):
-    result = model.learn(write_digits(tmp_path / "a", digits, (7,), 10), **QUICK)
+    chosen = Heard(OptionsChosen)
+    result = model.learn(write_digits(tmp_path / "a", digits, (7,), 10), listener=chosen, **QUICK)
+    assert chosen[0].choices[-1][-1].endswith(" for 1 class")
     assert not trained
     assert "until a second one comes" in result.warnings[0]
     assert [each.label for each in model.predict(tmp_path / "a")] == ["digit 7"] * 10

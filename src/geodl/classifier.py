@@ -23,7 +23,7 @@ from geodl.files import as_path, unlink
 from geodl.learner import MODEL
 from geodl.metrics import Confusion, finite
 from geodl.predicting import Predictions, Recognizer
-from geodl.store import RunDirectory, remove_run
+from geodl.store import RunDirectory, has_record, remove_run
 
 if TYPE_CHECKING:
     from geodl.app.learning import Learned
@@ -96,7 +96,7 @@ class IncrementalClassifier:
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
         intake = take(images, labels, classes, strict=strict)
-        made = not (self.path / "config.json").exists()
+        made = not has_record(self.path)
         store = RunDirectory.create_or_open(self.path, MODEL) if made else self.directory()
         self._refuse_run(store)
         try:
@@ -136,7 +136,7 @@ class IncrementalClassifier:
     @property
     def stamp(self) -> Any:
         """What tells the last complete state from any other; None where nothing is learned yet."""
-        return self.directory().stamp() if (self.path / "config.json").exists() else None
+        return self.directory().stamp() if has_record(self.path) else None
 
     @property
     def validation(self) -> Images | None:

@@ -303,13 +303,11 @@ def remove(
     """Remove a class and its images."""
     with _giving_up(model) as classifier:
         classifier.remove(name, for_good=for_good)
-        sums = for_good and classifier.info()["features"]["sums"]
-    rest = (
-        "no image of it is left, and there is no undo"
-        + ("; sums over the features of all images, in which it had its share, stay" if sums else "")
-        if for_good
-        else "`geodl undo` brings it back (--for-good: no way back)"
-    )
+    rest = "`geodl undo` brings it back (--for-good: no way back)"
+    if for_good:
+        rest = "no image of it is left, and there is no undo"
+        if classifier.info()["features"]["sums"]:
+            rest += "; sums over the features of all images, in which it had its share, stay"
     say(f"{name} is removed; {rest}")
 
 

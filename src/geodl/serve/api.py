@@ -19,7 +19,7 @@ from geodl.serve import schemas
 from geodl.serve.exports import Kind
 from geodl.serve.security import Refused, has_token
 from geodl.serve.server import Server
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, has_record
 from geodl.text import printable
 
 NEAREST = 4
@@ -243,7 +243,7 @@ def model(here: Here) -> dict[str, Any]:
     facts |= {"classes": [], "steps": [], "confusions": [], "accuracy": None, "network": None, "image_size": None}
     if here.model.stamp is not None:
         facts |= here.model.info()
-    elif (here.path / "config.json").exists():  # all that it had learned may have been taken back
+    elif has_record(here.path):  # all that it had learned may have been taken back
         facts["redo"] = len(undone(RunDirectory(here.path)))
     has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     return facts | {

@@ -39,7 +39,7 @@ from geodl.files import make_directory, write_json
 from geodl.learner import MODEL
 from geodl.locks import is_locked, locked
 from geodl.serve.security import Refused
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, has_record
 from geodl.text import printable
 
 _log = logging.getLogger("geodl")
@@ -139,7 +139,7 @@ class Teacher:
         """Yield a job with a new folder in the model's directory for its images; where it is not added, the folder is removed."""
         if sum(job.state == "waiting" for job in list(self.jobs.values())) >= self.most:
             raise Refused(429, f"{self.most} jobs are already waiting; try again when one has ended")
-        made = (self.path / "config.json").exists()
+        made = has_record(self.path)
         store = RunDirectory(self.path) if made else RunDirectory.create_or_open(self.path, MODEL)
         if store.kind != "model":
             raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")

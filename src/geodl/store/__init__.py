@@ -13,11 +13,13 @@
 """
 
 from geodl.store.directory import Phase, RunDirectory, read_steadily
+from geodl.store.record import has_record
 from geodl.store.runs import list_runs, remove_run, summarize
 
 __all__ = [
     "Phase",
     "RunDirectory",
+    "has_record",
     "list_runs",
     "read_steadily",
     "remove_run",
