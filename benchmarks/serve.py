@@ -16,8 +16,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
 from benchmarks.predict import write_photographs
 from geodl.classifier import IncrementalClassifier
 
@@ -72,9 +70,7 @@ def main() -> None:
         root = Path(folder)
         write_photographs(root / "photos", 40, options.side)
         model = IncrementalClassifier(root / "model")
-        threads = torch.get_num_threads()
         model.learn(root / "photos", epochs=1, network=options.network, image_size=options.image_size)
-        torch.set_num_threads(threads)  # learning chose its own
         paths = sorted((root / "photos").rglob("*.jpg"))
         bodies = [request_of(paths[i % len(paths)].read_bytes()) for i in range(options.requests)]
         print(f"JPEG of {options.side} x {options.side * 3 // 4}, {options.network}, {os.cpu_count()} cores")

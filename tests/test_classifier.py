@@ -173,7 +173,9 @@ def test_known_and_new_classes_in_one_step(model, weeks, tmp_path, digits):
 
 
 def test_one_class_waits_for_a_second(model, tmp_path, digits, trained):
-    result = model.learn(write_digits(tmp_path / "a", digits, (7,), 10), **QUICK)
+    chosen = Heard(OptionsChosen)
+    result = model.learn(write_digits(tmp_path / "a", digits, (7,), 10), listener=chosen, **QUICK)
+    assert chosen[0].choices[-1][-1].endswith(" for 1 class")
     assert not trained
     assert "until a second one comes" in result.warnings[0]
     assert [each.label for each in model.predict(tmp_path / "a")] == ["digit 7"] * 10
@@ -337,12 +339,33 @@ def test_it_stops_while_images_are_read(model, weeks):
 
 
 def test_a_step_is_finished_with_the_threads_it_was_begun_with(model, weeks):
-    taken, continued = Heard(StepTaken), Heard(StepContinued)
+    taken, continued, threads = Heard(StepTaken), Heard(StepContinued), set()
     with pytest.raises(Interrupted):
-        model.learn(weeks[0], listener=taken, stop=lambda: len(taken) > 2, **QUICK)
-    model.learn(weeks[0], listener=continued, **QUICK | {"threads": 2})
+        model.learn(weeks[0], listener=taken, stop=lambda: bool(taken), **QUICK)
+
+    def listener(event):
+        continued(event)
+        threads.update([torch.get_num_threads()] if isinstance(event, StepTaken) else [])
+
+    model.learn(weeks[0], listener=listener, **QUICK | {"threads": 2})
     assert continued
-    assert torch.get_num_threads() == 1
+    assert threads == {1}
+
+
+def test_a_step_leaves_the_process_with_the_threads_it_had(model, weeks):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    model.learn(weeks[0], **QUICK)
+    found = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert found == 3
+
+
+def test_the_estimate_of_the_time_waits_for_the_device(monkeypatch):
+    waited, item = [], torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: waited.append(tensor.requires_grad) or item(tensor))
+    assert before.step_seconds(RunConfig(network="convnet", image_size=8, batch_size=2), images=10, classes=2) > 0
+    assert sum(waited) == 3
 
 
 def test_a_model_has_a_report_on_its_validation_images(model, weeks, tmp_path, digits):

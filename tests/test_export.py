@@ -14,7 +14,7 @@ from geodl.config import Layer
 from geodl.data.batches import fit
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages
-from geodl.errors import ConfigError, MissingExtraError, TrainingError
+from geodl.errors import ConfigError, MissingExtraError, StoreError, TrainingError
 from geodl.experiment import run_config
 from geodl.learner import Learner
 from geodl.methods import configure
@@ -54,6 +54,19 @@ def test_the_file_predicts_what_the_model_predicts(made, session, digits, classi
     )
     assert np.abs(confidences - wanted).max() < 1e-4
     assert confidences.sum(axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_folder_of_the_file_is_made_before_the_work_begins(made, monkeypatch, tmp_path):
+    def traced(*args, **kwargs):
+        assert (tmp_path / "new" / "folder").is_dir()
+        raise TrainingError("far enough")
+
+    monkeypatch.setattr(torch.onnx, "export", traced)
+    with pytest.raises(TrainingError, match="far enough"):
+        made[0].export(tmp_path / "new" / "folder" / "model.onnx")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file is a file; a directory is needed"):
+        made[0].export(tmp_path / "file" / "model.onnx")
 
 
 def test_the_classifiers_differ(session, digits):

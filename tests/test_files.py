@@ -58,7 +58,7 @@ def test_a_full_disk_keeps_the_old_content_and_leaves_no_leftover(tmp_path, monk
     path = tmp_path / "file"
     atomic_write(path, b"old content")
     fail_at(monkeypatch, step, OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(StoreError, match=r"cannot write .*file \(the last good state is kept\): the disk is full"):
+    with pytest.raises(StoreError, match=r"cannot write .*file \(what was there before is kept\): the disk is full"):
         atomic_write(path, b"new content")
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old content"

@@ -26,7 +26,9 @@ from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
 from geodl.locks import locked
+from geodl.serve.app import create_app
 from geodl.serve.batching import Predictor
+from geodl.serve.jobs import Teacher
 from geodl.serve.security import Limits, choose_token, has_token, is_allowed, is_loopback, names_of
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -304,13 +306,28 @@ def test_a_job_that_another_server_has_taken_up_is_left_to_it(model):
     assert not folder.exists()
 
 
+def test_what_is_being_uploaded_is_not_taken_for_the_rest_of_a_killed_server(model):
+    first = Teacher(model, {}, 8)
+    with first.preparing() as job:
+        (job.folder / "0").write_bytes(b"the first of many images")
+        second = Teacher(model, {}, 8)
+        assert second.jobs == {}
+        with pytest.raises(StoreError, match="a server is taking in images just now; try again in a moment"):
+            IncrementalClassifier(model).remove("digit 0", for_good=True)
+        assert (job.folder / "0").exists()
+    assert not (model / "teaching").exists()
+    assert IncrementalClassifier(model).classes == ("digit 0", "digit 1")
+    for teacher in (first, second):
+        teacher.close()
+
+
 def test_jobs_beyond_the_limit_are_refused(model, digits):
     with running(model, options={"epochs": 5000, "threads": 1}, limits=Limits(jobs=1)) as url, Client(url) as client:
         first = client.learn({"digit 2": pictures(digits, 2)}).json()["id"]
         client.until(lambda: client.job(first)["state"] == "running")
         second = client.learn({"digit 3": pictures(digits, 3)}).json()["id"]
         third = client.learn({"digit 4": pictures(digits, 4)})
-        assert (third.status_code, third.json()["error"][:22]) == (429, "1 teachings wait alrea")
+        assert (third.status_code, third.json()["error"][:27]) == (429, "1 jobs are already waiting;")
         for key in (second, first):
             client.post(f"/api/v1/jobs/{key}/cancel")
 
@@ -450,6 +467,11 @@ def test_a_server_that_is_read_only_changes_nothing(model, digits):
         assert client.get("/api/v1/jobs").json() == []
         assert client.predict(pictures(digits, 0)[0]).status_code == 200
     assert _files(model) == before
+
+
+def test_a_model_that_nothing_could_make_is_not_served(tmp_path):
+    with pytest.raises(StoreError, match=r"new: no such model; `geodl learn .*new FOLDER` makes one"):
+        create_app(tmp_path / "new", token=TOKEN, read_only=True)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,15 @@ import pytest
 import torch
 from tests.tiny import dataset
 
+from geodl.app import handed_over
 from geodl.classifier import IncrementalClassifier
 from geodl.cli import app
 from geodl.errors import ConfigError, StoreError
 from geodl.learner import Learner
 from geodl.locks import locked
+from geodl.metrics import confusions_of
+from geodl.report.owner import owner
+from geodl.report.results import read_run
 from geodl.store import RunDirectory
 
 DATA = dataset(classes=4, train=12)
@@ -140,6 +144,22 @@ def test_renames_and_removals_have_dates(model, geodl):
         assert any(line.strip().startswith("20") and line.endswith(words) for line in out.splitlines())
 
 
+def test_a_learner_saved_in_between_shifts_no_step(model, geodl, tmp_path):
+    Learner.load(model.path).save(model.path)
+    assert model.learn(*part(2, 3), **QUICK).step == 2
+    model.rename("class 3", "three")
+    store, facts = RunDirectory(model.path), model.info()
+    times = store.times("learned", "renamed")
+    assert list(times) == [0, 2, 3]
+    assert [record["time"] for record in facts["steps"]] == [times[2], times[3]]
+    assert [(each["step"], each["learned"]) for each in facts["classes"]] == 2 * [(1, None)] + 2 * [(2, times[2])]
+    assert list(model.evaluate(*part(0, 1, 2)).per_step) == [1, 2]
+    assert "4 classes, learned in 2 steps\n" in geodl("info", model.path).out
+    judged = sum(confusions_of(store.load_metrics(2))["nme"].counts.sum(dim=1).tolist())
+    learned, _ = owner(read_run(model.path), None)["steps"]
+    assert (learned["time"], learned["judged"]) == (times[2], judged)
+
+
 def test_one_is_singular(model, geodl, tmp_path):
     model.remove("class 1")
     out = geodl("info", model.path).out
@@ -262,6 +282,17 @@ def test_what_waits_in_a_running_server_is_not_said_to_be_removed(model):
     with locked(folder), pytest.raises(StoreError, match="images of 'class 0' wait to be learned by a server"):
         model.remove("class 0", for_good=True)
     assert model.classes == ("class 0", "class 1")
+
+
+def test_what_cannot_be_removed_for_good_stays_as_it_was(model, monkeypatch):
+    folder = job(model, "a", ["class 0"])
+    with pytest.raises(ConfigError, match="no class 'nothing'"):
+        model.remove("nothing", for_good=True)
+    monkeypatch.setattr(handed_over, "remove", lambda path: None)
+    with pytest.raises(StoreError, match="cannot be removed; remove it yourself: it holds images"):
+        model.remove("class 0", for_good=True)
+    assert model.classes == ("class 0", "class 1")
+    assert folder.exists()
 
 
 def test_a_class_that_was_removed_can_still_be_removed_for_good(model):

@@ -328,7 +328,7 @@ def test_a_disk_full_at_any_step_is_a_clear_error_and_leaves_no_leftover(tmp_pat
         with monkeypatch.context() as patch:
             failure = OSError(errno.ENOSPC, "No space left on device")
             patch.setattr(files, "crash_point", break_at(n, failure, tear=False))
-            with pytest.raises(StoreError, match=r"\(the last good state is kept\): the disk is full; make room"):
+            with pytest.raises(StoreError, match=r"\(what was there before is kept\): the disk is full; make room"):
                 operation(path)
         assert state(RunDirectory(path)) in (old, new)
         assert not list(path.rglob(f"{TEMPORARY}*"))

@@ -17,13 +17,13 @@ from geodl.data.dataset import Skipped, insist
 from geodl.data.images import Images
 from geodl.data.intake import take
 from geodl.devices import device_kind
-from geodl.errors import ConfigError, DataError, GeodlError, StoreError
+from geodl.errors import ConfigError, DataError, GeodlError, Interrupted, StoreError
 from geodl.events import ImagesPredicted, Listener, ignore
 from geodl.files import as_path, unlink
 from geodl.learner import MODEL
 from geodl.metrics import Confusion, finite
 from geodl.predicting import Predictions, Recognizer
-from geodl.store import RunDirectory, remove_run
+from geodl.store import RunDirectory, has_record, remove_run
 
 if TYPE_CHECKING:
     from geodl.app.learning import Learned
@@ -88,7 +88,6 @@ class IncrementalClassifier:
             when it is called again with the same images and options.
         """
         from geodl.app.learning import learn_step, summarize  # here, so that predicting never loads what trains
-        from geodl.training import Interrupted
 
         for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
             if not callable(given):
@@ -97,8 +96,8 @@ class IncrementalClassifier:
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
         intake = take(images, labels, classes, strict=strict)
-        made = not (self.path / "config.json").exists()
-        store = RunDirectory.create_or_open(self.path, MODEL) if made else self._open()
+        made = not has_record(self.path)
+        store = RunDirectory.create_or_open(self.path, MODEL) if made else self.directory()
         self._refuse_run(store)
         try:
             with store.lock():
@@ -128,10 +127,16 @@ class IncrementalClassifier:
         """Return what predicts from the last complete state, for many calls; later steps do not change it."""
         return self._recognizer(self._state(), classifier, accelerator)
 
+    def directory(self) -> RunDirectory:
+        """Open the model's directory; where there is none, the StoreError says how to make it."""
+        if not os.path.lexists(self.path):
+            raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
+        return RunDirectory(self.path)
+
     @property
     def stamp(self) -> Any:
         """What tells the last complete state from any other; None where nothing is learned yet."""
-        return self._open().stamp() if (self.path / "config.json").exists() else None
+        return self.directory().stamp() if has_record(self.path) else None
 
     @property
     def validation(self) -> Images | None:
@@ -178,7 +183,7 @@ class IncrementalClassifier:
         """Say what the model knows and keeps: classes, stored images with their origins, sizes, steps, accuracies."""
         from geodl.app.about import describe
 
-        store = self._open()
+        store = self.directory()
         return describe(store, self._state())
 
     def undo(self) -> dict[str, Any]:
@@ -222,13 +227,14 @@ class IncrementalClassifier:
         left; a class that was removed before, too.
         """
         with self._writing() as store:
-            if for_good:
+            rest = states.without(self._state(), name, again=for_good)
+            if for_good:  # first what is beside the states: where that fails, the model is as before
                 refuse_waiting(self.path, name)
-            states.save(store, states.without(self._state(), name, again=for_good))
+                forget_class(self.path, name)
+                unlink(self.path / "report.html")  # it may show images
+            states.save(store, rest)
             if for_good:
                 states.forget(store, before=store.completed() - 1)
-                unlink(self.path / "report.html")  # it may show images
-                forget_class(self.path, name)
             store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
 
     def export(self, path: str | Path, *, force: bool = False) -> dict[str, Any]:
@@ -240,15 +246,10 @@ class IncrementalClassifier:
             raise ConfigError(f"{file} is there already; --force replaces it")
         return export(self._state().learner, file)
 
-    def _open(self) -> RunDirectory:
-        if not os.path.lexists(self.path):
-            raise StoreError(f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one")
-        return RunDirectory(self.path)
-
     @property
     def unfinished(self) -> bool:
         """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
-        return self._open().load_progress() is not None
+        return self.directory().load_progress() is not None
 
     def give_up(self) -> None:
         """Give up a learn step that was stopped: how far it came is forgotten, the model is as before it."""
@@ -257,14 +258,14 @@ class IncrementalClassifier:
 
     @contextmanager
     def _writing(self) -> Iterator[RunDirectory]:
-        store = self._open()
+        store = self.directory()
         self._refuse_run(store)
         with store.lock():
             yield store
 
     def _state(self) -> State:
         """Return the last complete state; read it anew if it is not the one read before."""
-        store = self._open()
+        store = self.directory()
         stamp = store.stamp()
         if stamp is None:
             hint = f"; `geodl redo {self.path}` brings back what was taken back" if store.undone() else ""

@@ -21,6 +21,10 @@ class TrainingError(GeodlError):
     """Training cannot go on, for example because the loss is not finite."""
 
 
+class Interrupted(GeodlError):  # noqa: N818  # it is a wish of the user's, not an error
+    """The user asked to stop; progress is saved and the same command goes on."""
+
+
 class MissingExtraError(GeodlError):
     """An optional package is needed; the message says what to install."""
 

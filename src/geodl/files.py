@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, guarded reads, equal bytes for equal JSON and tensors, locks."""
+"""Files that are whole or not there: atomic writes, guarded reads, equal bytes for equal JSON and tensors."""
 
 import errno
 import hashlib
@@ -46,7 +46,7 @@ def writing(target: Path, temporary: Path | None = None) -> Iterator[None]:
             reason = "the disk is full; make room and run the same command again"
         else:
             reason = _reason(error)
-        raise StoreError(f"cannot write {target} (the last good state is kept): {reason}") from error
+        raise StoreError(f"cannot write {target} (what was there before is kept): {reason}") from error
 
 
 def _reason(error: OSError) -> str:

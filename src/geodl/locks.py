@@ -20,8 +20,9 @@ def _holder(path: Path) -> str:
 
 
 def _acquire(path: Path) -> int:
-    """Take the lock at `path`; the kernel frees it when the process ends, however that happens."""
-    for _ in range(10):  # a few tries, because `list_runs` holds each lock for an instant
+    """Take the lock at `path` and return its open file; the kernel frees it when the process ends, however that happens."""
+    # A few tries, because `is_locked` holds the lock for an instant.
+    for _ in range(10):
         descriptor = open_in_place(path, 0)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

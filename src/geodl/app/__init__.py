@@ -1,1 +1,1 @@
-"""The rooms behind ``IncrementalClassifier``: taking images in, choosing defaults, a learn step, advice, export."""
+"""What `IncrementalClassifier` is made of: taking images in, choosing defaults, a learn step, advice, export."""

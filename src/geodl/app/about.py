@@ -16,7 +16,9 @@ from geodl.store import RunDirectory
 def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
     times = store.times("learned", "renamed", "removed")
-    learns = [i for i, record in enumerate(state.history) if record["action"] == "learn"]
+    first = store.completed() - len(state.history)  # a state of `Learner.save` before it has no record
+    steps = [dict(record) | {"time": times.get(t)} for t, record in enumerate(state.history, first)]
+    learned = {record["step"]: record["time"] for record in steps if record["action"] == "learn"}
     taken_back = undone(store)
     found = confusions_of(state.metrics) if state.metrics else {}
     confusion = found[default_classifier(found)] if found else None
@@ -27,7 +29,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         {
             "name": known.name,
             "step": known.step,
-            "learned": times.get(learns[known.step - 1]) if learns else None,
+            "learned": learned.get(known.step),
             "images": known.images,
             "exemplars": exemplars.get(i, 0),
             "validation": checks[i],
@@ -38,7 +40,7 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
     return {
         "model": str(store.path),
         "classes": classes,
-        "steps": [dict(record) | {"time": times.get(i)} for i, record in enumerate(state.history)],
+        "steps": steps,
         "accuracy": accuracy_of(state.metrics),
         "left_out": state.learner.left_out() is not None,
         "confusions": _confusions(confusion) if confusion else [],

@@ -55,6 +55,7 @@ def step_seconds(config: RunConfig, images: int, classes: int) -> float:
             loss = F.cross_entropy(network(x).logits, labels)
         if trains:
             loss.backward()  # type: ignore[no-untyped-call]
+        loss.item()  # a GPU only queues the work: wait until it is done
         times.append(time.perf_counter() - began)
     each = min(times[1:]) / batch
     # A teacher looks on in all steps but the first: a third of a student's work.

@@ -11,6 +11,7 @@ from geodl.errors import ConfigError
 from geodl.files import readable
 from geodl.methods import configure, kinds
 from geodl.nets import expected_images
+from geodl.text import count
 
 TINY = 16
 """Pictures up to this many pixels a side need a small network and one thread."""
@@ -212,5 +213,5 @@ def _kept(config: RunConfig, classes: int, closed: bool) -> str:
     counted = "a class" if config.memory_budget == "per_class" else "in all"
     return (
         f"images {counted} to keep, and up to {VALIDATION} a class for validation: at most {most} images, "
-        f"{readable(most * pixels)} for {classes} classes"
+        f"{readable(most * pixels)} for {count(classes, 'class')}"
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from geodl.config import derive
 from geodl.data.images import ArrayImages
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
-from geodl.files import atomic_write
+from geodl.files import atomic_write, make_directory
 from geodl.learner import Learner
 from geodl.nets import folded
 from geodl.predictors import Features, default_classifier
@@ -84,6 +84,7 @@ def export(learner: Learner, path: Path) -> dict[str, Any]:
     except ImportError as error:
         raise MissingExtraError("onnx", "export") from error
     model = Exported(learner).eval()
+    make_directory(path.parent)  # before tracing, which takes its time
     graph = onnx.load_from_string(_traced(model, learner.known()[1].size))
     for key, value in _metadata(learner, model).items():
         entry = graph.metadata_props.add()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geodl.errors import StoreError
-from geodl.files import interpreting, is_directory, names_in, read_json, remove
+from geodl.files import MissingFileError, interpreting, is_directory, names_in, read_json, remove
 from geodl.locks import is_locked
 
 FOLDER = "teaching"
@@ -62,9 +62,13 @@ def discard(folder: Path) -> None:
 
 
 def refuse_waiting(path: Path, name: str) -> None:
-    """Raise a StoreError where a server that runs has images of a class that wait to be learned."""
-    for folder in _folders(path):
-        if is_locked(folder) and name in read_job(folder).classes:
+    """Raise a StoreError where a server that runs has images of a class that wait to be learned, or may be getting some."""
+    for folder in filter(is_locked, _folders(path)):
+        try:
+            waiting = read_job(folder).classes
+        except MissingFileError as error:
+            raise StoreError(f"{path}: a server is taking in images just now; try again in a moment") from error
+        if name in waiting:
             raise StoreError(f"{path}: images of {name!r} wait to be learned by a server; let it learn or cancel them")
 
 

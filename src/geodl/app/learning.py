@@ -1,7 +1,8 @@
 """One learn step: images in, a state out. Nothing is kept of it until it is complete, except where to go on."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from geodl.config import RunConfig
 from geodl.data.batches import fit
 from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
-from geodl.data.intake import Intake, decode, typical_side
+from geodl.data.intake import Decoded, Intake, decode, typical_side
 from geodl.devices import available_cores, device_kind
+from geodl.errors import Interrupted
 from geodl.files import fingerprint
 from geodl.learner import Learner
 from geodl.memory import Memory
@@ -28,7 +30,6 @@ from geodl.metrics import confusions_of, finite, to_metrics
 from geodl.nets import build_network
 from geodl.predictors import default_classifier
 from geodl.store import RunDirectory
-from geodl.training import Interrupted
 from geodl.training.angles import SAMPLE
 
 
@@ -64,6 +65,17 @@ class Learned:
     skipped: Skipped
 
 
+@contextmanager
+def _keeping_threads() -> Iterator[None]:
+    """Leave the process with as many threads as it had."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@_keeping_threads()
 def learn_step(
     store: RunDirectory,
     last: State | None,
@@ -80,21 +92,11 @@ def learn_step(
     confirm: asked with an estimate in seconds before a training that takes long.
     """
     step = (last.steps if last else 0) + 1
-    kind = device_kind(str(options.get("accelerator") or "auto"))
     side = typical_side(intake.images)
-    start = {} if last else choose_start(side, options, kind)
+    start = {} if last else _start(side, options)
     size = last.transform.size if last else int(start["image_size"])
-    if last is None:  # a network that cannot be built is named before thousands of images are read
-        weights = Path(options["weights"]) if options.get("weights") else None
-        build_network(start["network"], 1, head="cosine", weights=weights, pretrained=bool(start.get("pretrained")))
-
-    def told(done: int, problems: Skipped) -> None:
-        listener(events.ImagesRead(done, len(intake.images)))
-        insist(strict, problems)
-        if stop():
-            raise Interrupted("stopped while the images were read")
-
-    decoded = decode(intake, size, int(options.get("workers") or available_cores()), told)
+    workers = int(options.get("workers") or available_cores())
+    decoded = _decoded(intake, size, workers, strict=strict, listener=listener, stop=stop)
     ready = prepare(intake, decoded, last, step)
     insist(strict, ready.problems)
     listener(events.IntakeDone(intake.title, len(ready.images), len(intake.classes), side, ready.problems))
@@ -103,18 +105,19 @@ def learn_step(
     held = torch.zeros(len(ready.images), dtype=torch.bool) if closed else set_aside(ready, last)
     train = ready.images.select(~held)
     kept = 0 if last is None or last.learner.memory.images is None else len(last.learner.memory.images)
+    images, classes = len(train) + kept, len(ready.classes)
     chosen = choose(
         decoded,
-        len(train) + kept,
+        images,
         options,
         start,
         last.config if last else None,
         trained=last is not None and last.learner.trained,
         mirrors=closed or "flip" in options or mirrors(ready.images),
     )
-    listener(events.OptionsChosen(explain(chosen, decoded, len(train) + kept, len(ready.classes), first=last is None)))
+    listener(events.OptionsChosen(explain(chosen, decoded, images, classes, first=last is None)))
     unasked = last is None and not {"method", "weights"} & options.keys() and not training_asked(options)
-    announce(chosen.config, len(train) + kept, len(ready.classes), unasked=unasked, listener=listener, confirm=confirm)
+    announce(chosen.config, images, classes, unasked=unasked, listener=listener, confirm=confirm)
     state = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop).learn(train, held)
     if stop():
         raise Interrupted("stopped before anything was changed")
@@ -125,6 +128,28 @@ def learn_step(
     )
     store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
     return result
+
+
+def _start(side: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose what a new model is made with; a network that cannot be built is named before thousands of images are read."""
+    start = choose_start(side, options, device_kind(str(options.get("accelerator") or "auto")))
+    weights = Path(options["weights"]) if options.get("weights") else None
+    build_network(start["network"], 1, head="cosine", weights=weights, pretrained=bool(start.get("pretrained")))
+    return start
+
+
+def _decoded(
+    intake: Intake, size: int, workers: int, *, strict: bool, listener: events.Listener, stop: Callable[[], bool]
+) -> Decoded:
+    """Read the images, and tell how far that is."""
+
+    def told(done: int, problems: Skipped) -> None:
+        listener(events.ImagesRead(done, len(intake.images)))
+        insist(strict, problems)
+        if stop():
+            raise Interrupted("stopped while the images were read")
+
+    return decode(intake, size, workers, told)
 
 
 @dataclass

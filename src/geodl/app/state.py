@@ -42,7 +42,7 @@ class State:
     seen:       short hashes (N,) of all images that were ever trained on: none of them can become a validation image.
     stored:     hash of a stored image -> where it came from.
     learned:    the key of the last learn step's images.
-    history:    one record for every step, oldest first.
+    history:    one record for every step since a learner was saved by itself, if ever; oldest first.
     metrics:    how good the model was on the validation images.
     """
 
@@ -73,8 +73,8 @@ class State:
 
     @property
     def steps(self) -> int:
-        """How many learn steps were taken."""
-        return sum(record["action"] == "learn" for record in self.history)
+        """How many learn steps were taken; what a learner that was saved by itself knows counts as one."""
+        return max((record["step"] for record in self.history if record["action"] == "learn"), default=1)
 
     @property
     def checks(self) -> Counter[int]:

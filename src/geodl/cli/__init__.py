@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTo
 
 from geodl import __version__
 from geodl.cli import signals
-from geodl.errors import GeodlError
+from geodl.errors import GeodlError, Interrupted
 from geodl.text import one_line, printable
 
 OWN = Group("Your own images", sort_key=1)
@@ -42,7 +42,9 @@ _COMMANDS = {
     OWN: {
         "own:learn": (
             "Learn the classes in a folder of class folders: new ones, and more images of known ones. Old images are "
-            "not needed. Stopped or killed, the same command goes on.",
+            "not needed. Stopped or killed, the same command goes on.\n\n"
+            "The first learn makes the model's directory. Afterwards the images are not needed any more: the model keeps what "
+            "it needs of them; `geodl info` says what that is.",
             "geodl learn flowers/ week1/",
         ),
         "own:predict": (
@@ -54,7 +56,8 @@ _COMMANDS = {
             "geodl predict flowers/ photo.jpg more/ --top 3",
         ),
         "own:evaluate": (
-            "Say how good a model is on images whose classes you know: overall, by class, by learning step, and what it mixes up. "
+            "Say how good a model is on images whose classes you know, none of which it has learned: overall, by class, by "
+            "learning step, and what it mixes up. "
             'Accuracy is by the likeliest class; "unknown" is not counted.',
             "geodl evaluate flowers/ test/",
         ),
@@ -62,8 +65,15 @@ _COMMANDS = {
             "Say what a model knows and keeps: classes and when they were learned, stored images, sizes, accuracy so far.",
             "geodl info flowers/",
         ),
-        "own:undo": ("Take the last step of a model back.", "geodl undo flowers/"),
-        "own:redo": ("Bring back what undo took back last.", "geodl redo flowers/"),
+        "own:undo": (
+            "Take the last step back (learn, rename or remove); up to three, one after the other. `geodl redo` brings it back "
+            "until the next change.",
+            "geodl undo flowers/",
+        ),
+        "own:redo": (
+            "Bring back what `geodl undo` took back last, unless the model was changed since.",
+            "geodl redo flowers/",
+        ),
         "own:rename": ("Give a class another name.", "geodl rename flowers/ daisy marguerite"),
         "own:remove": ("Remove a class and its images from a model.", "geodl remove flowers/ daisy"),
         "own:export": (
@@ -118,7 +128,7 @@ _COMMANDS = {
             "geodl results add runs/* --to results/cifar100-cpu",
         ),
         "results:write": (
-            "Write a page from such files: every row of the paper, and its comparisons with their intervals.",
+            "Write a page from the files of `geodl results add`: every row of the paper, and its comparisons with their intervals.",
             "geodl results write results/cifar100-cpu --out docs/results/cifar100-cpu.md",
         ),
     },
@@ -174,8 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
     except CycloptsError as error:
         _fail(one_line(error))
+    except Interrupted as stop:
+        _fail(str(stop), signals.status())
     except GeodlError as error:
-        _fail(str(error), signals.status() if type(error).__name__ == "Interrupted" else 2)
+        _fail(str(error))
     except KeyboardInterrupt:
         _fail("interrupted; what was complete before is kept", 130)
     except signals.Terminated:

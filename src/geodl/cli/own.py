@@ -32,7 +32,7 @@ from geodl.cli.own_display import (
     table_predictions,
     when,
 )
-from geodl.errors import ConfigError, DataError
+from geodl.errors import ConfigError, DataError, Interrupted
 from geodl.files import readable
 from geodl.text import count
 
@@ -118,13 +118,7 @@ def learn(
     quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn the classes in a folder of class folders: new ones, and more images of known ones.
-
-    The model's directory is made by the first learn. Afterwards the images are not needed any more: a few of each class
-    are kept in the model. Stopped or killed, the same command goes on.
-    """
-    from geodl.training import Interrupted
-
+    """Learn the classes in a folder of class folders."""
     watch, stopper = LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:
@@ -160,7 +154,7 @@ def predict(
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
-    """Say what is in images: the class and how sure the model is."""
+    """Say what is in images."""
     if as_json and as_csv:
         raise ConfigError("--json and --csv: one of them, not both")
     if no_unknown and threshold is not None:
@@ -204,10 +198,7 @@ def evaluate(
     accelerator: Accelerator = "auto",
     workers: Workers = None,
 ) -> None:
-    """Say how good the model is on images whose classes you know, none of which it has learned.
-
-    Accuracy is by the likeliest class; "unknown" is not counted.
-    """
+    """Say how good a model is on images whose classes are known."""
     with predicting() as listener:
         found = IncrementalClassifier(model).evaluate(
             images, classifier=classifier, strict=strict, accelerator=accelerator, workers=workers, listener=listener
@@ -231,12 +222,12 @@ def info(
     images: Annotated[bool, _how(help="List the stored images.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a model knows and keeps: classes, when they were learned, stored images, sizes, accuracy so far."""
+    """Say what a model knows and keeps."""
     facts = IncrementalClassifier(model).info()
     if as_json:
         print(json.dumps(facts, ensure_ascii=False))
         return
-    steps = sum(record["action"] == "learn" for record in facts["steps"])
+    steps = max((record["step"] for record in facts["steps"] if record["action"] == "learn"), default=1)
     say(f"{model}: {count(len(facts['classes']), 'class')}, learned in {count(steps, 'step')}", "bold")
     if facts["unfinished"]:
         say("a learn step was stopped; the same learn command goes on with it", "yellow")
@@ -268,7 +259,7 @@ def _giving_up(model: Path) -> Iterator[IncrementalClassifier]:
 
 
 def undo(model: Model, /) -> None:
-    """Take the last step back: the model is as it was before the last learn (or rename, or remove)."""
+    """Take the last step back."""
     with _giving_up(model) as classifier:
         record = classifier.undo()
     if record["action"] == "damaged":
@@ -278,7 +269,7 @@ def undo(model: Model, /) -> None:
 
 
 def redo(model: Model, /) -> None:
-    """Bring back what `geodl undo` took back last, unless the model was changed since."""
+    """Bring back what was taken back last."""
     with _giving_up(model) as classifier:
         record = classifier.redo()
     say(f"brought back: {describe_step(record)}")
@@ -309,16 +300,14 @@ def remove(
         ),
     ] = False,
 ) -> None:
-    """Remove a class: the model no longer knows it, and its images are dropped."""
+    """Remove a class and its images."""
     with _giving_up(model) as classifier:
         classifier.remove(name, for_good=for_good)
-        sums = for_good and classifier.info()["features"]["sums"]
-    rest = (
-        "no image of it is left, and there is no undo"
-        + ("; sums over the features of all images, in which it had its share, stay" if sums else "")
-        if for_good
-        else "`geodl undo` brings it back (--for-good: no way back)"
-    )
+    rest = "`geodl undo` brings it back (--for-good: no way back)"
+    if for_good:
+        rest = "no image of it is left, and there is no undo"
+        if classifier.info()["features"]["sums"]:
+            rest += "; sums over the features of all images, in which it had its share, stay"
     say(f"{name} is removed; {rest}")
 
 
@@ -330,7 +319,7 @@ def export(
     force: Annotated[bool, _how(help="Replace the file where it is there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the model as one ONNX file: labels and preprocessing inside, no images, checked against the model."""
+    """Write a model as one ONNX file."""
     done = IncrementalClassifier(model).export(file, force=force)
     if as_json:
         print(json.dumps(done, ensure_ascii=False))

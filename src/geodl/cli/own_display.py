@@ -174,13 +174,13 @@ def say_learned(model: Path, done: Any) -> None:
             for value, what in ((done.before, "the classes known before"), (done.after, "the new ones"))
             if value is not None and done.before is not None and done.after is not None
         ]
+        old_and_new = f": {', '.join(parts)}" if parts else ""
+        rest = len(done.per_class) - validated
+        lacking = f"; no validation images of {count(rest, 'class')}" if rest else ""
+        low, high = done.interval
         say(
-            f"accuracy {done.accuracy:.1f} % (95 % interval {done.interval[0]:.1f} to {done.interval[1]:.1f}) on {what} of "
-            f"{count(validated, 'class')}"
-            + (f": {', '.join(parts)}" if parts else "")
-            + (
-                f"; no validation images of {count(rest, 'class')}" if (rest := len(done.per_class) - validated) else ""
-            ),
+            f"accuracy {done.accuracy:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(validated, 'class')}"
+            f"{old_and_new}{lacking}",
             "bold",
         )
     features = f", and the features of {count(done.stored_features, 'image')}" if done.stored_features else ""

@@ -29,12 +29,17 @@ def serve(
         Path | None, Parameter(help="Programs may also teach from folders below this one, on this machine.")
     ] = None,
     allow_host: Annotated[
-        tuple[str, ...], Parameter(help="A further name under which the server may be asked for.", negative=())
+        tuple[str, ...],
+        Parameter(
+            help="Another host name that browsers may use for this server, such as the one of a proxy.",
+            negative=(),
+            show_default=False,
+        ),
     ] = (),
     open_page: Annotated[bool, Parameter(name="--open", help="Open the page in a browser.", negative=())] = False,
     flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # noqa: B008
 ) -> None:
-    """Serve a model on a page, where one can recognize, teach, correct and take back, and to programs."""
+    """Serve a model on a page and to programs."""
     try:
         from geodl.serve.app import bind, create_app, server_of
         from geodl.serve.security import TOKEN_VARIABLE, choose_token, is_loopback

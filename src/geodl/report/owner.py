@@ -106,7 +106,8 @@ def _steps(
 ) -> list[dict[str, Any]]:
     """Return what was done to the model, oldest first, and what each step brought."""
     steps: list[dict[str, Any]] = []
-    for phase, record in enumerate(history):
+    # A learner that was saved by itself has left a phase, but no record.
+    for phase, record in enumerate(history, directory.completed() - len(history)):
         when = datetime.fromisoformat(record["time"]) if record["time"] else None
         step = {"day": f"{when.day} {when:%B %Y}" if when else "", **record}
         if record["action"] == "learn":

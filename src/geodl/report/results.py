@@ -171,7 +171,8 @@ def _read_run(directory: RunDirectory) -> Run:
         config = {key: value for key, value in last["config"].items() if key not in data} | dict(config)
         metrics, times = _learned([each for each in metrics if each]), directory.times("learned", "renamed", "removed")
         told = last.get("history", ())  # a learner that was saved by itself has none
-        history = [{**record, "time": record.get("time") or times.get(i)} for i, record in enumerate(told)]
+        first = directory.completed() - len(told)
+        history = [{**record, "time": record.get("time") or times.get(t)} for t, record in enumerate(told, first)]
     return Run(directory.path, config, directory.environment, directory.phases, metrics, epochs, history)
 
 

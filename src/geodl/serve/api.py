@@ -19,7 +19,7 @@ from geodl.serve import schemas
 from geodl.serve.exports import Kind
 from geodl.serve.security import Refused, has_token
 from geodl.serve.server import Server
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, has_record
 from geodl.text import printable
 
 NEAREST = 4
@@ -182,12 +182,12 @@ async def learn(request: Request, here: Here) -> dict[str, Any]:
 
 
 def _handed_over(here: Server, files: list[UploadFile], labels: list[str], names: list[str]) -> dict[str, Any]:
-    with here.writer.preparing() as folder:
+    with here.writer.preparing() as job:
         for i, file in enumerate(files):
-            with (folder / str(i)).open("xb") as target:
+            with (job.folder / str(i)).open("xb") as target:
                 while part := file.file.read(1 << 20):
                     target.write(part)
-        return here.writer.add(folder, labels, names).facts()
+        return here.writer.add(job, labels, names).facts()
 
 
 @changing.post("/learn/folder", response_model=schemas.Job, status_code=202, tags=["teach"])
@@ -203,19 +203,19 @@ def learn_folder(wanted: schemas.Folder, here: Here) -> dict[str, Any]:
         there = False
     if not there:
         raise Refused(404, "no such folder below the one that may be taught from")
-    with here.writer.preparing() as place:
-        return here.writer.add_folder(place, folder).facts()
+    with here.writer.preparing() as job:
+        return here.writer.add(job, source=folder).facts()
 
 
 @reading.get("/jobs", response_model=list[schemas.Job], tags=["teach"])
 def jobs(here: Here) -> list[dict[str, Any]]:
-    """List the teachings: those that wait or run, those that were interrupted, and the last that ended."""
+    """List the jobs: those that wait or run, those that were interrupted, and the last that ended."""
     return here.facts()["jobs"]  # type: ignore[no-any-return]
 
 
 @reading.get("/jobs/{key}", response_model=schemas.Job, tags=["teach"])
 def job(key: str, here: Here) -> dict[str, Any]:
-    """Say how far a teaching is."""
+    """Say how far a job is."""
     if here.teacher is None:
         raise Refused(404, "no such job")
     return here.teacher.find(key).facts()
@@ -223,13 +223,13 @@ def job(key: str, here: Here) -> dict[str, Any]:
 
 @changing.post("/jobs/{key}/cancel", response_model=schemas.Job, tags=["teach"])
 def cancel(key: str, here: Here) -> dict[str, Any]:
-    """Cancel a teaching, or throw away one that was interrupted; the model stays as it was before."""
+    """Cancel a job, or throw away one that was interrupted; the model stays as it was before."""
     return here.writer.cancel(key).facts()
 
 
 @changing.post("/jobs/{key}/resume", response_model=schemas.Job, tags=["teach"])
 def resume(key: str, here: Here) -> dict[str, Any]:
-    """Go on with a teaching that was interrupted when the server was stopped or killed."""
+    """Go on with a job that was interrupted when the server was stopped or killed."""
     return here.writer.resume(key).facts()
 
 
@@ -243,7 +243,7 @@ def model(here: Here) -> dict[str, Any]:
     facts |= {"classes": [], "steps": [], "confusions": [], "accuracy": None, "network": None, "image_size": None}
     if here.model.stamp is not None:
         facts |= here.model.info()
-    elif (here.path / "config.json").exists():  # all that it had learned may have been taken back
+    elif has_record(here.path):  # all that it had learned may have been taken back
         facts["redo"] = len(undone(RunDirectory(here.path)))
     has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     return facts | {
@@ -298,21 +298,21 @@ async def events(request: Request, here: Here) -> StreamingResponse:
 @changing.post("/undo", response_model=schemas.Done, tags=["change"])
 def undo(here: Here) -> dict[str, Any]:
     """Take the last step back: a learning, a rename or a removal."""
-    here.free()
+    here.insist_idle()
     return {"record": here.model.undo()}
 
 
 @changing.post("/redo", response_model=schemas.Done, tags=["change"])
 def redo(here: Here) -> dict[str, Any]:
     """Bring back the step that was taken back last."""
-    here.free()
+    here.insist_idle()
     return {"record": here.model.redo()}
 
 
 @changing.post("/classes/rename", response_model=schemas.Model, tags=["change"])
 def rename(wanted: schemas.Rename, here: Here) -> dict[str, Any]:
     """Give a class another name."""
-    here.free()
+    here.insist_idle()
     here.model.rename(wanted.old, wanted.new)
     return model(here)
 
@@ -320,7 +320,7 @@ def rename(wanted: schemas.Rename, here: Here) -> dict[str, Any]:
 @changing.post("/classes/remove", response_model=schemas.Model, tags=["change"])
 def remove(wanted: schemas.Remove, here: Here) -> dict[str, Any]:
     """Remove a class with its images."""
-    here.free()
+    here.insist_idle()
     here.model.remove(wanted.name, for_good=wanted.for_good)
     if wanted.for_good:
         here.writer.forget(wanted.name)

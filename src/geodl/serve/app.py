@@ -41,7 +41,7 @@ def create_app(
     """Return the application that serves a model directory.
 
     Args:
-        model: the directory; the first teaching makes it.
+        model: the directory; the first job makes it.
         token: what a request that changes the model must know.
         host: the address that is listened on.
         allow_hosts: further names under which the server may be asked for.

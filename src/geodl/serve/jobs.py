@@ -23,7 +23,7 @@ from geodl.data.dataset import Skipped
 from geodl.data.images import FileImages
 from geodl.data.intake import Intake
 from geodl.data.names import typed_name
-from geodl.errors import GeodlError, StoreError
+from geodl.errors import GeodlError, Interrupted, StoreError
 from geodl.events import (
     Advised,
     Event,
@@ -39,9 +39,8 @@ from geodl.files import make_directory, write_json
 from geodl.learner import MODEL
 from geodl.locks import is_locked, locked
 from geodl.serve.security import Refused
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, has_record
 from geodl.text import printable
-from geodl.training import Interrupted
 
 _log = logging.getLogger("geodl")
 
@@ -54,12 +53,12 @@ ENDED = ("done", "cancelled", "failed")
 
 @dataclass
 class Job:
-    """One teaching: what it brings (images of each class), how far it is, what came of it.
+    """What is taught at once: what it brings (images of each class), how far it is, what came of it.
 
     part:   how much of what is `doing` is done, 0 to 1.
     seconds, advice: about how long training will take, and what would serve better, as the step says at its start.
     result: what the step reached, once it is done.
-    folder: where its images are; for a folder on the server, `images` is that folder.
+    folder: where its images are; source: a folder on the server to teach from instead.
     """
 
     id: str
@@ -82,6 +81,10 @@ class Job:
     cancelled: threading.Event = field(default_factory=threading.Event)
     held: ExitStack = field(default_factory=ExitStack)
     _stage: StageStarted | None = None
+
+    def hold(self) -> None:
+        """Lock its folder, so that nobody takes it for one of a killed server."""
+        self.held.enter_context(locked(self.folder))
 
     def hear(self, event: Event) -> None:
         """Note how far the step is."""
@@ -132,38 +135,39 @@ class Teacher:
     # ------------------------------------------------------------------------------------------------------ handing over
 
     @contextmanager
-    def preparing(self) -> Iterator[Path]:
-        """Yield a new folder in the model's directory for the images of a job; where no job comes of it, it is removed."""
+    def preparing(self) -> Iterator[Job]:
+        """Yield a job with a new folder in the model's directory for its images; where it is not added, the folder is removed."""
         if sum(job.state == "waiting" for job in list(self.jobs.values())) >= self.most:
-            raise Refused(429, f"{self.most} teachings wait already; try again when one of them has ended")
-        made = (self.path / "config.json").exists()
+            raise Refused(429, f"{self.most} jobs are already waiting; try again when one has ended")
+        made = has_record(self.path)
         store = RunDirectory(self.path) if made else RunDirectory.create_or_open(self.path, MODEL)
         if store.kind != "model":
             raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
         folder = self.path / FOLDER / secrets.token_hex(8)
+        job = Job(folder.name, 0, {}, datetime.now(UTC).isoformat(timespec="seconds"), folder)
         make_directory(folder)
         try:
-            yield folder
+            job.hold()
+            yield job
         finally:
-            if folder.name not in self.jobs:
+            if job.id not in self.jobs:
+                job.held.close()
                 discard(folder)
 
-    def add(self, folder: Path, labels: Sequence[str], names: Sequence[str]) -> Job:
-        """Queue the images 0, 1, ... that were written into a folder of `preparing`; the names are for people alone."""
-        labels = [typed_name(label) for label in labels]
-        classes = dict(Counter(labels))
-        made = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(folder / "job.json", {"labels": labels, "names": list(names), "made": made, "source": None})
-        return self._queued(Job(folder.name, len(labels), classes, made, folder))
+    def add(
+        self, job: Job, labels: Sequence[str] = (), names: Sequence[str] = (), *, source: Path | None = None
+    ) -> Job:
+        """Queue a job of `preparing`: the images 0, 1, ... in its folder, or the class folders of `source`, on this machine.
 
-    def add_folder(self, folder: Path, source: Path) -> Job:
-        """Queue a folder of class folders on this machine."""
-        made = datetime.now(UTC).isoformat(timespec="seconds")
-        write_json(folder / "job.json", {"labels": [], "names": [], "made": made, "source": str(source)})
-        return self._queued(Job(folder.name, 0, {}, made, folder, source))
+        The names are for people alone.
+        """
+        labels = [typed_name(label) for label in labels]
+        job.images, job.classes, job.source = len(labels), dict(Counter(labels)), source
+        brings = {"labels": labels, "names": list(names), "source": None if source is None else str(source)}
+        write_json(job.folder / "job.json", brings | {"made": job.made})
+        return self._queued(job)
 
     def _queued(self, job: Job) -> Job:
-        job.held.enter_context(locked(job.folder))  # so that another server does not take it for one of a killed server
         job.state = job.doing = "waiting"
         self.jobs[job.id] = job
         ended = [other.id for other in list(self.jobs.values()) if other.state in ENDED]
@@ -202,10 +206,11 @@ class Teacher:
         job = self.find(key)
         with self._changing:
             if job.state != "interrupted":
-                raise Refused(409, f"the job is {job.state}; only one that was interrupted can be gone on with")
+                raise Refused(409, f"the job is {job.state}; only an interrupted job can be resumed")
             if not job.folder.exists():  # its images were removed with their class
                 self._end(job, "cancelled")
                 raise Refused(409, "the images of the job are no longer there")
+            job.hold()
             return self._queued(job)
 
     def forget(self, name: str) -> None:
@@ -220,7 +225,7 @@ class Teacher:
         return any(job.state == "running" for job in list(self.jobs.values()))
 
     def close(self) -> None:
-        """Stop; a job that runs can be gone on with after the next start."""
+        """Stop; a job that runs can be resumed after the next start."""
         self._closing = True
         self._queue.put(None)
         self._thread.join()

@@ -106,7 +106,7 @@ class Model(BaseModel):
 
 
 class Job(BaseModel):
-    """A teaching: what it brings, how far it is (`part` of what it is `doing`), what came of it."""
+    """What is taught at once: what it brings, how far it is (`part` of what it is `doing`), what came of it."""
 
     id: str
     state: Literal["waiting", "running", "done", "cancelled", "failed", "interrupted"]

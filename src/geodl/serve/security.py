@@ -39,7 +39,7 @@ class Limits:
     answer_seconds:             for predicting one request, or for writing an ONNX file or a report.
     predictions, uploads:       requests of that kind at once.
     streams:                    open event streams.
-    jobs:                       teachings that wait.
+    jobs:                       jobs that wait.
     """
 
     predict_body: int = 64_000_000

@@ -37,6 +37,8 @@ class Server:
         limits = self.limits
         refuse_foreign(self.path)
         self.model = IncrementalClassifier(self.path)
+        if self.read_only:  # nothing served here could ever make the model
+            self.model.directory()
         self.predictor = Predictor(IncrementalClassifier(self.path))
         self.teacher = None if self.read_only else Teacher(self.path, self.options, limits.jobs)
         self.exports = Exports(self.path, limits.answer_seconds)
@@ -52,7 +54,7 @@ class Server:
             raise Refused(403, "this server was started with --read-only")
         return self.teacher
 
-    def free(self) -> None:
+    def insist_idle(self) -> None:
         """Insist that the model is not being taught here."""
         if self.writer.teaching:
             raise Refused(409, "the model is being taught; wait until it is done, or cancel it")

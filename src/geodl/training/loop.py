@@ -21,7 +21,7 @@ from geodl.config import RunConfig
 from geodl.data.batches import Batch, Transform, evaluation
 from geodl.data.images import Images
 from geodl.devices import choose_precision, device_kind
-from geodl.errors import GeodlError, TrainingError
+from geodl.errors import GeodlError, Interrupted, TrainingError
 from geodl.events import EpochEnded, FeaturesTaken, Listener, StageStarted, StepTaken, ignore
 from geodl.geometry import GeometryError
 from geodl.methods import Losses, Phase, Stage
@@ -34,10 +34,6 @@ from geodl.training.checkpoint import Checkpoint, Progress, tensors_of
 SAVE_SECONDS = 10.0
 READ_STEPS = 20
 """On a GPU the losses are read back every so many steps: each time the device is waited for."""
-
-
-class Interrupted(GeodlError):  # noqa: N818  # it is a wish of the user's, not an error
-    """The user asked to stop; progress is saved and the same command goes on."""
 
 
 class Trainer:

@@ -15,13 +15,14 @@ import torch
 from geodl.cache import Cache
 from geodl.config import RunConfig
 from geodl.data.batches import Transform
+from geodl.errors import Interrupted
 from geodl.events import BaseAwaited, BaseCached, Listener
 from geodl.files import fingerprint, part
 from geodl.memory import quota
 from geodl.methods import Method, Phase
 from geodl.training.angles import with_angles
 from geodl.training.checkpoint import Checkpoint, Progress
-from geodl.training.loop import Interrupted, Trainer
+from geodl.training.loop import Trainer
 
 # To be raised whenever training computes something else than before.
 VERSION = 3
