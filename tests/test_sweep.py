@@ -669,6 +669,11 @@ def test_reports_of_whole_directories(tmp_path):
     (tmp_path / "runs" / "report.html").write_text("")
     said = geodl("report", "runs", "--out", "all.html", cwd=tmp_path).stdout
     assert "page: all.html" in said
+    given = ("runs/report.html", f"runs/{job.out.name}")  # as a shell gives runs/*
+    assert "page: all.html" in geodl("report", *given, "--out", "all.html", cwd=tmp_path).stdout
+    assert "-seed1.json" in geodl("results", "add", *given, "--to", "kept", cwd=tmp_path).stdout
+    for command in (("report",), ("results", "add", "--to", "kept")):
+        assert "report.html is not a dir" in geodl(*command, "runs/report.html", cwd=tmp_path, status=2).stderr
     assert json.loads(geodl("runs", "list", "--json", cwd=tmp_path).stdout)[0]["state"] == "complete"
 
 
