@@ -236,7 +236,7 @@ def test_asha_stops_poor_runs_and_the_same_command_leaves_them_out(tmp_path):
     assert "complete" in states
     assert "stopped early" in states
     assert "best average: " in done.stdout
-    assert "runs were stopped early" in done.stdout
+    assert "stopped early: " in done.stdout
     for job in jobs_in(Path("runs")):
         if status_of(job).state == "stopped early":
             assert 2 <= job.done() < 4
