@@ -197,10 +197,16 @@ def _range(key: str, text: str) -> Callable[[float], Any]:
         low, high = math.nan, math.nan
     if not (-math.inf < low <= high < math.inf) or (logarithmic and low <= 0):
         raise ConfigError(f"over: {key} = {text}: LOW:HIGH, log:LOW:HIGH (above 0) or A,B,... are allowed")
+    whole = _whole(key)
+    if whole:  # from the first number to the end of the last, so that both ends have their full share
+        low, high = math.ceil(low), math.floor(high) + 1
+        if low == high:
+            raise ConfigError(f"over: {key} = {text}: no whole number lies in it")
 
     def value(part: float) -> float | int:
         found = low * (high / low) ** part if logarithmic else low + (high - low) * part
-        return round(found) if _whole(key) else float(f"{found:.4g}")  # digits that a person can read and type
+        # Where it is no whole number, digits that a person can read and type.
+        return min(math.floor(found), int(high) - 1) if whole else float(f"{found:.4g}")
 
     return value
 
