@@ -1,6 +1,8 @@
 """The page about an experiment: every row of the paper under every classifier, and the paper's comparisons."""
 
+import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,6 +16,7 @@ from geodl.report.results import Estimate, estimate
 from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Points, Table
 from geodl.reproduce.beyond import headline
 from geodl.reproduce.records import Record
+from geodl.text import count
 
 # The paper's rows and the training each is read from; and the control experiment that the paper lacks.
 ROWS = {
@@ -171,19 +174,19 @@ def sort_out(records: Sequence[Record], preset: str) -> tuple[Rows, list[tuple[R
     rows: dict[tuple[str, int], list[Record]] = {}
     others = []
     taken: set[tuple[tuple[str, str], int, int]] = set()
-    every = sorted({int(record.config["phases"]) for record in records if record.config["phases"]})
+    every = sorted({int(record.config["phases"]) for record in records if record.config["phases"]}) or [0]
     for record in sorted(records, key=lambda each: not each.config["phases"]):  # T = 0 last
         departs = departures(record.config, preset, ("phases", "cosine_features"))
         t = int(record.config["phases"])
         key = (record.training, t, record.seed)
-        if not departs and key in taken:
+        # Joint training may have been done once, at the end, for every T; a run at T itself goes before it.
+        places = [t] if t else [at for at in every if (record.training, at, record.seed) not in taken]
+        if not departs and (key in taken or not places):
             departs = ["the same once more"]  # a seed counts once, however often it was run
         names = [name for name, training in ROWS.items() if training == record.training]
         if departs or not names:
             others.append((record, departs))
             continue
-        # joint training may have been done once, at the end, for every T; a run at T itself goes before it
-        places = [t] if t else [at for at in every if (record.training, at, record.seed) not in taken]
         taken.add(key)
         for place in product(names, places):
             rows.setdefault(place, []).append(record)
@@ -313,17 +316,22 @@ def preset_words(preset: str) -> str:
 
 
 def _machines(records: Sequence[Record]) -> str:
-    kinds = sorted(
-        {
-            f"{one.machine.get('device')} ({one.machine.get('machine')}), threads: {one.machine.get('threads')}, "
-            f"precision: {one.machine.get('precision', one.config.get('precision'))}, torch {one.machine.get('torch')}"
-            + "".join(f", changed on the way ({line})" for line in one.machine.get("changed", ()))
-            for one in records
-        }
-    )
+    """Say how many runs each kind of machine did, and what was different earlier in those that were moved."""
+    kinds = Counter(map(_machine, records))
     commits = sorted({one.commit for one in records if one.commit})
-    runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
-    return f"{runs} on {'; '.join(kinds)}; commits {', '.join(commits) or 'unknown'}." if records else ""
+    runs = [f"{count(number, 'run')} on {kind}" for kind, number in sorted(kinds.items())]
+    return f"{'; '.join(runs)}; commits {', '.join(commits) or 'unknown'}." if records else ""
+
+
+def _machine(one: Record) -> str:
+    machine = one.machine
+    # "threads is 2 there and 1 now": what it ended with is said anyway.
+    earlier = [re.sub(r"^(\S+) is (.*) there and .* now$", r"\1 \2", line) for line in machine.get("changed", ())]
+    return (
+        f"{machine.get('device')} ({machine.get('machine')}), {count(machine.get('threads', 0), 'thread')}, "
+        f"precision {machine.get('precision', one.config.get('precision'))}, torch {machine.get('torch')}"
+        + (f", earlier with {', '.join(earlier)}" if earlier else "")
+    )
 
 
 def _others(others: Sequence[tuple[Record, list[str]]]) -> Table:
