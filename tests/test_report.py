@@ -82,7 +82,7 @@ TINY = {
 
 
 def made(names, train, test):
-    """Make easy images: a random colour pattern a class, plus noise."""
+    """Make easy images: a random color pattern a class, plus noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randint(0, 256, (len(names), 3, 8, 8), generator=generator)
 

@@ -693,7 +693,10 @@ def test_last_words_of_a_process(tmp_path):
 def test_reports_of_whole_directories(tmp_path):
     (job,) = quick(tmp_path / "runs", {"seed": 1})
     run_config(job.config, out=job.out)
+    job.file("stopped").parent.mkdir()
+    job.file("stopped").write_text("")
     runner.prepare(job)
+    assert not job.file("stopped").exists()
     assert "1 run: 1 complete" in geodl("sweep", "status", cwd=tmp_path).stdout
     (tmp_path / "runs" / "report.html").write_text("")
     said = geodl("report", "runs", "--out", "all.html", cwd=tmp_path).stdout

@@ -17,7 +17,7 @@ from rich.table import Table
 from geodl.cli.display import Stopper, console, plain, say
 from geodl.errors import ConfigError, TrainingError
 from geodl.sweep import slurm
-from geodl.sweep.jobs import Job, bases_first, check, same_shape
+from geodl.sweep.jobs import Job, bases_first, check
 from geodl.sweep.runner import Engine, Local, States, run_all
 from geodl.sweep.status import Status, status_of
 from geodl.text import count, duration
@@ -70,7 +70,7 @@ class Where:
 
 def places(where: Where, jobs: Sequence[Job]) -> int:
     """Say how many runs go at a time, as far as this machine knows."""
-    return Local(same_shape(jobs), where.jobs).places if where.ray is None and where.submit is None and jobs else 1
+    return Local(jobs[0].config, where.jobs).places if where.ray is None and where.submit is None and jobs else 1
 
 
 def confirm(what: str, yes: bool) -> None:
@@ -108,7 +108,7 @@ def _failures(jobs: Sequence[Job], todo: list[Job], where: Where, metric: str | 
     stopper, allow = Stopper(), where.allow_environment_change
     with ExitStack() as stack:
         if where.ray is None:
-            engine: Engine = Local(same_shape(todo), where.jobs, allow_environment_change=allow)
+            engine: Engine = Local(todo[0].config, where.jobs, allow_environment_change=allow)
         else:
             from geodl.sweep import asha, cluster
 

@@ -242,7 +242,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Summarise one value of each run; None unless every run has it."""
+    """Summarize one value of each run; None unless every run has it."""
     known = [value for value in values if value is not None and not math.isnan(value)]
     if not known or len(known) < len(values):
         return None
@@ -272,23 +272,23 @@ class Setting:
         return default_classifier(self.classifiers) if self.classifiers else None
 
     def value(self, classifier: str, name: str) -> Estimate | None:
-        """Summarise a figure by its name in ``Trajectory.to_dict()``."""
+        """Summarize a figure by its name in ``Trajectory.to_dict()``."""
         return estimate([run.results.get(classifier, {}).get(name) for run in self.runs])
 
     def accuracy(self, classifier: str) -> list[Estimate | None]:
-        """Summarise A_t for each phase t."""
+        """Summarize A_t for each phase t."""
         return [
             estimate(each) for each in zip(*(run.results[classifier]["accuracy"] for run in self.runs), strict=True)
         ]
 
     def lost(self, classifier: str) -> list[Estimate | None]:
-        """Summarise, for each phase, the accuracy lost on the first group since it was learned."""
+        """Summarize, for each phase, the accuracy lost on the first group since it was learned."""
         rows = [run.results[classifier]["matrix"][0] for run in self.runs]
         losses = [[None if None in (row[0], now) else row[0] - now for now in row] for row in rows]
         return [estimate(each) for each in zip(*losses, strict=True)]
 
     def similarity(self, measure: str) -> list[Estimate | None]:
-        """Summarise svcca or cka for each phase; empty where a run has none."""
+        """Summarize svcca or cka for each phase; empty where a run has none."""
         return [estimate([item.get(measure) for item in each]) for each in self._similarities()]
 
     def angles(self) -> list[tuple[float, float, float]]:

@@ -18,7 +18,7 @@ from geodl.methods import configure
 from geodl.metrics import Confusion, Trajectory
 from geodl.report.published import numbers
 from geodl.report.results import estimate
-from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Table
+from geodl.report.tables import AVERAGE, INCREMENTAL, MEASURES, Cell, Table
 
 PHASES = (5, 10, 25)
 OTHERS: dict[str, dict[int, float]] = {
@@ -90,7 +90,7 @@ Found = Mapping[int, Sequence[Mapping[str, Mapping[str, Any]]]]
 def headline(found: Found) -> Table:
     """Put what the closed form reached beside the paper's Table 1 and what others published, for each T."""
     ours = {"analytic": "closed form", "analytic_single": "closed form, without mirrored test images"}
-    measures = {INCREMENTAL: "average_incremental", AVERAGE: "average", "final": "final", "forgetting": "forgetting"}
+    measures = {shown: MEASURES[shown][0] for shown in (INCREMENTAL, AVERAGE, "final", "forgetting")}
     rows: list[list[Cell]] = [
         [f"geodl: {words}", shown, *(estimate([run.get(name, {}).get(measure) for run in found[t]]) for t in found)]
         for shown, measure in measures.items()

@@ -13,7 +13,7 @@ from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
 from geodl.report.published import departures, numbers
 from geodl.report.results import Estimate, estimate
-from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Points, Table
+from geodl.report.tables import AVERAGE, INCREMENTAL, MEASURES, Cell, Points, Table
 from geodl.reproduce.beyond import headline
 from geodl.reproduce.records import Record
 from geodl.text import count
@@ -55,7 +55,7 @@ READ = (*JUDGED, "ame", "ncm")
 READINGS = [*(("LUCIR + GeoDL", name, name) for name in READ), ("LUCIR + GeoDL", "ame", "cnn"), ("LUCIR", "ame", "cnn")]
 """A row under the first classifier against LUCIR under the second; the last two: a gain like the paper's, and how much of it
 the change of classifier makes without GeoDL."""
-MEASURES = {AVERAGE: "average", INCREMENTAL: "average_incremental", "final": "final", "forgetting": "forgetting"}
+SHOWN = (AVERAGE, INCREMENTAL, "final", "forgetting")
 SEEDS = 3
 """With fewer seeds nothing is decided."""
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -117,7 +117,7 @@ def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> T
     for t in _phases(rows):
         for pair in pairs:
             sides = [rows.get((name, t), ()) for name in pair]
-            found = [difference(sides[0], sides[1], (name, name), MEASURES[measure]) for name in JUDGED]
+            found = [difference(sides[0], sides[1], (name, name), MEASURES[measure][0]) for name in JUDGED]
             if not any(found):
                 continue
             cells: list[Cell] = [" against ".join(pair), t, max(len(each.values) for each in found if each)]
@@ -139,7 +139,7 @@ def readings(rows: Rows) -> Table:
             cells: list[Cell] = [t, words if name != "LUCIR" else f"{words}, LUCIR on both sides"]
             for measure in (AVERAGE, "forgetting"):
                 sides = [rows.get((each, t), ()) for each in pair]
-                found = difference(sides[0], sides[1], (mine, theirs), MEASURES[measure])
+                found = difference(sides[0], sides[1], (mine, theirs), MEASURES[measure][0])
                 published = _published(pair, mine, measure, t) if name != "LUCIR" else None
                 cells += [found.shown if found else None, published]
             if cells[2] is not None:
@@ -196,12 +196,12 @@ def sort_out(records: Sequence[Record], preset: str) -> tuple[Rows, list[tuple[R
 def standing(rows: Rows, classifier: str) -> Table:
     """Return what every row reached under one classifier."""
     table: list[list[Cell]] = [
-        [name, t, len(found), *(_estimate(found, classifier, measure) for measure in MEASURES.values())]
+        [name, t, len(found), *(_estimate(found, classifier, MEASURES[measure][0]) for measure in SHOWN)]
         for t in _phases(rows)
         for name in ROWS
         if (found := rows.get((name, t)))
     ]
-    return Table(["row", "T", "seeds", *MEASURES], table)
+    return Table(["row", "T", "seeds", *SHOWN], table)
 
 
 def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estimate | None:
