@@ -19,39 +19,29 @@ from PIL import Image
 
 from geodl.data import ArrayImages, Batches, FileImages, Transform
 from geodl.nets import build_network
+from geodl.reproduce.steps import take_turns
 
 CIFAR = Transform(32, (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023))
 IMAGENET = Transform(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop="resized")
 
 
-def medians_ms(works, repeats):
-    """Return the median ms of each piece of work; they take turns, so that the ratios hold on a busy machine."""
-    times = {name: [] for name in works}
-    for _ in range(repeats + 1):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            times[name].append(1000 * (time.perf_counter() - start))
-    return {name: statistics.median(values[1:]) for name, values in times.items()}  # the first turn warms up
-
-
 def in_memory(repeats, batch_size=128, images=25_000):
-    """Return ms for a batch (plain, and with colour jitter) and for a ResNet-32 training step on it."""
+    """Return ms for a batch (plain, and with color jitter) and for a ResNet-32 training step on it."""
     pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
     data = ArrayImages(pixels, torch.arange(images) % 50)
     plain = Batches(data, CIFAR, batch_size, 0).epoch(0)
     jittered = Batches(data, replace(CIFAR, jitter=0.25), batch_size, 0).epoch(0)
     network = build_network("resnet32", 50, head="cosine").to(memory_format=torch.channels_last).train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     batch = next(plain)
 
     def step():
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(network(batch.images).logits, batch.labels).backward()
-        optimiser.step()
+        optimizer.step()
 
     works = {"batch": lambda: next(plain), "batch with jitter": lambda: next(jittered), "step": step}
-    return medians_ms(works, repeats)
+    return {name: 1000 * statistics.median(each) for name, each in take_turns(works, repeats).items()}
 
 
 def write_photos(folder, count, size):

@@ -12,7 +12,7 @@ import torch
 
 from geodl import ClassIncremental, Learner, load
 from geodl.data import Dataset
-from geodl.data.images import ArrayImages
+from geodl.data.images import ArrayImages, concat
 from geodl.events import EpochEnded, StageStarted
 
 AIM = 0.45
@@ -50,10 +50,10 @@ def main():
     scenario = ClassIncremental(data, base=50, phases=5)
     print(f"ResNet-32, LUCIR, precision {learner.trainer.precision}, threads: {options.threads}")
     for phase in list(scenario)[:2]:
+        old = concat([scenario.train(t) for t in range(phase.index + 1)]) if options.ame else None
         began = time.perf_counter()
         learner.learn(phase.train)
         learned = time.perf_counter()
-        old = scenario.train(0) if options.ame and phase.index == 0 else None
         learner.evaluate(phase.test, old=old)
         evaluated = time.perf_counter()
         epoch = times[EpochEnded] - times[StageStarted]

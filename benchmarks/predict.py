@@ -2,7 +2,7 @@
 
     python -m benchmarks.predict [--images 300] [--side 1000] [--network resnet20]
 
-Writes JPEG photographs (noise over smooth colour, so that they cost what photographs cost to decode) into a temporary
+Writes JPEG photographs (noise over smooth color, so that they cost what photographs cost to decode) into a temporary
 folder, trains a model on a few of them for one epoch (what it predicts does not matter here), and measures.
 """
 

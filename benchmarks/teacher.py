@@ -5,13 +5,13 @@ Run with `OMP_NUM_THREADS=1 python -m benchmarks.teacher [--network resnet32] [-
 
 import argparse
 import statistics
-import time
 from copy import deepcopy
 
 import torch
 
 from geodl.nets import Network, build_network, frozen_copy
 from geodl.nets.network import FrozenNetwork
+from geodl.reproduce.steps import ratio, take_turns
 
 
 def unfolded_copy(network: Network) -> FrozenNetwork:
@@ -20,15 +20,8 @@ def unfolded_copy(network: Network) -> FrozenNetwork:
     return FrozenNetwork(copy.backbone, copy.head).requires_grad_(False).train(False)
 
 
-def seconds(network: Network, images: torch.Tensor) -> float:
-    """Time one batch."""
-    start = time.perf_counter()
-    network(images)
-    return time.perf_counter() - start
-
-
 def main() -> None:
-    """Print the median time of both teachers and the median of the ratios within the rounds."""
+    """Print the median time of both teachers and the median of the ratios within the rounds, with its 95 % interval."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", default="resnet32")
     parser.add_argument("--batch", type=int, default=128)
@@ -46,13 +39,11 @@ def main() -> None:
     plain, folded = unfolded_copy(network), frozen_copy(network)
     difference = (plain(images).pooled - folded(images).pooled).abs().max() / plain(images).pooled.abs().max()
 
-    pairs = [(seconds(plain, images), seconds(folded, images)) for _ in range(arguments.rounds)]
-    unfolded_time, folded_time = (statistics.median(times) for times in zip(*pairs, strict=True))
-    ratios = sorted(before / after for before, after in pairs)
-    quarter = len(ratios) // 4
+    times = take_turns({"unfolded": lambda: plain(images), "folded": lambda: folded(images)}, arguments.rounds)
+    gain = ratio(times["unfolded"], times["folded"])
     print(f"{arguments.network}, batch {arguments.batch}, {torch.get_num_threads()} thread(s)")
-    print(f"unfolded {unfolded_time * 1e3:.1f} ms, folded {folded_time * 1e3:.1f} ms")
-    print(f"speed-up {statistics.median(ratios):.2f}x (quartiles {ratios[quarter]:.2f} to {ratios[-quarter - 1]:.2f})")
+    print(", ".join(f"{name} {statistics.median(each) * 1e3:.1f} ms" for name, each in times.items()))
+    print(f"speed-up {gain.median:.2f}x ({gain.low:.2f} to {gain.high:.2f})")
     print(f"largest difference of the features, relative: {difference:.1e}")
 
 

@@ -1,8 +1,9 @@
 """What helps a base network with classes that it has not seen: one change of its training at a time, short schedules.
 
-Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] [--epochs 12]`; each variant leaves OUT/VARIANT.json and its network, and those that are
-there are not trained again, whatever their epochs: take another OUT for another number of epochs. Only the 50 classes of phase 0 take part, and of them only the training images: the network is
-trained on 40 classes, the other 10 arrive later in closed form, and 100 images of each class are set aside to judge by.
+Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] [--epochs 12]`; each variant leaves OUT/VARIANT.json and its network, and
+those that are there are not trained again, whatever their epochs: take another OUT for another number of epochs. Only the 50 classes of
+phase 0 take part, and of them only the training images: the network is trained on 40 classes, the other 10 arrive later in closed form,
+and 100 images of each class are set aside to judge by.
 """
 
 import argparse

@@ -97,11 +97,13 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", default=list(VARIANTS))
     options = parser.parse_args()
+    # How far exemplars were moved is measured from LUCIR's, which are herded.
+    variants = dict.fromkeys(["LUCIR", *options.variants])
     data = geodl.load("cifar100", options.data_dir)
     order = iter(class_order("lucir-1993", data.classes))
     groups = [[data.classes[next(order)] for _ in range(size)] for size in SIZES]
     print("| variant | average 1..T: CNN | k-NME | AME |\n|---|---:|---:|---:|", flush=True)
-    for name in options.variants:
+    for name in variants:
         out = options.out / name
         how = {"data": "cifar100", "data_dir": options.data_dir, "groups": groups}
         found = geodl.run(preset="cifar100-cpu", out=out, threads=1, **how, **VARIANTS[name]).results
@@ -113,7 +115,7 @@ def main():
     print(f"\n| exemplars of phase 0 | moved by | right | their loss | training | loss of others: {steps} |")
     print("|---|---:|---:|---:|---|" + "---:|" * len(STEPS))
     _, herded = exemplars_of(options.out / "LUCIR")
-    for name in options.variants:
+    for name in variants:
         learner, exemplars = exemplars_of(options.out / name)
         move = (exemplars.pixels.float() - herded.pixels.float()).square().mean().sqrt()
         with torch.inference_mode():

@@ -1,8 +1,8 @@
 """How to read a frozen network in closed form: width of the expansion, ridge, grids, mirrored training images.
 
 Run with `python -m studies.reading CIFAR_DIR MODEL`, where MODEL is a network that `studies.base` kept (OUT/trivial). The same split is
-used, with random features of its own: trained on 40 of the 50 base classes, the other 10 arrive later, 100 training images of each class are set aside to judge by.
-Test images are mirrored too, always.
+used, with random features of its own: trained on 40 of the 50 base classes, the other 10 arrive later, 100 training images of each class
+are set aside to judge by. Test images are mirrored too, always.
 """
 
 import argparse

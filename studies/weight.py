@@ -8,10 +8,11 @@ import argparse
 from pathlib import Path
 
 import geodl
+from geodl.predictors import CLASSIFIERS
 from geodl.report.figures import Curve, lines
+from geodl.report.tables import PAPERS
 
 WEIGHTS = (6.0, 12.0, 24.0)
-CLASSIFIERS = {"cnn": "CNN", "nme": "k-NME", "ame": "AME (oracle)"}
 GEODESIC = {"distill": "geodesic"}
 VARIANTS = {f"GeoDL, {weight:g}": GEODESIC | {"geodesic_weight": weight} for weight in WEIGHTS} | {
     "GeoDL, 6, squared distance": GEODESIC | {"geodesic_distance": "squared"},
@@ -32,18 +33,18 @@ def main():
     for name, variant in VARIANTS.items():
         how = {"preset": "cifar100-cpu", "data_dir": options.data_dir, "method": "lucir", "seed": 1, "threads": 1}
         found = geodl.run(out=options.out / name, **how, **variant).results
-        averages[name] = [found[each].average for each in CLASSIFIERS]
-        figures = averages[name] + [found[each].forgetting for each in CLASSIFIERS]
+        averages[name] = [found[each].average for each in PAPERS]
+        figures = averages[name] + [found[each].forgetting for each in PAPERS]
         print(f"| {name} | {' | '.join(f'{each:.1f}' for each in figures)} |", flush=True)
     if options.figures:
         by_weight = [averages[f"GeoDL, {weight:g}"] for weight in WEIGHTS]
         curves = [
-            Curve(shown, WEIGHTS, [each[k] for each in by_weight], dashed=classifier == "ame")
-            for k, (classifier, shown) in enumerate(CLASSIFIERS.items())
+            Curve(CLASSIFIERS[name], WEIGHTS, [each[k] for each in by_weight], dashed=name == "ame")
+            for k, name in enumerate(PAPERS)
         ]
         curves += [
-            Curve(f"{shown}, squared distance", [6], [averages["GeoDL, 6, squared distance"][k]])
-            for k, shown in enumerate(CLASSIFIERS.values())
+            Curve(f"{CLASSIFIERS[name]}, squared distance", [6], [averages["GeoDL, 6, squared distance"][k]])
+            for k, name in enumerate(PAPERS)
         ]
         plot = lines("weight", curves, x="weight of GeoDL", y="average 1..T (%)", ticks=WEIGHTS)
         options.figures.mkdir(parents=True, exist_ok=True)

@@ -77,6 +77,17 @@ def test_bad_weights_are_one_line(words, capsys):
     assert "weights" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--dry-run", "--dataset imagenet", "--length smoke", "--runs 1", "--jobs 2", "--ray local", "--submit slurm"],
+)
+def test_what_it_does_not_use_is_refused(option, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["reproduce", "beyond", "--weights", "nowhere", *option.split()])
+    assert stopped.value.code == 2
+    assert f"geodl: {option.split()[0]}: not used by `geodl reproduce beyond`" in capsys.readouterr().err
+
+
 def test_weights_that_are_not_there(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         beyond_config(tmp_path / "nowhere", {})

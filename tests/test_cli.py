@@ -257,6 +257,10 @@ def test_the_epoch_a_run_goes_on_with_is_said():
 
 def test_names_are_never_markup(tmp_path):
     assert "no runs in [/x]" in geodl("runs", "list", "[/x]", cwd=tmp_path).stdout
+    (tmp_path / "[red].toml").write_text("seed = 3")
+    shown = geodl("config", "show", "--data-dir", "[/x]", "--config", "[red].toml", cwd=tmp_path).stdout
+    assert '"[/x]"' in shown
+    assert "[red].toml" in shown
     with console.capture() as said:
         Watch("run")(PhaseStarted(phase=1, classes=["[bold]", "cat [copy]"], images=3))
     assert "[bold], cat [copy] (3 images)" in said.get()

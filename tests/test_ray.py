@@ -226,7 +226,7 @@ def test_nodes_that_share_nothing_ship_their_progress(alone, tmp_path):
 
 def test_asha_stops_poor_runs_and_the_same_command_leaves_them_out(tmp_path):
     options = [*DIGITS[:4], "--base", "4", "--phases", "3", "--base-epochs", "2", "--epochs", "40"]
-    # Few exemplars make a poor k-NME; seed 8 draws 32, 7, 37 and 4 of them.
+    # Few exemplars make a poor k-NME; seed 8 draws 33, 7, 37 and 3 of them.
     search = ["--search", "asha", "--trials", "4", "--over", "exemplars=1:40", "--seed", "8", "--ray", "local"]
     command = [sys.executable, "-m", "geodl", "sweep", *options, *search]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
@@ -236,7 +236,7 @@ def test_asha_stops_poor_runs_and_the_same_command_leaves_them_out(tmp_path):
     assert "complete" in states
     assert "stopped early" in states
     assert "best average: " in done.stdout
-    assert "runs were stopped early" in done.stdout
+    assert "stopped early: " in done.stdout
     for job in jobs_in(Path("runs")):
         if status_of(job).state == "stopped early":
             assert 2 <= job.done() < 4

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -88,8 +89,14 @@ def test_a_record_tells_what_changed_on_the_way(finished, tmp_path):
     found = records.record(path)
     assert found.machine["threads"] == 2
     assert found.machine["changed"] == ["threads is 1 there and 2 now"]
-    assert "changed on the way (threads is 1 there and 2 now)" in verdicts.page([found], "cifar100-cpu")
-    assert "changed" not in records.record(finished).machine
+    before = records.record(finished)
+    assert "changed" not in before.machine
+    text = verdicts.page([found, before, found], "cifar100-cpu")
+    assert re.search(
+        r" 1 run on cpu \(\w+\), 1 thread, precision 32, torch [^ ;,]+; 2 runs on cpu \(\w+\), 2 threads, precision 32, torch [^ ;,]+, "
+        r"earlier with threads 1; commits ",
+        text,
+    )
 
 
 def test_only_complete_runs_have_a_result(finished, tmp_path):
@@ -322,6 +329,16 @@ def test_a_joint_run_of_all_classes_serves_each_t_that_has_none_of_its_seed():
     assert [record.value("cnn", "final") for record in rows["Joint training", 10]] == [60.0, 62.0]
 
 
+def test_no_joint_run_of_all_classes_is_lost():
+    alone = [made("joint", "none", 1, average=None, final=60.0, phases=0)]
+    assert verdicts.sort_out(alone, "cifar100-cpu") == ({("Joint training", 0): alone}, [])
+    assert "| Joint training | 0 | 1 |  |  | 60.00 |" in verdicts.page(alone, "cifar100-cpu")
+    again = [*alone, made("joint", "none", 1, average=None, final=61.0, phases=5)]
+    rows, others = verdicts.sort_out(again, "cifar100-cpu")
+    assert rows == {("Joint training", 5): again[1:]}
+    assert others == [(alone[0], ["the same once more"])]
+
+
 def test_what_a_preset_leaves_to_the_device_is_no_departure():
     found = [made("lucir", "cosine", seed, average=50.0, precision=bits) for seed, bits in ((1, "32"), (2, "bf16"))]
     rows, others = verdicts.sort_out(found, "cifar100-cpu")
@@ -330,7 +347,8 @@ def test_what_a_preset_leaves_to_the_device_is_no_departure():
     text = verdicts.page(
         [found[0], replace(found[1], machine=found[1].machine | {"precision": "bf16"})], "cifar100-cpu"
     )
-    assert "threads: 1, precision: 32, torch 2; cpu (x86_64), threads: 1, precision: bf16, torch 2" in text
+    shared = "1 run on cpu (x86_64), 1 thread, precision"
+    assert f"{shared} 32, torch 2; {shared} bf16, torch 2; commits" in text
 
 
 def test_a_record_older_than_an_option_is_no_departure():

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests import tiny
 from tests.directories import rewrite
 
 from geodl.cli import app
@@ -30,6 +31,7 @@ from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages
 from geodl.errors import StoreError
 from geodl.experiment import run_config
+from geodl.learner import Learner
 from geodl.methods import configure
 from geodl.report import page, plots, sections
 from geodl.report.figures import CSS, Curve, heat, lines
@@ -80,7 +82,7 @@ TINY = {
 
 
 def made(names, train, test):
-    """Make easy images: a random colour pattern a class, plus noise."""
+    """Make easy images: a random color pattern a class, plus noise."""
     generator = torch.Generator().manual_seed(0)
     patterns = torch.randint(0, 256, (len(names), 3, 8, 8), generator=generator)
 
@@ -191,6 +193,24 @@ def test_runs_that_differ_in_their_seed_alone_are_one_setting(runs):
 
 def test_a_directory_given_twice_counts_once(runs):
     assert len(read_settings([runs / "geo-1", runs / "geo-1"])[0].runs) == 1
+
+
+def test_a_seed_counts_once(runs, tmp_path):
+    again = shutil.copytree(runs / "geo-1", tmp_path / "again")
+    assert [run.path for run in read_settings([runs / "geo-1", runs / "geo-2", again])[0].runs] == [
+        runs / "geo-1",
+        runs / "geo-2",
+    ]
+
+
+def test_models_with_equal_options_are_not_averaged(tmp_path):
+    for name, classes in (("flowers", 2), ("birds", 3)):
+        learner = Learner(tiny.config(method="analytic", exemplars=0, expansion=16))
+        learner.learn(tiny.dataset(classes=classes).train)
+        learner.save(tmp_path / name)
+    settings = read_settings([tmp_path / "flowers", tmp_path / "birds"])
+    assert [(s.label.split(", ")[-1], len(s.runs)) for s in settings] == [("flowers", 1), ("birds", 1)]
+    page.render(settings)
 
 
 def test_labels_say_what_differs(runs):

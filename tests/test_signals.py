@@ -61,26 +61,35 @@ def test_a_training_that_is_asked_to_stop_saves_and_says_so(folder, tmp_path, nu
 
 WAITING = """
 import sys, time
-from geodl.cli import own
+from geodl.cli import own, run
 def wait(*arguments, **more):
     print("reading", flush=True)
     time.sleep(60)
-own.IncrementalClassifier.learn = wait
+own.IncrementalClassifier.learn = run.run_config = wait
 from geodl.cli import main
 main()
 """
 
 
+@pytest.mark.parametrize("words", [("learn", "model", "."), ("run", "--preset", "digits", "--quiet")])
 @pytest.mark.parametrize(
     ("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")]
 )
-def test_before_training_it_leaves_at_once_with_a_sentence(tmp_path, number, status, word):
-    process = start("learn", tmp_path / "model", tmp_path, code=WAITING)
+def test_before_training_it_leaves_at_once_with_a_sentence(tmp_path, monkeypatch, number, status, word, words):
+    monkeypatch.chdir(tmp_path)
+    process = start(*words, code=WAITING)
     assert process.stdout.readline() == "reading\n"
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == status
     assert err == f"geodl: {word}; what was complete before is kept\n"
+
+
+def test_who_reads_the_first_lines_alone_spoils_nothing():
+    with start("methods") as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ skipped

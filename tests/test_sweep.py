@@ -1,6 +1,7 @@
 """Sweeps: which runs, several at a time, stopping and going on, one process a base phase, SLURM files, searches."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +140,7 @@ def test_no_option_can_be_unset_that_is_set_by_default():
         (["--over", "lr=1:2"], "--search and --over belong together"),
         (["--search", "random", "--over", "lr=log:0:1"], "over: lr = log:0:1: LOW:HIGH"),
         (["--search", "random", "--over", "lr=3:1"], "over: lr = 3:1: LOW:HIGH"),
+        (["--search", "random", "--over", "epochs=1.2:1.8"], "over: epochs = 1.2:1.8: no whole number lies in it"),
         (["--search", "random", "--over", "lr"], "--over lr: OPTION=LOW:HIGH"),
         (["--search", "random", "--over", "lr=1:2", "--trials", "0"], "trials = 0: at least 1 is allowed"),
         (
@@ -191,6 +194,15 @@ def test_draws_are_of_their_ranges_and_more_trials_begin_with_the_fewer():
     # Half of a logarithmic range lies below its geometric mean, 0.0548; of a plain one below the middle.
     assert 70 < sum(each["lr"] < 0.0548 for each in found) < 130
     assert 70 < sum(each["geodesic_weight"] < 10.5 for each in found) < 130
+
+
+def test_whole_numbers_are_drawn_evenly_with_both_ends():
+    found = draws({"exemplars": "1:3", "epochs": "log:0.5:3.5"}, 3000, seed=1)
+    evenly, by_size = (Counter(each[key] for each in found) for key in ("exemplars", "epochs"))
+    assert all(900 < evenly[number] < 1100 for number in (1, 2, 3))
+    # By the logarithm a number n has the share of n to n + 1.
+    assert all(abs(by_size[n] - 3000 * math.log(1 + 1 / n, 4)) < 100 for n in (1, 2, 3))
+    assert evenly.total() == by_size.total() == 3000
 
 
 def test_random_search_shows_the_best_first(tmp_path, monkeypatch):
@@ -620,6 +632,21 @@ def test_what_changed_is_shipped_and_what_is_gone_goes(tmp_path):
     assert not (there / "progress" / "checkpoint.safetensors").exists()
 
 
+def test_a_folder_that_is_renamed_while_one_looks_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "phases" / "temporary").mkdir(parents=True)
+    (tmp_path / "config.json").write_text("{}")
+    scan = os.scandir
+
+    def gone(path):
+        if Path(path).name == "temporary":
+            Path(path).rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert list(shipping.look(tmp_path)) == ["config.json"]
+    assert not (tmp_path / "phases" / "temporary").exists()
+
+
 def test_a_phase_arrives_whole_or_not_at_all(tmp_path, monkeypatch):
     here = tmp_path / "here"
     run_config(tiny.config(epochs=1), out=here, data=tiny.dataset())
@@ -666,9 +693,19 @@ def test_last_words_of_a_process(tmp_path):
 def test_reports_of_whole_directories(tmp_path):
     (job,) = quick(tmp_path / "runs", {"seed": 1})
     run_config(job.config, out=job.out)
+    job.file("stopped").parent.mkdir()
+    job.file("stopped").write_text("")
+    runner.prepare(job)
+    assert not job.file("stopped").exists()
+    assert "1 run: 1 complete" in geodl("sweep", "status", cwd=tmp_path).stdout
     (tmp_path / "runs" / "report.html").write_text("")
     said = geodl("report", "runs", "--out", "all.html", cwd=tmp_path).stdout
     assert "page: all.html" in said
+    given = ("runs/report.html", f"runs/{job.out.name}")  # as a shell gives runs/*
+    assert "page: all.html" in geodl("report", *given, "--out", "all.html", cwd=tmp_path).stdout
+    assert "-seed1.json" in geodl("results", "add", *given, "--to", "kept", cwd=tmp_path).stdout
+    for command in (("report",), ("results", "add", "--to", "kept")):
+        assert "report.html is not a dir" in geodl(*command, "runs/report.html", cwd=tmp_path, status=2).stderr
     assert json.loads(geodl("runs", "list", "--json", cwd=tmp_path).stdout)[0]["state"] == "complete"
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
 from geodl import __version__
 from geodl.cache import Cache
-from geodl.cli.display import say
+from geodl.cli.display import plain, say
 from geodl.cli.options import Flags, Json, effective
 from geodl.config import RunConfig, groups_of_options, presets
 from geodl.data.sources import sources
@@ -40,7 +39,7 @@ def show(
     for title, options in groups_of_options(type(found.config)).items():
         table = _table(title, Column(min_width=18), Column(min_width=24), Column(style="dim"))
         for name in options:
-            table.add_row(name, json.dumps(values[name]), found.origins[name])
+            table.add_row(name, plain(json.dumps(values[name])), plain(found.origins[name]))
         say(table)
         say()
 
@@ -151,6 +150,6 @@ def doctor(*, as_json: Json = False) -> None:
     for title, entries in facts.items():
         table = _table(title, Column(min_width=18))
         for key, value in entries.items():
-            table.add_row(key, escape(value))
+            table.add_row(key, plain(value))
         say(table)
         say()

@@ -3,7 +3,7 @@
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import FrameType
 from typing import Any
 
@@ -20,10 +20,18 @@ from geodl.predictors import CLASSIFIERS
 from geodl.text import count, printable
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave as if all were said: whoever read our output has left."""
+        with suppress(SystemExit):
+            super().on_broken_pipe()
+        sys.exit(0)
+
+
 def _console(*, stderr: bool = False) -> Console:
     """Make a console; in a pipe nothing is folded: whoever reads it there wants a line to be a line."""
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, soft_wrap=piped, width=10_000 if piped else None)
+    return _Console(stderr=stderr, highlight=False, soft_wrap=piped, width=10_000 if piped else None)
 
 
 console, errors = _console(), _console(stderr=True)

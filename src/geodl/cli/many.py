@@ -17,10 +17,10 @@ from rich.table import Table
 from geodl.cli.display import Stopper, console, plain, say
 from geodl.errors import ConfigError, TrainingError
 from geodl.sweep import slurm
-from geodl.sweep.jobs import Job, bases_first, check, same_shape
+from geodl.sweep.jobs import Job, bases_first, check
 from geodl.sweep.runner import Engine, Local, States, run_all
 from geodl.sweep.status import Status, status_of
-from geodl.text import duration
+from geodl.text import count, duration
 
 _where = partial(Parameter, group=Group("Where the runs go", sort_key=6), negative=())
 ROWS = 30
@@ -42,7 +42,11 @@ class Where:
     submit: Annotated[Literal["slurm"] | None, _where(help="Write a job array for SLURM and start nothing.")] = None
     sbatch: Annotated[
         str,
-        _where(allow_leading_hyphen=True, help="Further options for SLURM, such as '--partition=gpu --time=1-0'."),
+        _where(
+            allow_leading_hyphen=True,
+            show_default=False,
+            help="Further options for SLURM, such as '--partition=gpu --time=1-0'.",
+        ),
     ] = ""
     allow_environment_change: Annotated[
         bool, _where(help="Go on with runs that were begun with another number of threads or kind of device.")
@@ -66,7 +70,7 @@ class Where:
 
 def places(where: Where, jobs: Sequence[Job]) -> int:
     """Say how many runs go at a time, as far as this machine knows."""
-    return Local(same_shape(jobs), where.jobs).places if where.ray is None and where.submit is None and jobs else 1
+    return Local(jobs[0].config, where.jobs).places if where.ray is None and where.submit is None and jobs else 1
 
 
 def confirm(what: str, yes: bool) -> None:
@@ -91,12 +95,12 @@ def carry_out(jobs: Sequence[Job], where: Where, *, metric: str | None = None) -
         check(todo)
     if where.submit:
         script = slurm.write(todo, shlex.split(where.sbatch), allow_environment_change=where.allow_environment_change)
-        say(f"{len(todo)} runs in {script}; submit them: sbatch {shlex.quote(str(script))}")
+        say(f"{count(len(todo), 'run')} in {script}; submit them: sbatch {shlex.quote(str(script))}")
         return False
     failed = _failures(jobs, todo, where, metric)
     if failed:
         first, error = next(iter(failed.items()))
-        raise TrainingError(f"{len(failed)} of {len(jobs)} runs failed; the first: {first.label}: {error}")
+        raise TrainingError(f"{len(failed)} of {count(len(jobs), 'run')} failed; the first: {first.label}: {error}")
     return True
 
 
@@ -104,7 +108,7 @@ def _failures(jobs: Sequence[Job], todo: list[Job], where: Where, metric: str | 
     stopper, allow = Stopper(), where.allow_environment_change
     with ExitStack() as stack:
         if where.ray is None:
-            engine: Engine = Local(same_shape(todo), where.jobs, allow_environment_change=allow)
+            engine: Engine = Local(todo[0].config, where.jobs, allow_environment_change=allow)
         else:
             from geodl.sweep import asha, cluster
 
@@ -134,7 +138,7 @@ class Board:
     def __enter__(self) -> Self:
         """Show the table."""
         complete = sum(status.state == "complete" for status in self.statuses.values())
-        say(f"{len(self.jobs)} runs, {complete} of them complete")
+        say(f"{count(len(self.jobs), 'run')}, {complete} of them complete")
         if self._live is not None:
             self._live.start()
         return self

@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from geodl.cli.display import say
+from geodl.cli.runs import without_files
 from geodl.files import make_directory, writing
 from geodl.report import page
 from geodl.report.plots import write_figures
@@ -29,7 +30,7 @@ def report(
     Parameters
     ----------
     runs
-        Directories of runs or of directories of runs, or of a model.
+        Directories of runs, a directory that holds runs, or a model.
     out
         The page; unset: report.html in the run's directory, or here for several runs.
     figures
@@ -40,7 +41,7 @@ def report(
         Show pictures even if they may be private (exemplars; of a model, those that it took for another class), or show none;
         unset: only those of public datasets.
     """
-    runs = [run for given in runs for run in _runs_of(given)]
+    runs = [run for given in without_files(runs) for run in _runs_of(given)]
     settings = read_settings(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     make_directory(target.parent)

@@ -1,5 +1,6 @@
 """``geodl reproduce``: the paper's tables and figures by one command."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,9 +15,10 @@ from geodl.experiment import load_data
 from geodl.report.results import DATA_NAMES
 from geodl.reproduce import beyond, estimate, outputs, steps
 from geodl.reproduce.grid import ARTEFACTS, Length, Planned, Training, choose, config_of, grid
-from geodl.text import duration
+from geodl.text import count, duration
 
 HOUR = 3600.0
+RUNS = 3
 TURNS = {"paper": 30, "cpu": 30, "smoke": 5}
 
 
@@ -29,7 +31,7 @@ def reproduce(
     dataset: Literal["cifar100", "imagenet-subset", "imagenet"] | None = None,
     length: Length = "paper",
     phases: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None,
-    runs: int = 3,
+    runs: int = RUNS,
     out: Path | None = None,
     data_dir: Path | None = None,
     threads: int | None = None,
@@ -43,13 +45,13 @@ def reproduce(
     Parameters
     ----------
     dataset
-        Unset: the first that the paper has it for.
+        The dataset; unset: the first that the paper has this table or figure for.
     length
         paper: the full schedule; cpu: a short one (CIFAR-100); smoke: minutes, on digits.
     phases
         Numbers of phases T; unset: all that the paper has.
     runs
-        Seeds: 1, 2, ...
+        Runs of each training, with the seeds 1, 2, ...: intervals need 3 or more.
     out
         Directory of the runs, tables and figures; unset: reproduced/DATASET-LENGTH.
     data_dir
@@ -64,6 +66,7 @@ def reproduce(
         Start without asking, however long it takes.
     """
     if what == "beyond":
+        _refuse(where, dataset=dataset is not None, length=length != "paper", runs=runs != RUNS, dry_run=dry_run)
         _beyond(weights, phases, data_dir, threads, out or Path("reproduced") / "beyond")
         return
     if weights is not None:
@@ -99,6 +102,13 @@ def reproduce(
         raise failed
 
 
+def _refuse(where: Where, **given: bool) -> None:
+    """Raise an error for options that `beyond` has no use for."""
+    given |= {option.name: getattr(where, option.name) != option.default for option in fields(where)}
+    if names := [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]:
+        raise ConfigError(f"{', '.join(names)}: not used by `geodl reproduce beyond`")
+
+
 def _beyond(
     weights: Path | None, phases: list[int] | None, data_dir: Path | None, threads: int | None, out: Path
 ) -> None:
@@ -129,21 +139,21 @@ def _beyond(
 def _announce(jobs: list[Planned], shape: steps.Shape | None, length: Length, dry_run: bool, at_a_time: int) -> float:
     """Print the grid and the estimate of its time; return that in seconds."""
     done = [job.done() for job in jobs]
-    left = sum(count <= job.config.phases for job, count in zip(jobs, done, strict=True))
+    left = sum(phases <= job.config.phases for job, phases in zip(jobs, done, strict=True))
     if jobs and not left:
-        say(f"{len(jobs)} runs, all complete")
+        say(f"{count(len(jobs), 'run')}, all complete")
     measured = estimate.shape_of(jobs[0].config) if left else shape
     if measured is None:
         return 0.0
     speed = estimate.measure(measured)
     times = estimate.plan(jobs, done, speed)
     if dry_run:
-        for number, (job, count, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
-            state = "complete" if count > job.config.phases else f"about {duration(sum(each))}"
+        for number, (job, phases, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
+            state = "complete" if phases > job.config.phases else f"about {duration(sum(each))}"
             say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
     steps_take = estimate.steps_seconds(shape, TURNS[length], speed) if shape else 0.0
     slow, fast = min(speed.training.values()), max(speed.training.values())
-    what = [f"{len(jobs)} runs, {left} of them not complete"] if jobs else []
+    what = [f"{count(len(jobs), 'run')}, {left} of them not complete"] if jobs else []
     what += ["timed steps"] if shape else []
     total = sum(map(sum, times)) / at_a_time + steps_take
     say(

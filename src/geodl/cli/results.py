@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from geodl.cli.display import say
+from geodl.cli.runs import without_files
 from geodl.files import atomic_write, interpreting, make_directory
 from geodl.reproduce import records, verdicts
 from geodl.text import count
@@ -18,7 +19,7 @@ def add(
     to: Annotated[Path, Parameter(help="Directory of the result files.")],
 ) -> None:
     """Write what each run reached into a small JSON file: configuration, seed, commit, machine, accuracies, seconds."""
-    for path in records.add(runs, to):
+    for path in records.add(without_files(runs), to):
         say(f"{path}")
 
 

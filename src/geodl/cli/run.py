@@ -112,7 +112,8 @@ def _load(config: RunConfig, quiet: bool) -> Dataset:
 
 def _execute(config: RunConfig, data: Dataset, how: How, stopper: Stopper, out: Path | None = None) -> RunDirectory:
     watch = Watch(label_of(config.method, config.distill), quiet=how.silent)
-    if stopper():
+    # Not asked by calling it: before training begins there is nothing to save, and Ctrl-C leaves at once.
+    if stopper.asked:
         raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.bar:
         try:

@@ -21,6 +21,11 @@ Root = Annotated[Path, Parameter(help="The directory that holds the runs.")]
 Run = Annotated[Path, Parameter(help="The run's directory.")]
 
 
+def without_files(paths: list[Path]) -> list[Path]:
+    """Leave files out, such as report.html among `runs/*`; where there is nothing else, they are for the reader to refuse."""
+    return [path for path in paths if not path.is_file()] or paths
+
+
 def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
     """List the runs below a directory with their state and result."""
     found = list_runs(root)

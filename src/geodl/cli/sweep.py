@@ -18,6 +18,7 @@ from geodl.report.results import read_settings
 from geodl.store import RunDirectory
 from geodl.sweep.jobs import Job, Spec, expand, jobs_in, parse_grid, parse_over, read_spec
 from geodl.sweep.status import METRICS, status_of, value_of, worst
+from geodl.text import count
 
 MANY = 1000
 """More runs than so many are asked about first."""
@@ -50,7 +51,8 @@ def sweep(
     ] = None,
     trials: Annotated[int, Parameter(help="Points to draw.")] = 20,
     metric: Annotated[
-        Literal["average", "average_incremental", "final", "forgetting"], Parameter(help="What a search goes by.")
+        Literal["average", "average_incremental", "final", "forgetting"],
+        Parameter(help="What a search compares runs by, in %."),
     ] = "average",
     out: Annotated[Path, Parameter(help="The directory that holds the runs.")] = Path("runs"),
     dry_run: Annotated[bool, Parameter(help="List the runs and start nothing.", negative=())] = False,
@@ -61,8 +63,8 @@ def sweep(
     """Run a grid or a search."""
     where = _searching(search, where)
     wanted = _wanted(spec, grid, over, search, flags)
-    if (count := wanted.count(trials)) > MANY:
-        confirm(f"these are {count:,} runs", yes or dry_run)
+    if (points := wanted.count(trials)) > MANY:
+        confirm(f"these are {points:,} runs", yes or dry_run)
     given = {} if flags.seed is None else {"seed": flags.seed}  # type: ignore[attr-defined]
     seed = configure([Layer("command line", given)]).config.seed
     jobs = expand(wanted.layers, wanted.points(trials, seed), out)
@@ -108,11 +110,11 @@ def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
         complete.sort(key=lambda job: ranks[job], reverse=True)
         best, stopped = complete[0], len(jobs) - len(complete)
         reached = "unknown" if values[best] is None else f"{values[best]:.2f}"
-        more = f"; {stopped} runs were stopped early" if stopped else ""
+        more = f"; stopped early: {count(stopped, 'run')}" if stopped else ""
         say(f"best {metric}: {reached} of {best.label}, {best.out}{more}")
     rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
     first = f", the first {ROWS}" if len(rows) < len(complete) else ""
-    say(comparison_table(f"{len(complete)} runs{first} (%)", rows))
+    say(comparison_table(f"{count(len(complete), 'run')}{first} (%)", rows))
     say(LEGEND)
     say(f"all in one report: {page.write(read_settings([job.out for job in complete]), out / 'report.html')}")
 
@@ -127,4 +129,4 @@ def status(out: Annotated[Path, Parameter(help="The directory that holds the run
     found = [(job, status_of(job)) for job in jobs]
     say(table_of(found))
     counts = Counter(each.state for _, each in found)
-    say(f"{len(found)} runs: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items())))
+    say(f"{count(len(found), 'run')}: " + ", ".join(f"{number} {state}" for state, number in sorted(counts.items())))

@@ -243,7 +243,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Summarise one value of each run; None unless every run has it."""
+    """Summarize one value of each run; None unless every run has it."""
     known = [value for value in values if value is not None and not math.isnan(value)]
     if not known or len(known) < len(values):
         return None
@@ -273,23 +273,23 @@ class Setting:
         return default_classifier(self.classifiers) if self.classifiers else None
 
     def value(self, classifier: str, name: str) -> Estimate | None:
-        """Summarise a figure by its name in ``Trajectory.to_dict()``."""
+        """Summarize a figure by its name in ``Trajectory.to_dict()``."""
         return estimate([run.results.get(classifier, {}).get(name) for run in self.runs])
 
     def accuracy(self, classifier: str) -> list[Estimate | None]:
-        """Summarise A_t for each phase t."""
+        """Summarize A_t for each phase t."""
         return [
             estimate(each) for each in zip(*(run.results[classifier]["accuracy"] for run in self.runs), strict=True)
         ]
 
     def lost(self, classifier: str) -> list[Estimate | None]:
-        """Summarise, for each phase, the accuracy lost on the first group since it was learned."""
+        """Summarize, for each phase, the accuracy lost on the first group since it was learned."""
         rows = [run.results[classifier]["matrix"][0] for run in self.runs]
         losses = [[None if None in (row[0], now) else row[0] - now for now in row] for row in rows]
         return [estimate(each) for each in zip(*losses, strict=True)]
 
     def similarity(self, measure: str) -> list[Estimate | None]:
-        """Summarise svcca or cka for each phase; empty where a run has none."""
+        """Summarize svcca or cka for each phase; empty where a run has none."""
         return [estimate([item.get(measure) for item in each]) for each in self._similarities()]
 
     def angles(self) -> list[tuple[float, float, float]]:
@@ -319,19 +319,20 @@ def _range(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def read_settings(paths: Sequence[Path]) -> list[Setting]:
-    """Read run directories, each once, and put runs together that differ in their seed alone, in the order given."""
+    """Read run directories and put runs together that differ in their seed alone, each seed once, in the order given.
+
+    A model stands by itself: models with equal options may have learned different images.
+    """
     if not paths:
         raise StoreError("no run directory given: one or more are needed")
     unique = {path.resolve(): path for path in paths}
-    grouped: dict[str, list[Run]] = {}
-    for run in map(read_run, unique.values()):
-        key = {name: value for name, value in run.config.items() if name != "seed"}
-        grouped.setdefault(repr((sorted(key.items()), run.done, run.total)), []).append(run)
-    settings = [
-        Setting(members[0].label, tuple(sorted(members, key=lambda run: run.config.get("seed", 0))))
-        for members in grouped.values()
-    ]
-    return _tell_apart(settings)
+    grouped: dict[str, dict[int, Run]] = {}
+    for resolved, run in zip(unique, map(read_run, unique.values()), strict=True):
+        options = sorted((name, value) for name, value in run.config.items() if name != "seed")
+        key = repr((options, run.done, run.total, resolved if run.is_model else None))
+        grouped.setdefault(key, {}).setdefault(run.config.get("seed", 0), run)
+    settings = [tuple(seeds[seed] for seed in sorted(seeds)) for seeds in grouped.values()]
+    return _tell_apart([Setting(members[0].label, members) for members in settings])
 
 
 def _tell_apart(settings: Sequence[Setting]) -> list[Setting]:
@@ -349,7 +350,8 @@ def _tell_apart(settings: Sequence[Setting]) -> list[Setting]:
                 if key not in ("seed", "fingerprint", *keys) and len({repr(config.get(key)) for config in same}) > 1
             ]
         more = [f"{key} {setting.first.config.get(key)}" for key in keys]
-        parts = [setting.label, *(more if len(more) <= MANY else [setting.first.path.name])]
+        by_name = len(more) > MANY or (setting.first.is_model and counts[setting.label] > 1)
+        parts = [setting.label, *([setting.first.path.name] if by_name else more)]
         if not setting.first.complete and setting.first.total is not None:
             parts.append(f"{setting.first.done} of {setting.first.total} phases")
         told.append(replace(setting, label=", ".join(parts)))

@@ -1,6 +1,7 @@
 """What is written when the runs of a grid are done: tables beside the published numbers, and figures."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -123,10 +124,9 @@ def time_memory(times: Mapping[str, Sequence[float]], peaks: Mapping[str, float]
     """
     rows: list[list[Cell]] = []
     for name in LOSSES:
-        middle = sorted(times[name])[len(times[name]) // 2]
         peak = None if math.isnan(peaks[name]) else peaks[name] / 2**20
         by_memory = _against("memory_gb", {loss: [value] for loss, value in peaks.items()}, name)
-        row: list[Cell] = [label_of("finetune", name), 1e3 * middle, peak]
+        row: list[Cell] = [label_of("finetune", name), 1e3 * statistics.median(times[name]), peak]
         rows.append([*row, *_against("time_ratio", times, name), *by_memory])
     header = ["loss", "ms an iteration", "peak MB"]
     header += ["GeoDL takes x times as long", "published", "GeoDL takes x times the memory", "published memory ratio"]

@@ -130,7 +130,7 @@ class Ratio:
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
-    """Summarise the ratios of times, or of peaks, that were measured in the same turn."""
+    """Summarize the ratios of times, or of peaks, that were measured in the same turn."""
     ratios = sorted(one / other for one, other in zip(numerator, denominator, strict=True))
     n = len(ratios)
     reach = 0.98 * n**0.5  # 1.96 standard deviations of a binomial(n, 1/2)

@@ -1,6 +1,8 @@
 """The page about an experiment: every row of the paper under every classifier, and the paper's comparisons."""
 
+import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,9 +13,10 @@ from geodl.methods import configure
 from geodl.predictors import CLASSIFIERS
 from geodl.report.published import departures, numbers
 from geodl.report.results import Estimate, estimate
-from geodl.report.tables import AVERAGE, INCREMENTAL, Cell, Points, Table
+from geodl.report.tables import AVERAGE, INCREMENTAL, MEASURES, Cell, Points, Table
 from geodl.reproduce.beyond import headline
 from geodl.reproduce.records import Record
+from geodl.text import count
 
 # The paper's rows and the training each is read from; and the control experiment that the paper lacks.
 ROWS = {
@@ -52,7 +55,7 @@ READ = (*JUDGED, "ame", "ncm")
 READINGS = [*(("LUCIR + GeoDL", name, name) for name in READ), ("LUCIR + GeoDL", "ame", "cnn"), ("LUCIR", "ame", "cnn")]
 """A row under the first classifier against LUCIR under the second; the last two: a gain like the paper's, and how much of it
 the change of classifier makes without GeoDL."""
-MEASURES = {AVERAGE: "average", INCREMENTAL: "average_incremental", "final": "final", "forgetting": "forgetting"}
+SHOWN = (AVERAGE, INCREMENTAL, "final", "forgetting")
 SEEDS = 3
 """With fewer seeds nothing is decided."""
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -114,7 +117,7 @@ def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> T
     for t in _phases(rows):
         for pair in pairs:
             sides = [rows.get((name, t), ()) for name in pair]
-            found = [difference(sides[0], sides[1], (name, name), MEASURES[measure]) for name in JUDGED]
+            found = [difference(sides[0], sides[1], (name, name), MEASURES[measure][0]) for name in JUDGED]
             if not any(found):
                 continue
             cells: list[Cell] = [" against ".join(pair), t, max(len(each.values) for each in found if each)]
@@ -136,7 +139,7 @@ def readings(rows: Rows) -> Table:
             cells: list[Cell] = [t, words if name != "LUCIR" else f"{words}, LUCIR on both sides"]
             for measure in (AVERAGE, "forgetting"):
                 sides = [rows.get((each, t), ()) for each in pair]
-                found = difference(sides[0], sides[1], (mine, theirs), MEASURES[measure])
+                found = difference(sides[0], sides[1], (mine, theirs), MEASURES[measure][0])
                 published = _published(pair, mine, measure, t) if name != "LUCIR" else None
                 cells += [found.shown if found else None, published]
             if cells[2] is not None:
@@ -171,19 +174,19 @@ def sort_out(records: Sequence[Record], preset: str) -> tuple[Rows, list[tuple[R
     rows: dict[tuple[str, int], list[Record]] = {}
     others = []
     taken: set[tuple[tuple[str, str], int, int]] = set()
-    every = sorted({int(record.config["phases"]) for record in records if record.config["phases"]})
+    every = sorted({int(record.config["phases"]) for record in records if record.config["phases"]}) or [0]
     for record in sorted(records, key=lambda each: not each.config["phases"]):  # T = 0 last
         departs = departures(record.config, preset, ("phases", "cosine_features"))
         t = int(record.config["phases"])
         key = (record.training, t, record.seed)
-        if not departs and key in taken:
+        # Joint training may have been done once, at the end, for every T; a run at T itself goes before it.
+        places = [t] if t else [at for at in every if (record.training, at, record.seed) not in taken]
+        if not departs and (key in taken or not places):
             departs = ["the same once more"]  # a seed counts once, however often it was run
         names = [name for name, training in ROWS.items() if training == record.training]
         if departs or not names:
             others.append((record, departs))
             continue
-        # joint training may have been done once, at the end, for every T; a run at T itself goes before it
-        places = [t] if t else [at for at in every if (record.training, at, record.seed) not in taken]
         taken.add(key)
         for place in product(names, places):
             rows.setdefault(place, []).append(record)
@@ -193,12 +196,12 @@ def sort_out(records: Sequence[Record], preset: str) -> tuple[Rows, list[tuple[R
 def standing(rows: Rows, classifier: str) -> Table:
     """Return what every row reached under one classifier."""
     table: list[list[Cell]] = [
-        [name, t, len(found), *(_estimate(found, classifier, measure) for measure in MEASURES.values())]
+        [name, t, len(found), *(_estimate(found, classifier, MEASURES[measure][0]) for measure in SHOWN)]
         for t in _phases(rows)
         for name in ROWS
         if (found := rows.get((name, t)))
     ]
-    return Table(["row", "T", "seeds", *MEASURES], table)
+    return Table(["row", "T", "seeds", *SHOWN], table)
 
 
 def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estimate | None:
@@ -313,17 +316,22 @@ def preset_words(preset: str) -> str:
 
 
 def _machines(records: Sequence[Record]) -> str:
-    kinds = sorted(
-        {
-            f"{one.machine.get('device')} ({one.machine.get('machine')}), threads: {one.machine.get('threads')}, "
-            f"precision: {one.machine.get('precision', one.config.get('precision'))}, torch {one.machine.get('torch')}"
-            + "".join(f", changed on the way ({line})" for line in one.machine.get("changed", ()))
-            for one in records
-        }
-    )
+    """Say how many runs each kind of machine did, and what was different earlier in those that were moved."""
+    kinds = Counter(map(_machine, records))
     commits = sorted({one.commit for one in records if one.commit})
-    runs = "1 run" if len(records) == 1 else f"{len(records)} runs"
-    return f"{runs} on {'; '.join(kinds)}; commits {', '.join(commits) or 'unknown'}." if records else ""
+    runs = [f"{count(number, 'run')} on {kind}" for kind, number in sorted(kinds.items())]
+    return f"{'; '.join(runs)}; commits {', '.join(commits) or 'unknown'}." if records else ""
+
+
+def _machine(one: Record) -> str:
+    machine = one.machine
+    # "threads is 2 there and 1 now": what it ended with is said anyway.
+    earlier = [re.sub(r"^(\S+) is (.*) there and .* now$", r"\1 \2", line) for line in machine.get("changed", ())]
+    return (
+        f"{machine.get('device')} ({machine.get('machine')}), {count(machine.get('threads', 0), 'thread')}, "
+        f"precision {machine.get('precision', one.config.get('precision'))}, torch {machine.get('torch')}"
+        + (f", earlier with {', '.join(earlier)}" if earlier else "")
+    )
 
 
 def _others(others: Sequence[tuple[Record, list[str]]]) -> Table:

@@ -12,7 +12,7 @@ from typing import Any
 from geodl.files import atomic_write, unlink
 from geodl.store import RunDirectory
 from geodl.sweep.cluster import RETRIES, connect, resources, wait_for_lock
-from geodl.sweep.jobs import FOLDER, Job, same_shape
+from geodl.sweep.jobs import FOLDER, Job, completed
 from geodl.sweep.runner import STOPPED, TURN, Process, State, Told, arguments, environment_of, prepare
 from geodl.sweep.status import METRICS, value_of, worst
 from geodl.training import Interrupted
@@ -37,7 +37,7 @@ def search(
         prepare(job)
     halt = folder / "stopping"
     unlink(halt)
-    takes = resources(same_shape(jobs))
+    takes = resources(jobs[0].config)
     kind = tune.with_resources(
         _trial(jobs, metric, halt, allow_environment_change),
         {"cpu": takes["num_cpus"], "gpu": takes.get("num_gpus", 0)},
@@ -108,9 +108,9 @@ def _trial(jobs: list[Job], metric: str, halt: Path, allow_environment_change: b
 
         def step(self) -> dict[str, Any]:
             phase = self.iteration + 1
-            while _completed(self.out) < phase and self.process.result() is None and not halt.exists():
+            while completed(self.out) < phase and self.process.result() is None and not halt.exists():
                 time.sleep(TURN)
-            if _completed(self.out) < phase:
+            if completed(self.out) < phase:
                 return {"value": worst(metric), "failed": self.process.result() or "", "done": True}
             store = RunDirectory(self.out)
             while phase == store.phases and self.process.result() is None:  # it writes its report
@@ -125,10 +125,6 @@ def _trial(jobs: list[Job], metric: str, halt: Path, allow_environment_change: b
                 time.sleep(TURN)
 
     return Trial
-
-
-def _completed(out: Path) -> int:
-    return RunDirectory(out).completed() if (out / "config.json").exists() else 0
 
 
 def _watch(jobs: list[Job], halt: Path, told: Told, stop: Callable[[], bool]) -> Any:

@@ -28,6 +28,11 @@ Point = dict[str, Any]
 """Values of the options that are varied."""
 
 
+def completed(out: Path) -> int:
+    """Count the complete phases of a run that may not have begun."""
+    return RunDirectory(out).completed() if (out / "config.json").exists() else 0
+
+
 @dataclass(frozen=True)
 class Job:
     """One run of a sweep: its configuration, its directory, and what it is for people."""
@@ -42,11 +47,14 @@ class Job:
 
     def done(self) -> int:
         """Count the complete phases."""
-        return RunDirectory(self.out).completed() if (self.out / "config.json").exists() else 0
+        return completed(self.out)
 
     def complete(self) -> bool:
         """Return whether nothing is left to do."""
-        return (self.out / "config.json").exists() and self.done() == RunDirectory(self.out).phases
+        if not (self.out / "config.json").exists():
+            return False
+        run = RunDirectory(self.out)
+        return run.completed() == run.phases
 
     def toml(self) -> str:
         """Return the configuration as a file for `geodl run --config`: the label, then every option that is set."""
@@ -197,10 +205,16 @@ def _range(key: str, text: str) -> Callable[[float], Any]:
         low, high = math.nan, math.nan
     if not (-math.inf < low <= high < math.inf) or (logarithmic and low <= 0):
         raise ConfigError(f"over: {key} = {text}: LOW:HIGH, log:LOW:HIGH (above 0) or A,B,... are allowed")
+    whole = _whole(key)
+    if whole:  # from the first number to the end of the last, so that both ends have their full share
+        low, high = math.ceil(low), math.floor(high) + 1
+        if low == high:
+            raise ConfigError(f"over: {key} = {text}: no whole number lies in it")
 
     def value(part: float) -> float | int:
         found = low * (high / low) ** part if logarithmic else low + (high - low) * part
-        return round(found) if _whole(key) else float(f"{found:.4g}")  # digits that a person can read and type
+        # Where it is no whole number, digits that a person can read and type.
+        return min(math.floor(found), int(high) - 1) if whole else float(f"{found:.4g}")
 
     return value
 
@@ -253,11 +267,3 @@ def check(jobs: Sequence[Job]) -> None:
         networks.setdefault(config.network, config)
     for config in networks.values():
         Learner(config).check()
-
-
-def same_shape(jobs: Sequence[Job]) -> RunConfig:
-    """Return a configuration whose devices, nodes and threads all the runs have; else raise an error."""
-    shapes = {(job.config.devices, job.config.nodes, job.config.threads): job.config for job in jobs}
-    if len(shapes) > 1:
-        raise ConfigError("devices, nodes and threads must be the same in all runs of a sweep")
-    return next(iter(shapes.values()))

@@ -101,7 +101,8 @@ def prepare(job: Job) -> None:
     """Write the options of a run for whoever starts it, and forget what became of it before."""
     make_directory(job.file("toml").parent)
     atomic_write(job.file("toml"), job.toml().encode())
-    unlink(job.file("error"))
+    for kind in ("error", "stopped"):
+        unlink(job.file(kind))
 
 
 # ------------------------------------------------------------------------------------------------------------ processes

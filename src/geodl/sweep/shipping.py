@@ -1,6 +1,8 @@
 """A run's directory between machines that share no disk: what changed is sent, and put in place so that a kill harms nothing."""
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from geodl.files import TEMPORARY, atomic_write, make_directory, move, temporary_for, unlink, write_synced, writing
@@ -14,14 +16,13 @@ Seen = dict[str, tuple[int, int]]
 def look(directory: Path) -> Seen:
     """Return what is in a directory, without unfinished files and the lock."""
     found = {}
-    for path in directory.rglob("*"):
-        name = path.relative_to(directory).as_posix()
-        if TEMPORARY not in name and name != "lock" and path.is_file():
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue
-            found[name] = (status.st_size, status.st_mtime_ns)
+    for folder, _, names in os.walk(directory):  # which passes over folders that are gone
+        for path in (Path(folder) / name for name in names):
+            name = path.relative_to(directory).as_posix()
+            if TEMPORARY not in name and name != "lock" and path.is_file():
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    found[name] = (status.st_size, status.st_mtime_ns)
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from geodl.config import RunConfig
 from geodl.files import atomic_write
-from geodl.sweep.jobs import FOLDER, Job, same_shape
+from geodl.sweep.jobs import FOLDER, Job
 from geodl.sweep.runner import arguments, prepare
 
 WARNING = 120
@@ -19,7 +19,7 @@ def write(jobs: Sequence[Job], options: Sequence[str] = (), *, allow_environment
 
     options: further options of sbatch, such as --partition=gpu and --time=1-00:00:00.
     """
-    config, folder = same_shape(jobs), jobs[0].out.parent.resolve() / FOLDER
+    config, folder = jobs[0].config, jobs[0].out.parent.resolve() / FOLDER
     for job in jobs:
         prepare(job)
     commands = [arguments(job.file("toml").resolve(), job.out.resolve(), allow_environment_change) for job in jobs]
