@@ -172,7 +172,8 @@ SPEED = estimate.Speed({"none": 100.0, "lwf": 50.0, "cosine": 40.0, "geodesic": 
 def test_seconds_of_each_kind_of_phase():
     def of(method, distill):
         training = Training(method, distill, 50, 5)
-        return estimate.seconds(config_of(training, "cifar100", "cpu", seed=1, data_dir=None, threads=None), SPEED)
+        config = config_of(training, "cifar100", "cpu", seed=1, data_dir=None, threads=None)
+        return estimate.seconds(config, estimate.work(config), SPEED)
 
     assert of("finetune", "geodesic")[:2] == pytest.approx([400_000 / 100, 36_000 / 20], rel=1e-3)
     assert of("finetune", "lwf")[1] == pytest.approx(36_000 / 50, rel=1e-3)
@@ -182,27 +183,28 @@ def test_seconds_of_each_kind_of_phase():
 
 def test_plan_counts_shared_base_phases_once_and_complete_phases_not_at_all():
     jobs = jobs_of("table1", "cifar100", "cpu", phases=[5])
-    times = estimate.plan(jobs, [0] * len(jobs), SPEED)
-    trained = [job.config.method for job, each in zip(jobs, times, strict=True) if each[0] > 1]
+    works = estimate.plan(jobs, [0] * len(jobs))
+    trained = [job.config.method for job, each in zip(jobs, works, strict=True) if each[0].trained]
     # linear head; BiC, which holds images out; cosine head
     assert trained == ["icarl", "bic", "lucir"]
     done = [6, 0, 2, 0, 0, 0]
-    later = estimate.plan(jobs, done, SPEED)
-    assert sum(later[0]) == 0
-    assert later[2][:2] == [0, 0]
-    assert later[2][2:] == times[2][2:]
-    assert all(each[0] < 1 for each in later[3:])
+    later = estimate.plan(jobs, done)
+    none = estimate.Work(0, 0)
+    assert later[0] == [none] * 6
+    assert later[2] == [none, none, *works[2][2:]]
+    assert all((each[0].trained, each[0].evaluated > 0) == (0, True) for each in later[3:])
 
 
 def test_base_phases_of_other_seeds_are_others():
     jobs = jobs_of("table3", "cifar100", "cpu", runs=2)
-    assert [each[0] > 1 for each in estimate.plan(jobs, [0] * 8, SPEED)] == [True, False, False, False] * 2
+    assert [each[0].trained > 0 for each in estimate.plan(jobs, [0] * 8)] == [True, False, False, False] * 2
 
 
 def test_measured_speeds():
     config = config_of(Training("finetune", "none", 50, 5), "cifar100", "smoke", seed=1, data_dir=None, threads=1)
-    assert estimate.shape_of(config) == Shape("resnet8", 8, 64)
-    speed = estimate.measure(estimate.shape_of(config))
+    chosen = [estimate.shape_of(config.model_copy(update={"precision": each})) for each in ("32", "bf16")]
+    assert chosen == [Shape("resnet8", 8, 64, precision=each) for each in ("32", "bf16")]
+    speed = estimate.measure(chosen[0])
     assert set(speed.training) == {"none", "lwf", "cosine", "geodesic"}
     assert all(rate > 0 for rate in speed.training.values())
     assert speed.evaluation > 0
@@ -280,7 +282,7 @@ def test_dry_run_needs_no_data(quick, tmp_path):
     lines = shown.splitlines()
     assert len([line for line in lines if "table1)" in line]) == 2 * 6 * 2
     assert "LUCIR + GeoDL, 50 classes + 25 phases, 20 exemplars, seed 2" in shown
-    assert "24 runs, 24 of them not complete: about" in shown
+    assert "24 runs, 24 of them not complete, 225,900,000 images to train on: about" in shown
     assert "An estimate from" in shown
     assert not (tmp_path / "reproduced").exists()
 
@@ -290,7 +292,8 @@ def test_more_than_an_hour_does_not_start_by_itself(quick, tmp_path, monkeypatch
     started = []
     monkeypatch.setattr(command, "carry_out", lambda *_, **__: started.append(1) or False)
     monkeypatch.setattr(command, "load_data", lambda config: tiny.dataset())
-    monkeypatch.setattr(estimate, "plan", lambda jobs, done, speed: [[float(seconds)]] + [[0.0]] * (len(jobs) - 1))
+    times = iter([seconds])
+    monkeypatch.setattr(estimate, "seconds", lambda *_: [float(next(times, 0))])
     monkeypatch.setattr(many.sys.stdin, "isatty", lambda: False, raising=False)
     said = geodl("reproduce", "table3", "--data-dir", str(tmp_path), cwd=tmp_path, status=2 if asked else 0)
     assert ("there is no terminal to confirm it: add --yes" in said.stderr) == asked
@@ -345,7 +348,7 @@ def test_stopping_stops_the_grid(quick, tmp_path, monkeypatch):
 
 def test_a_job_array_instead(quick, tmp_path):
     said = geodl("reproduce", "table3", "--runs", "1", "--submit", "slurm", "--out", "out", cwd=tmp_path).stdout
-    assert "4 runs, 4 of them not complete: about" in said
+    assert "4 runs, 4 of them not complete, 29,280,000 images to train on: about" in said
     assert "submit them: sbatch " in said
     assert "#SBATCH --array=1-4\n" in (tmp_path / "out" / "runs" / ".sweep" / "array.sbatch").read_text()
 

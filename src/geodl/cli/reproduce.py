@@ -146,20 +146,22 @@ def _announce(jobs: list[Planned], shape: steps.Shape | None, length: Length, dr
     if measured is None:
         return 0.0
     speed = estimate.measure(measured)
-    times = estimate.plan(jobs, done, speed)
+    works = estimate.plan(jobs, done)
+    times = [estimate.seconds(job.config, each, speed) for job, each in zip(jobs, works, strict=True)]
     if dry_run:
         for number, (job, phases, each) in enumerate(zip(jobs, done, times, strict=True), start=1):
             state = "complete" if phases > job.config.phases else f"about {duration(sum(each))}"
             say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
     steps_take = estimate.steps_seconds(shape, TURNS[length], speed) if shape else 0.0
     slow, fast = min(speed.training.values()), max(speed.training.values())
-    what = [f"{count(len(jobs), 'run')}, {left} of them not complete"] if jobs else []
+    images = sum(phase.trained for each in works for phase in each)
+    what = [f"{count(len(jobs), 'run')}, {left} of them not complete, {images:,} images to train on"] if jobs else []
     what += ["timed steps"] if shape else []
     total = sum(map(sum, times)) / at_a_time + steps_take
     say(
         f"{' and '.join(what)}: about {duration(total)}{f', {at_a_time} at a time' if at_a_time > 1 else ''}. An estimate from "
         f"{estimate.STEPS} timed steps of {measured.network} with each loss on {steps.device().type}, "
-        f"threads: {torch.get_num_threads()} ({slow:.0f} to {fast:.0f} images/s); reading image files is not counted, and base "
+        f"threads: {torch.get_num_threads()}, precision: {measured.precision} ({slow:.0f} to {fast:.0f} images/s); reading image files is not counted, and base "
         "phases that the cache has make it shorter."
     )
     return total
@@ -173,7 +175,7 @@ def _shape(dataset: str, length: Length) -> steps.Shape:
 
 def _time_memory(dataset: str, shape: steps.Shape, turns: int, out: Path) -> list[Path]:
     """Measure steps and write their table."""
-    about = f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}"
+    about = f"{shape.network}, {shape.size} x {shape.size} images, batch {shape.batch}, precision {shape.precision}"
     say(f"timing steps: {about}")
     times = steps.time_steps(shape, turns)
     peaks = {name: steps.peak(name, shape) for name in steps.LOSSES}

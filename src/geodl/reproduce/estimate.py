@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from geodl.config import RunConfig
+from geodl.devices import choose_precision, device_kind
 from geodl.memory import quota
 from geodl.methods import build
 from geodl.reproduce.steps import LOSSES, PEAK_STEPS, Shape, Step, take_turns
@@ -70,10 +71,10 @@ def work(config: RunConfig) -> list[Work]:
     return found
 
 
-def seconds(config: RunConfig, speed: Speed) -> list[float]:
-    """Estimate the time of each phase."""
+def seconds(config: RunConfig, works: Sequence[Work], speed: Speed) -> list[float]:
+    """Estimate the time of each phase from its work."""
     found = []
-    for t, each in enumerate(work(config)):
+    for t, each in enumerate(works):
         alone = t == 0 or build(config).keeps_all_data
         training = each.trained / speed.training["none" if alone else config.distill]
         factor = MNEMONICS if config.method == "mnemonics" and t else 1.0
@@ -81,27 +82,28 @@ def seconds(config: RunConfig, speed: Speed) -> list[float]:
     return found
 
 
-def plan(jobs: Sequence[Job], done: Sequence[int], speed: Speed) -> list[list[float]]:
-    """Estimate the time of each phase of each job; 0 for complete phases and for base phases that another job trains.
+def plan(jobs: Sequence[Job], done: Sequence[int]) -> list[list[Work]]:
+    """Return the work of each phase of each job; none for complete phases, no training for base phases that another job trains.
 
     done: the number of complete phases of each job.
     """
     trained = {base_of(job.config) for job, phases in zip(jobs, done, strict=True) if phases}
     found = []
     for job, phases in zip(jobs, done, strict=True):
-        times = seconds(job.config, speed)
-        times[:phases] = [0.0] * phases
+        works = work(job.config)
+        works[:phases] = [Work(0, 0)] * phases
         base = base_of(job.config)
         if not phases and base in trained:
-            times[0] = work(job.config)[0].evaluated / speed.evaluation
+            works[0] = replace(works[0], trained=0)
         trained.add(base)
-        found.append(times)
+        found.append(works)
     return found
 
 
 def shape_of(config: RunConfig) -> Shape:
     """Return what a step of a run works on."""
-    return Shape(config.network, config.image_size or SIZES[config.data].side, config.batch_size)
+    precision = choose_precision(config.precision, device_kind(config.accelerator))
+    return Shape(config.network, config.image_size or SIZES[config.data].side, config.batch_size, precision=precision)
 
 
 def measure(shape: Shape) -> Speed:

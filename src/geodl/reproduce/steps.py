@@ -34,13 +34,14 @@ PEAK_STEPS = 4
 
 @dataclass(frozen=True)
 class Shape:
-    """What a step works on: the network, images of size x size in batches, old and new classes."""
+    """What a step works on: the network, images of size x size in batches, old and new classes; in 32 or bf16."""
 
     network: str
     size: int
     batch: int = 128
     old: int = 50
     new: int = 10
+    precision: str = "32"
 
 
 CIFAR = Shape("resnet32", 32)
@@ -72,11 +73,12 @@ class Step:
 
     def __call__(self) -> None:
         """Take one step and wait until it is done."""
-        old = None if self.teacher is None else self.teacher(self.images)
-        new = self.student(self.images)
-        loss = F.cross_entropy(new.logits, self.labels)
-        if old is not None:
-            loss = loss + self.distillation(new, old)
+        with self._autocast():
+            old = None if self.teacher is None else self.teacher(self.images)
+            new = self.student(self.images)
+            loss = F.cross_entropy(new.logits, self.labels)
+            if old is not None:
+                loss = loss + self.distillation(new, old)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -90,10 +92,13 @@ class Step:
 
     def evaluate(self) -> None:
         """Run the network over the images without learning, as an evaluation does."""
-        with torch.inference_mode():
+        with torch.inference_mode(), self._autocast():
             self.student.eval()(self.images)
             self.student.train()
         _wait(self.device)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.shape.precision == "bf16")
 
 
 def _wait(device: torch.device) -> None:
