@@ -28,7 +28,7 @@ from geodl.learner import Learner
 from geodl.memory import quota
 from geodl.methods import configure
 from geodl.metrics import Trajectory, to_metrics
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, has_record
 from geodl.text import one_line
 from geodl.training import Base
 
@@ -274,7 +274,7 @@ def _machine(config: RunConfig, path: Path, fresh: bool) -> tuple[int, str | Non
 
     Return it, and the precision that the run began with where the configuration leaves that open.
     """
-    began = {} if fresh or not (path / "config.json").exists() else RunDirectory(path).environment
+    began = {} if fresh or not has_record(path) else RunDirectory(path).environment
     threads = config.threads or began.get("threads") or available_cores()
     torch.set_num_threads(threads)
     return threads, began.get("precision") if config.precision == "auto" else None

@@ -12,7 +12,7 @@ from geodl.report import page
 from geodl.report.plots import write_figures
 from geodl.report.results import read_settings
 from geodl.report.tables import write_tables
-from geodl.store import list_runs
+from geodl.store import has_record, list_runs
 from geodl.text import count
 
 
@@ -56,6 +56,6 @@ def report(
 
 def _runs_of(path: Path) -> list[Path]:
     """Return the runs below a directory that is none itself; a path as it is where there are none."""
-    if (path / "config.json").exists():
+    if has_record(path):
         return [path]
     return [run.path for run in list_runs(path)] if path.is_dir() else [path]

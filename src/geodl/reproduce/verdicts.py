@@ -48,6 +48,7 @@ PAIRS = [
     ("LUCIR, cosine on the grid", "LUCIR"),
     ("LUCIR + GeoDL", "Mnemonics"),
     ("LUCIR + GeoDL", "BiC"),
+    ("Mnemonics", "LUCIR"),
 ]
 JUDGED = ("cnn", "nme")
 READ = (*JUDGED, "ame", "ncm")

@@ -18,7 +18,7 @@ from geodl.learner import Learner
 from geodl.memory import quota
 from geodl.methods import build, configure, kinds
 from geodl.report.results import label_of
-from geodl.store import RunDirectory
+from geodl.store import RunDirectory, has_record
 from geodl.text import printable
 
 FOLDER = ".sweep"
@@ -30,7 +30,7 @@ Point = dict[str, Any]
 
 def completed(out: Path) -> int:
     """Count the complete phases of a run that may not have begun."""
-    return RunDirectory(out).completed() if (out / "config.json").exists() else 0
+    return RunDirectory(out).completed() if has_record(out) else 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Job:
 
     def complete(self) -> bool:
         """Return whether nothing is left to do."""
-        if not (self.out / "config.json").exists():
+        if not has_record(self.out):
             return False
         run = RunDirectory(self.out)
         return run.completed() == run.phases

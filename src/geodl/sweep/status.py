@@ -11,7 +11,7 @@ from geodl.errors import StoreError
 from geodl.experiment import results_of
 from geodl.files import read_file
 from geodl.predictors import default_classifier
-from geodl.store import RunDirectory, summarize
+from geodl.store import RunDirectory, has_record, summarize
 from geodl.sweep.jobs import Job
 
 METRICS = {"average": 1, "average_incremental": 1, "final": 1, "forgetting": -1}
@@ -36,7 +36,7 @@ class Status:
 
 def status_of(job: Job) -> Status:
     """Read how far a run is."""
-    if not (job.out / "config.json").exists():
+    if not has_record(job.out):
         error = _error(job)
         return Status("failed", result=error) if error else Status("waiting")
     try:
