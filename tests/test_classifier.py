@@ -187,6 +187,15 @@ def test_one_class_waits_for_a_second(model, tmp_path, digits, trained):
         IncrementalClassifier(tmp_path / "none").learn(tmp_path / "a", exemplars=0, **QUICK)
 
 
+def test_new_names_that_are_easily_mistaken_are_told(model, digits):
+    pixels, names = digits.train.pixels[:20], [f"digit {int(label)}" for label in digits.train.labels[:20]]
+    model.learn(pixels, names, **QUICK)
+    names = ["unknown" if name == "digit 0" else name.replace("digit 1", "Digit 1") for name in names]
+    told = dict(model.learn(digits.train.pixels[20:40], names, **QUICK).skipped)
+    assert "a new class, although the model knows 'digit 1'" in told["Digit 1"]
+    assert "also said of images unlike all classes" in told["unknown"]
+
+
 def test_one_image_in_each_class(model, tmp_path, digits):
     result = model.learn(write_digits(tmp_path / "a", digits, (0, 1), 1), **QUICK)
     assert result.accuracy is None
@@ -560,6 +569,7 @@ def test_rename(model, weeks):
         ("eins", ".dot", "no folder of images could have it"),
         ("eins", "a/b", "no folder of images could have it"),
         ("eins", "line\nbreak", "it is not valid text"),
+        ("eins", "unknown", "images unlike all classes are called that"),
     ):
         with pytest.raises(GeodlError, match=message):
             model.rename(old, new)

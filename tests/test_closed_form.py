@@ -298,6 +298,7 @@ def test_which_images_can_be_judged():
     assert judged(labels).tolist() == [False, True, True, True, True, True]
     # Both images of class 1 are one group: without it nothing of the class is left.
     assert judged(labels, torch.tensor([0, 1, 1, 2, 2, 3])).tolist() == [False, False, False, True, True, True]
+    assert judged(torch.zeros(3, dtype=torch.int64)).tolist() == [False] * 3  # one class: nothing else to take them for
 
 
 # ---- choices

@@ -213,6 +213,9 @@ def test_few_images_and_one_class_at_a_time(tmp_path):
     for i, shape in enumerate(SHAPES):
         done = model.learn(*pictures((shape,), 3, seed=i), **QUICK)
         assert done.classes == SHAPES[: i + 1]
+        # Of one class nothing can be judged: neither how good the model is nor which images are unlike it.
+        facts = model.info()
+        assert [facts["threshold"] is None, facts["accuracy"] is None] == [i == 0] * 2
     assert model.evaluate(*pictures(SHAPES, 4, seed=9)).images == 16
 
 

@@ -300,7 +300,8 @@ class Learner:
         there = self.classifiers()
         name = classifier or default_classifier(there)
         if name not in there:
-            raise ConfigError(f"classifier = {name!r}: this model has {', '.join(there)}")
+            given = [each for each in there if each != "analytic_single"]  # which is for comparison alone
+            raise ConfigError(f"classifier = {name!r}: this model has {', '.join(given)}")
         levels = self.method.levels(network) if name.startswith("analytic") else ()
         device = device_kind(self.config.accelerator)
         bf16 = choose_precision(self.config.precision, device) == "bf16"

@@ -15,14 +15,13 @@ from geodl.data.batches import Transform, evaluation
 from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import as_images, squares
+from geodl.data.names import UNKNOWN
 from geodl.errors import ConfigError
 from geodl.events import ImagesPredicted, Listener, ignore
 from geodl.nets import Network
 from geodl.predictors import Features, features_of
 
 MOST_WORKERS = 1024
-UNKNOWN = "unknown"
-"""The label of an image that is unlike all classes."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from geodl.config import derive
 from geodl.data.images import ArrayImages
+from geodl.data.names import UNKNOWN
 from geodl.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.files import atomic_write, make_directory
 from geodl.learner import Learner
@@ -19,8 +20,6 @@ from geodl.nets import folded
 from geodl.predictors import Features, default_classifier
 
 TOLERANCE = 1e-4
-UNKNOWN = "unknown"
-"""The output that tells which images are unlike all classes."""
 _CHECKED = 5  # images: more than the two that the graph was traced with, so that the batch size is seen to be free
 
 _MEANINGS = {

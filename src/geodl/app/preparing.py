@@ -15,6 +15,7 @@ from geodl.data.batches import fit
 from geodl.data.dataset import Skipped
 from geodl.data.images import Images
 from geodl.data.intake import Decoded, Intake
+from geodl.data.names import UNKNOWN
 from geodl.errors import DataError
 from geodl.herding import first_of_each
 from geodl.methods.kept_features import KeptFeatures, mirroring_keeps_classes
@@ -57,7 +58,7 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     """Return the images with internal labels, without what would contradict or repeat what is stored."""
     old = list(last.classes) if last else []
     position = {known.name: i for i, known in enumerate(old)}
-    problems = list(intake.problems + decoded.problems) + _case_clashes(intake.classes, list(position))
+    problems = list(intake.problems + decoded.problems) + _clashes(intake.classes, list(position))
     for name in intake.classes:
         position.setdefault(name, len(position))
     mapping = torch.tensor([position[name] for name in intake.classes], dtype=torch.int64)
@@ -93,16 +94,21 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     )
 
 
-def _case_clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+def _clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
+    """Say which new names are easily mistaken for others."""
     folded = {name.casefold(): name for name in known}
-    return [
-        (
-            name,
-            f"a new class, although the model knows {folded[name.casefold()]!r}; if they are one, undo this step, rename the folder and learn again",
-        )
-        for name in names
-        if name not in known and name.casefold() in folded
-    ]
+    remedy = "undo this step, rename the folder and learn again"
+    found = []
+    for name in names:
+        if name in known:
+            continue
+        if name.casefold() in folded:
+            words = f"a new class, although the model knows {folded[name.casefold()]!r}; if they are one, {remedy}"
+            found.append((name, words))
+        elif name == UNKNOWN:
+            words = f"a class whose name is also said of images unlike all classes; to tell them apart, {remedy}"
+            found.append((name, words))
+    return found
 
 
 def _without_repeats(

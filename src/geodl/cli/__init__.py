@@ -66,8 +66,8 @@ _COMMANDS = {
             "geodl info flowers/",
         ),
         "own:undo": (
-            "Take the last step back (learn, rename or remove); up to three, one after the other. `geodl redo` brings it back "
-            "until the next change.",
+            "Take the last step back (learn, rename or remove); `geodl info` says how many steps can be. `geodl redo` brings it "
+            "back until the next change.",
             "geodl undo flowers/",
         ),
         "own:redo": (

@@ -58,4 +58,5 @@ def _runs_of(path: Path) -> list[Path]:
     """Return the runs below a directory that is none itself; a path as it is where there are none."""
     if has_record(path):
         return [path]
-    return [run.path for run in list_runs(path)] if path.is_dir() else [path]
+    below = [run.path for run in list_runs(path)] if path.is_dir() else []
+    return below or [path]

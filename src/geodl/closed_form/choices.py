@@ -43,10 +43,13 @@ def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
 
 
 def judged(labels: Tensor, groups: Tensor | None = None) -> Tensor:
-    """Return which images (N,) leave-one-out can judge: those whose class has images outside their own group."""
+    """Return which images (N,) leave-one-out can judge: those whose class has images outside their own group.
+
+    Of a single class none: there is nothing else to take them for.
+    """
     kin = labels.unsqueeze(1) == labels
     own = torch.eye(len(labels), dtype=torch.bool) if groups is None else groups.unsqueeze(1) == groups
-    return (kin & ~own).any(1)
+    return (kin & ~own).any(1) & ~kin.all()
 
 
 def choose(

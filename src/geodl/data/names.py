@@ -10,6 +10,8 @@ from geodl.errors import ConfigError, DataError
 
 LONGEST = 255
 """Characters of the longest name, as of a folder."""
+UNKNOWN = "unknown"
+"""What an image is called that is unlike all classes."""
 
 
 def fault(name: str) -> str | None:
@@ -49,6 +51,8 @@ def typed_name(given: Any) -> str:
         raise ConfigError(
             f"new name {name!r}: no folder of images could have it (a dot first, a slash, a space at its ends)"
         )
+    if name == UNKNOWN:
+        raise ConfigError(f"new name {name!r}: images unlike all classes are called that; give the class another name")
     return name
 
 

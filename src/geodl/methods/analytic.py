@@ -211,7 +211,8 @@ class Analytic(Method):
         """
         solved = statistics.solve(float(chosen.get("gamma", self.config.gamma)))
         some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
-        some = some[statistics.counts[labels[some]] > 1]  # without its only image nothing is known of a class
+        # Without its only image nothing is known of a class, and of a single class there is nothing to judge.
+        some = some[(statistics.counts[labels[some]] > 1) & (len(statistics.counts) > 1)]
         h, both = expand(views, some), None
         if copies is not None and len(some):
             both = (h + expand([copies(some)], torch.arange(len(some)))) / 2

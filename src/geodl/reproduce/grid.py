@@ -85,7 +85,7 @@ def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Traini
 def choose(artefact: str, dataset: str | None, phases: Sequence[int] | None) -> tuple[str, dict[str, tuple[int, ...]]]:
     """Return the dataset, and the chosen tables and figures with their T; ``all`` chooses what the dataset has."""
     if artefact != "all" and artefact not in ARTEFACTS:
-        raise ConfigError(f"{artefact!r}: {', '.join(ARTEFACTS)} and all are allowed")
+        raise ConfigError(f"{artefact!r}: {', '.join(ARTEFACTS)}, beyond and all are allowed")
     dataset = dataset or ("cifar100" if artefact == "all" else ARTEFACTS[artefact].datasets[0])
     names = [artefact] if artefact != "all" else [name for name, a in ARTEFACTS.items() if dataset in a.datasets]
     wrong = [name for name in names if dataset not in ARTEFACTS[name].datasets]

@@ -36,7 +36,7 @@ def ray_module() -> Any:
     try:
         import ray
     except ImportError:
-        raise MissingExtraError("ray", "--ray") from None
+        raise MissingExtraError("ray", "running on Ray") from None
     return ray
 
 
