@@ -27,7 +27,10 @@ SHAPES = (2500, 60), (5000, 60), (10_000, 60), (5000, 10), (5000, 100), (5000, 1
 def features(images):
     """Return features like those of a ResNet: not negative, many of them zero."""
     generator = torch.Generator().manual_seed(images)
-    return {name: torch.randn(images, width, generator=generator).relu() for name, width in WIDTHS.items()}
+    return {
+        name: torch.randn(images, width, generator=generator).relu()
+        for name, width in WIDTHS.items()
+    }
 
 
 def phase(earlier, expansion, standardization, z, labels, classes):
@@ -48,15 +51,21 @@ def peak_memory():
     """Return the largest memory of this process so far, in MB; nan where the system does not tell."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM")), float("nan"))
+    return next(
+        (int(line.split()[1]) / 1000 for line in lines if line.startswith("VmHWM")), float("nan")
+    )
 
 
 def main():
     """Print a line for each size of a phase, then memory and the size of the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--width", type=int, default=4096, help="M, the number of expanded features")
+    parser.add_argument(
+        "--width", type=int, default=4096, help="M, the number of expanded features"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     before = peak_memory()
@@ -65,7 +74,10 @@ def main():
     for _ in range(options.turns):  # all shapes take turns, so that a busy machine slows them alike
         for images, seen in SHAPES:
             z, labels = features(images), torch.arange(images) % NEW + seen - NEW
-            standardization, expansion = Standardization.of(z), Expansion(share_out(options.width, WIDTHS), seed=1)
+            standardization, expansion = (
+                Standardization.of(z),
+                Expansion(share_out(options.width, WIDTHS), seed=1),
+            )
             expansion({name: block[:1] for name, block in z.items()})  # draws the weights
             earlier = Statistics.empty(options.width, seen - NEW)
             times[images, seen].append(phase(earlier, expansion, standardization, z, labels, seen))

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from geodl.data import ArrayImages, Batches, FileImages, Transform
+from geodl.learning.timing import take_turns
 from geodl.nets import build_network
-from geodl.reproduce.steps import take_turns
 
 CIFAR = Transform(32, (0.5071, 0.4866, 0.4409), (0.2009, 0.1984, 0.2023))
 IMAGENET = Transform(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop="resized")
@@ -31,7 +31,9 @@ def in_memory(repeats, batch_size=128, images=25_000):
     data = ArrayImages(pixels, torch.arange(images) % 50)
     plain = Batches(data, CIFAR, batch_size, 0).epoch(0)
     jittered = Batches(data, replace(CIFAR, jitter=0.25), batch_size, 0).epoch(0)
-    network = build_network("resnet32", 50, head="cosine").to(memory_format=torch.channels_last).train()
+    network = (
+        build_network("resnet32", 50, head="cosine").to(memory_format=torch.channels_last).train()
+    )
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     batch = next(plain)
 
@@ -40,8 +42,14 @@ def in_memory(repeats, batch_size=128, images=25_000):
         F.cross_entropy(network(batch.images).logits, batch.labels).backward()
         optimizer.step()
 
-    works = {"batch": lambda: next(plain), "batch with jitter": lambda: next(jittered), "step": step}
-    return {name: 1000 * statistics.median(each) for name, each in take_turns(works, repeats).items()}
+    works = {
+        "batch": lambda: next(plain),
+        "batch with jitter": lambda: next(jittered),
+        "step": step,
+    }
+    return {
+        name: 1000 * statistics.median(each) for name, each in take_turns(works, repeats).items()
+    }
 
 
 def write_photos(folder, count, size):
@@ -49,8 +57,13 @@ def write_photos(folder, count, size):
     random = np.random.default_rng(0)
     paths = []
     for i in range(count):
-        layers = [random.integers(0, 256, (size[1] // k + 1, size[0] // k + 1, 3), dtype=np.uint8) for k in (4, 16, 64)]
-        scaled = [np.asarray(Image.fromarray(layer).resize(size), dtype=np.float32) for layer in layers]
+        layers = [
+            random.integers(0, 256, (size[1] // k + 1, size[0] // k + 1, 3), dtype=np.uint8)
+            for k in (4, 16, 64)
+        ]
+        scaled = [
+            np.asarray(Image.fromarray(layer).resize(size), dtype=np.float32) for layer in layers
+        ]
         paths.append(folder / f"{i}.jpg")
         Image.fromarray((sum(scaled) / 3).astype(np.uint8)).save(paths[-1], quality=90)
     return FileImages(tuple(paths), torch.arange(count) % 10)
@@ -68,13 +81,22 @@ def from_files(count=256, batch_size=64, sizes=((500, 375), (4000, 3000))):
                 wall, cpu = time.perf_counter(), time.process_time()
                 seen = sum(len(batch.labels) for batch in batches.epoch(0))
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-                rows.append({"size": size, "workers": workers, "images/s": seen / wall, "cores busy": cpu / wall})
+                rows.append(
+                    {
+                        "size": size,
+                        "workers": workers,
+                        "images/s": seen / wall,
+                        "cores busy": cpu / wall,
+                    }
+                )
     return rows
 
 
 def main():
     """Measure, print, and write the figures if a file is given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--quick", action="store_true", help="few repeats, to see that it runs")
     arguments = parser.parse_args()
@@ -82,7 +104,9 @@ def main():
     print(f"threads of torch: {torch.get_num_threads()}")
     print(f"ResNet-32 step, batch 128: {memory['step']:.1f} ms")
     for name in ("batch", "batch with jitter"):
-        print(f"{name} in memory: {memory[name]:.2f} ms, {memory[name] / memory['step']:.2%} of the step")
+        print(
+            f"{name} in memory: {memory[name]:.2f} ms, {memory[name] / memory['step']:.2%} of the step"
+        )
     files = from_files(32 if arguments.quick else 256)
     for row in files:
         size = " x ".join(map(str, row["size"]))

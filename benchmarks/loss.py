@@ -13,20 +13,27 @@ import time
 
 import torch
 
-from geodl.reproduce.steps import CIFAR, Step, ratio, take_turns
+from benchmarks.steps import CIFAR, ratio
+from geodl.learning.timing import Step, take_turns
 
 
 def main() -> None:
     """Time the steps and print their ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=200, help="pairs of steps")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
-    times = take_turns({name: Step(name, CIFAR) for name in ("cosine", "geodesic")}, arguments.turns, clock)
+    times = take_turns(
+        {name: Step(name, CIFAR) for name in ("cosine", "geodesic")}, arguments.turns, clock
+    )
     for name, seconds in times.items():
-        print(f"{name:<10}{statistics.median(seconds) * 1e3:8.1f} ms a step (fastest {min(seconds) * 1e3:.1f})")
+        print(
+            f"{name:<10}{statistics.median(seconds) * 1e3:8.1f} ms a step (fastest {min(seconds) * 1e3:.1f})"
+        )
     found = ratio(times["geodesic"], times["cosine"])
     print(
         f"geodesic / cosine: {found.median:.4f} (95 % interval {found.low:.4f} to {found.high:.4f}, {found.pairs} pairs)"

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from geodl import ClassIncremental, Learner, load
+from geodl.core.events import EpochEnded, StageStarted
 from geodl.data import Dataset
 from geodl.data.images import ArrayImages, concat
-from geodl.events import EpochEnded, StageStarted
 
 AIM = 0.45
 
@@ -23,9 +23,17 @@ def noise():
 
     def images(count):
         labels = torch.arange(100).repeat_interleave(count)
-        return ArrayImages(torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8), labels)
+        return ArrayImages(
+            torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8), labels
+        )
 
-    return Dataset("noise", images(500), images(100), tuple(f"class {i}" for i in range(100)), fingerprint="noise")
+    return Dataset(
+        "noise",
+        images(500),
+        images(100),
+        tuple(f"class {i}" for i in range(100)),
+        fingerprint="noise",
+    )
 
 
 def main():
@@ -34,7 +42,9 @@ def main():
     parser.add_argument("data_dir", type=Path, nargs="?")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--ame", action="store_true", help="evaluate the oracle too, which reads all old images")
+    parser.add_argument(
+        "--ame", action="store_true", help="evaluate the oracle too, which reads all old images"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     times: dict[type, float] = {}
@@ -50,14 +60,18 @@ def main():
     scenario = ClassIncremental(data, base=50, phases=5)
     print(f"ResNet-32, LUCIR, precision {learner.trainer.precision}, threads: {options.threads}")
     for phase in list(scenario)[:2]:
-        old = concat([scenario.train(t) for t in range(phase.index + 1)]) if options.ame else None
+        seen = concat([scenario.train(t) for t in range(phase.index + 1)]) if options.ame else None
         began = time.perf_counter()
         learner.learn(phase.train)
         learned = time.perf_counter()
-        learner.evaluate(phase.test, old=old)
+        learner.evaluate(phase.test, seen=seen)
         evaluated = time.perf_counter()
         epoch = times[EpochEnded] - times[StageStarted]
-        before, memory, evaluation = times[StageStarted] - began, learned - times[EpochEnded], evaluated - learned
+        before, memory, evaluation = (
+            times[StageStarted] - began,
+            learned - times[EpochEnded],
+            evaluated - learned,
+        )
         share = (memory + evaluation) / epoch
         print(
             f"phase {phase.index}: before training {before:.1f} s; epoch {epoch:.1f} s; memory {memory:.1f} s, evaluation {evaluation:.1f} s: "

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from geodl import IncrementalClassifier
-from geodl.files import readable
+from geodl.core.files import readable
+from geodl.store import Directory
 
 WEEKS = ("week1", "week2", "week3")
 WAYS = {
@@ -47,21 +48,30 @@ def measure(root: Path, model: Path, options: dict, classifier: str | None) -> d
         began = time.process_time()
         IncrementalClassifier(model).learn(root / week, threads=1, workers=1, **options)
         seconds.append(time.process_time() - began)
-    last = sorted((model / "phases").iterdir())[-1]
-    stored = sum(path.stat().st_size for path in last.iterdir())
+    stored = sum(size for _, size in Directory(model).phase(-1).files.values())
     began = time.process_time()
-    found = IncrementalClassifier(model).predict(root / "test", classifier=classifier, threshold=-torch.inf, workers=1)
+    found = IncrementalClassifier(model).predict(
+        root / "test", classifier=classifier, threshold=-torch.inf, workers=1
+    )
     rate = len(found) / (time.process_time() - began)
     right = torch.tensor([Path(each.name).parent.name == each.label for each in found]).double()
     sure = torch.tensor([each.confidence for each in found]).double()
-    figures = {"accuracy": 100 * float(right.mean()), "seconds": seconds, "stored": stored, "rate": rate}
+    figures = {
+        "accuracy": 100 * float(right.mean()),
+        "seconds": seconds,
+        "stored": stored,
+        "rate": rate,
+    }
     return figures | {"calibration": calibration(sure, right)} | unknown(root, model, classifier)
 
 
 def calibration(sure: torch.Tensor, right: torch.Tensor) -> float:
     """Return the expected calibration error of confidences (N,): their mean gap to being right (N,), in ten bins."""
     bins = (sure * 10).long().clamp(max=9)
-    gaps = [(right[bins == b].mean() - sure[bins == b].mean()).abs() * (bins == b).sum() for b in bins.unique()]
+    gaps = [
+        (right[bins == b].mean() - sure[bins == b].mean()).abs() * (bins == b).sum()
+        for b in bins.unique()
+    ]
     return float(sum(gaps) / len(right))
 
 
@@ -75,8 +85,14 @@ def unknown(root: Path, model: Path, classifier: str | None) -> dict:
     said = torch.tensor([each.unknown for each in found]).double()
     known, strange = score[~is_new, None], score[is_new]
     area = float((known > strange).double().mean() + (known == strange).double().mean() / 2)
-    has_threshold = IncrementalClassifier(model).recognizer(classifier).scorer.threshold > -torch.inf
-    shares = {"caught": float(said[is_new].mean()), "rejected": float(said[~is_new].mean())} if has_threshold else {}
+    has_threshold = (
+        IncrementalClassifier(model).recognizer(classifier).scorer.threshold > -torch.inf
+    )
+    shares = (
+        {"caught": float(said[is_new].mean()), "rejected": float(said[~is_new].mean())}
+        if has_threshold
+        else {}
+    )
     return {"area": area} | shares
 
 
@@ -85,7 +101,10 @@ def row(title: str, figures: dict) -> str:
     share = [f"{figures[key]:.1%}" if key in figures else "" for key in ("caught", "rejected")]
     took = " / ".join(f"{each:.0f}" for each in figures["seconds"])
     start = f"| {title} | {figures['accuracy']:.1f} % | {took} | {readable(figures['stored'])} | {figures['rate']:.0f} "
-    return start + f"| {figures['calibration']:.3f} | {figures['area']:.3f} | {share[0]} | {share[1]} |"
+    return (
+        start
+        + f"| {figures['calibration']:.3f} | {figures['area']:.3f} | {share[0]} | {share[1]} |"
+    )
 
 
 def main() -> None:

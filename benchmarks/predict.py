@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from geodl.classifier import IncrementalClassifier
+from geodl.app.classifier import IncrementalClassifier
 
 
 def write_photographs(root: Path, count: int, side: int) -> None:
@@ -26,8 +26,12 @@ def write_photographs(root: Path, count: int, side: int) -> None:
     generator = np.random.default_rng(0)
     height = side * 3 // 4
     for i in range(count):
-        coarse = Image.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8)).resize((side, height))
-        pixels = np.asarray(coarse, np.int16) + generator.integers(-12, 13, (height, side, 3), np.int16)
+        coarse = Image.fromarray(generator.integers(0, 256, (6, 8, 3), np.uint8)).resize(
+            (side, height)
+        )
+        pixels = np.asarray(coarse, np.int16) + generator.integers(
+            -12, 13, (height, side, 3), np.int16
+        )
         path = root / f"class {i % 2}" / f"{i}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
@@ -38,7 +42,9 @@ def seconds_of_command(*words: str) -> float:
     for _ in range(2):
         began = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-c", "from geodl.cli import main; main()", *words], check=True, capture_output=True
+            [sys.executable, "-c", "from geodl.cli import main; main()", *words],
+            check=True,
+            capture_output=True,
         )
         seconds = time.perf_counter() - began
     return seconds

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.predict import write_photographs
-from geodl.classifier import IncrementalClassifier
+from geodl.app.classifier import IncrementalClassifier
 
 
 def request_of(photo: bytes) -> bytes:
@@ -47,8 +47,14 @@ def measure(port: int, bodies: list[bytes], clients: int) -> tuple[float, float,
     parts = [bodies[i::clients] for i in range(clients)]
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        found = sorted(second for part in pool.map(lambda part: ask(port, part), parts) for second in part)
-    return len(found) / (time.perf_counter() - began), found[len(found) // 2], found[int(0.95 * len(found))]
+        found = sorted(
+            second for part in pool.map(lambda part: ask(port, part), parts) for second in part
+        )
+    return (
+        len(found) / (time.perf_counter() - began),
+        found[len(found) // 2],
+        found[int(0.95 * len(found))],
+    )
 
 
 def processor_seconds(pid: int) -> float:
@@ -70,10 +76,14 @@ def main() -> None:
         root = Path(folder)
         write_photographs(root / "photos", 40, options.side)
         model = IncrementalClassifier(root / "model")
-        model.learn(root / "photos", epochs=1, network=options.network, image_size=options.image_size)
+        model.learn(
+            root / "photos", epochs=1, network=options.network, image_size=options.image_size
+        )
         paths = sorted((root / "photos").rglob("*.jpg"))
         bodies = [request_of(paths[i % len(paths)].read_bytes()) for i in range(options.requests)]
-        print(f"JPEG of {options.side} x {options.side * 3 // 4}, {options.network}, {os.cpu_count()} cores")
+        print(
+            f"JPEG of {options.side} x {options.side * 3 // 4}, {options.network}, {os.cpu_count()} cores"
+        )
         recognizer = model.recognizer()
         recognizer.predict(paths[0])
         began, busy = time.perf_counter(), processor_seconds(os.getpid())
@@ -81,12 +91,16 @@ def main() -> None:
             recognizer.predict(paths[i % len(paths)])
         loop = options.requests / (time.perf_counter() - began)
         busy = 1000 * (processor_seconds(os.getpid()) - busy) / options.requests
-        print(f"the model in a loop, one image a call: {loop:.0f} images/s, {busy:.1f} ms of processor time each")
+        print(
+            f"the model in a loop, one image a call: {loop:.0f} images/s, {busy:.1f} ms of processor time each"
+        )
         command = [sys.executable, "-m", "geodl", "serve", str(root / "model"), "--port", "0"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
-                port = int(server.stdout.readline().partition("http://127.0.0.1:")[2].partition("/")[0])
+                port = int(
+                    server.stdout.readline().partition("http://127.0.0.1:")[2].partition("/")[0]
+                )
                 ask(port, bodies[:5])
                 for clients in sorted({1, 2, options.clients}):
                     busy = processor_seconds(server.pid)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.phase import noise
 from geodl import ClassIncremental, Learner
-from geodl.events import StepTaken
+from geodl.core.events import StepTaken
 from geodl.nets import build_network
 
 BATCH, STEPS = 128, 4
@@ -57,7 +57,11 @@ def step_of(precision, *, compiled=False):
 def in_the_loop(precision, threads):
     """Return a function that trains for an epoch of a few steps through a Learner and returns the seconds of a step."""
     count = BATCH * (STEPS + 1)
-    images = ClassIncremental(noise(), base=50, phases=5).train(0).select(torch.arange(count) * (25_000 // count))
+    images = (
+        ClassIncremental(noise(), base=50, phases=5)
+        .train(0)
+        .select(torch.arange(count) * (25_000 // count))
+    )
     times = []
     learner = Learner(
         preset="cifar100-cpu",
@@ -65,7 +69,9 @@ def in_the_loop(precision, threads):
         base_epochs=1,
         threads=threads,
         precision=precision,
-        listener=lambda event: times.append(time.perf_counter()) if isinstance(event, StepTaken) else None,
+        listener=lambda event: (
+            times.append(time.perf_counter()) if isinstance(event, StepTaken) else None
+        ),
     )
 
     def train():
@@ -95,9 +101,15 @@ def main():
     torch.set_num_threads(options.threads)
     ways = {"float32": step_of("32"), "bf16": step_of("bf16")}
     if not options.no_compile:
-        ways |= {"float32, compiled": step_of("32", compiled=True), "bf16, compiled": step_of("bf16", compiled=True)}
+        ways |= {
+            "float32, compiled": step_of("32", compiled=True),
+            "bf16, compiled": step_of("bf16", compiled=True),
+        }
     peaks = {"float32": peak(torch.float32), "bf16": peak(torch.bfloat16)}
-    loops = {name: in_the_loop(precision, options.threads) for name, precision in (("float32", "32"), ("bf16", "bf16"))}
+    loops = {
+        name: in_the_loop(precision, options.threads)
+        for name, precision in (("float32", "32"), ("bf16", "bf16"))
+    }
     for step, _ in ways.values():
         seconds(step, 2)
     for loop in loops.values():
@@ -110,14 +122,18 @@ def main():
             bare[name].append(seconds(step))
         for name, loop in loops.items():
             looped[name].append(loop())
-    print(f"ResNet-32, {BATCH} images of 32 x 32, threads: {options.threads}, torch {torch.__version__}")
+    print(
+        f"ResNet-32, {BATCH} images of 32 x 32, threads: {options.threads}, torch {torch.__version__}"
+    )
     print("| way | images/s | GFLOP/s | of the peak |\n|---|---:|---:|---:|")
     for name, (_, operations) in ways.items():
         each, most = statistics.median(bare[name]), peaks[name.split(",")[0]]
         print(
             f"| {name} | {BATCH / each:.0f} | {operations / each / 1e9:.0f} | {100 * operations / each / most:.0f} % |"
         )
-    print(f"peak of a matrix product: float32 {peaks['float32'] / 1e9:.0f}, bf16 {peaks['bf16'] / 1e9:.0f} GFLOP/s")
+    print(
+        f"peak of a matrix product: float32 {peaks['float32'] / 1e9:.0f}, bf16 {peaks['bf16'] / 1e9:.0f} GFLOP/s"
+    )
     for name, found in looped.items():
         over = statistics.median(a / b for a, b in zip(found, bare[name], strict=True)) - 1
         print(f"the loop in {name}: {100 * over:+.1f} % over the bare step (aim: under 3 %)")

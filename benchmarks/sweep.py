@@ -12,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from geodl.store import Directory
+
 SHORTEST = 30
 """Seconds of a run: in shorter ones loading torch counts too much."""
 
@@ -22,19 +24,32 @@ def options(epochs):
     return words.split()
 
 
+def results(run):
+    """Return the checksums of a run's files that must be the same however it was done."""
+    store = Directory(run)
+    phases = [dict(store.phase(t).files) for t in range(store.completed())]
+    return [{**files, "extra.json": None} for files in phases]
+
+
 def timed(command, folder):
     """Run a command of geodl's in a folder; return its seconds."""
     started = time.perf_counter()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GEODL_CACHE": str(folder / "cache")}
     subprocess.run(
-        [sys.executable, "-m", "geodl", *command], cwd=folder, env=environment, check=True, capture_output=True
+        [sys.executable, "-m", "geodl", *command],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
     )
     return time.perf_counter() - started
 
 
 def main():
     """Print the seconds of both, and the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=70)
     parser.add_argument("--jobs", type=int, default=2)
@@ -44,19 +59,26 @@ def main():
         one, other = Path(folder) / "one", Path(folder) / "other"
         one.mkdir()
         other.mkdir()
-        single = [timed(["run", *options(given.epochs), "--seed", str(seed), "--quiet"], one) for seed in seeds]
+        single = [
+            timed(["run", *options(given.epochs), "--seed", str(seed), "--quiet"], one)
+            for seed in seeds
+        ]
         grid = f"seed={','.join(map(str, seeds))}"
-        together = timed(["sweep", *options(given.epochs), "--grid", grid, "--jobs", str(given.jobs)], other)
+        together = timed(
+            ["sweep", *options(given.epochs), "--grid", grid, "--jobs", str(given.jobs)], other
+        )
         same = all(
-            path.read_bytes() == (other / path.relative_to(one)).read_bytes()
-            for path in one.glob("runs/*/phases/*/*")
-            if path.name != "extra.json"
+            results(run) == results(other / run.relative_to(one)) for run in one.glob("runs/*")
         )
     print(f"cores: {len(os.sched_getaffinity(0))}, load when it ended: {os.getloadavg()[0]:.1f}")
-    print(f"one after the other: {sum(single):.1f} s ({min(single):.1f} to {max(single):.1f} s a run)")
+    print(
+        f"one after the other: {sum(single):.1f} s ({min(single):.1f} to {max(single):.1f} s a run)"
+    )
     if min(single) < SHORTEST:
         print(f"too short to judge: a run should take {SHORTEST} s at least; give more --epochs")
-    print(f"sweep, {given.jobs} at a time: {together:.1f} s; the same bytes: {'yes' if same else 'NO'}")
+    print(
+        f"sweep, {given.jobs} at a time: {together:.1f} s; the same bytes: {'yes' if same else 'NO'}"
+    )
     print(f"{sum(single) / together:.2f} times as fast")
 
 

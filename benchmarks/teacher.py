@@ -9,9 +9,10 @@ from copy import deepcopy
 
 import torch
 
+from benchmarks.steps import ratio
+from geodl.learning.timing import take_turns
 from geodl.nets import Network, build_network, frozen_copy
 from geodl.nets.network import FrozenNetwork
-from geodl.reproduce.steps import ratio, take_turns
 
 
 def unfolded_copy(network: Network) -> FrozenNetwork:
@@ -37,12 +38,18 @@ def main() -> None:
         for _ in range(5):  # give the batch norms statistics that are not those of a new network
             network(images)
     plain, folded = unfolded_copy(network), frozen_copy(network)
-    difference = (plain(images).pooled - folded(images).pooled).abs().max() / plain(images).pooled.abs().max()
+    difference = (plain(images).pooled - folded(images).pooled).abs().max() / plain(
+        images
+    ).pooled.abs().max()
 
-    times = take_turns({"unfolded": lambda: plain(images), "folded": lambda: folded(images)}, arguments.rounds)
+    times = take_turns(
+        {"unfolded": lambda: plain(images), "folded": lambda: folded(images)}, arguments.rounds
+    )
     gain = ratio(times["unfolded"], times["folded"])
     print(f"{arguments.network}, batch {arguments.batch}, {torch.get_num_threads()} thread(s)")
-    print(", ".join(f"{name} {statistics.median(each) * 1e3:.1f} ms" for name, each in times.items()))
+    print(
+        ", ".join(f"{name} {statistics.median(each) * 1e3:.1f} ms" for name, each in times.items())
+    )
     print(f"speed-up {gain.median:.2f}x ({gain.low:.2f} to {gain.high:.2f})")
     print(f"largest difference of the features, relative: {difference:.1e}")
 

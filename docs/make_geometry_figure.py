@@ -38,7 +38,13 @@ class Net(nn.Module):
 
 
 def train(
-    net: Net, x: Tensor, y: Tensor, steps: int, teacher: Net | None, loss: nn.Module | None, probe: Tensor
+    net: Net,
+    x: Tensor,
+    y: Tensor,
+    steps: int,
+    teacher: Net | None,
+    loss: nn.Module | None,
+    probe: Tensor,
 ) -> list[Tensor]:
     """Train with one distillation; return the principal angles, in degrees, on the probe after each step."""
     generator = torch.Generator().manual_seed(0)
@@ -84,7 +90,9 @@ def angles_along_training(axes: Axes) -> None:
         low, middle, high = path.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=path.dtype), dim=1)
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, lw=0)
         axes.plot(steps, middle, color=colour, lw=1.8)
-        axes.annotate(name, (STEPS, float(middle[-1])), (4, -3), textcoords="offset points", color=colour)
+        axes.annotate(
+            name, (STEPS, float(middle[-1])), (4, -3), textcoords="offset points", color=colour
+        )
     axes.set(
         title="Principal angles along training",
         xlabel="step on the new classes",
@@ -103,14 +111,31 @@ def the_flow(axes: Axes) -> None:
     for v in np.linspace(0, 1, 11):
         x, y = flow.at(float(v))[:, 0] * torch.sign(flow.at(float(v))[0, 0])
         ends = v in (0.0, 1.0)
-        axes.plot([-x, x], [-y, y], color=colours(0.85 * v), lw=2.6 if ends else 0.9, alpha=1 if ends else 0.75)
+        axes.plot(
+            [-x, x],
+            [-y, y],
+            color=colours(0.85 * v),
+            lw=2.6 if ends else 0.9,
+            alpha=1 if ends else 0.75,
+        )
     circle = torch.tensor(np.stack([np.cos(t := np.linspace(0, 2 * np.pi, 200)), np.sin(t)]))
     x, y = flow.dense() @ circle
     axes.fill(x, y, facecolor=GREEN, alpha=0.22, edgecolor=GREEN, lw=1.4)
-    axes.annotate(r"$\Pi(0)$: old", (1.0, 0.0), (6, -4), textcoords="offset points", color=colours(0.0))
-    axes.annotate(r"$\Pi(1)$: new", q[:, 0].tolist(), (4, 4), textcoords="offset points", color=colours(0.85))
-    axes.annotate("the kernel Q: what it\nmakes of the unit circle", (0.25, 0.02), (0.28, -0.85), color=GREEN)
-    axes.set(title="The flow between two subspaces, 70° apart", xlim=(-1.15, 1.55), ylim=(-1.15, 1.15), aspect="equal")
+    axes.annotate(
+        r"$\Pi(0)$: old", (1.0, 0.0), (6, -4), textcoords="offset points", color=colours(0.0)
+    )
+    axes.annotate(
+        r"$\Pi(1)$: new", q[:, 0].tolist(), (4, 4), textcoords="offset points", color=colours(0.85)
+    )
+    axes.annotate(
+        "the kernel Q: what it\nmakes of the unit circle", (0.25, 0.02), (0.28, -0.85), color=GREEN
+    )
+    axes.set(
+        title="The flow between two subspaces, 70° apart",
+        xlim=(-1.15, 1.55),
+        ylim=(-1.15, 1.15),
+        aspect="equal",
+    )
     axes.axis("off")
 
 
@@ -132,15 +157,25 @@ def what_the_losses_see(axes: Axes) -> None:
         seen = 1 - flow.inner(row[None], moved) / (flow.norm(row[None]) * flow.norm(moved))
         axes.plot(moves, seen, style, color=BLUE, lw=1.8, label=f"geodesic, {name}")
     # All three directions are at right angles to the row, so the cosine cannot tell them apart.
-    axes.plot(moves, 1 - F.cosine_similarity(row[None], moved), color=ORANGE, lw=1.8, label="cosine, any of the three")
-    axes.set(title="What a loss sees of a displacement", xlabel="size of the displacement of a unit row")
+    axes.plot(
+        moves,
+        1 - F.cosine_similarity(row[None], moved),
+        color=ORANGE,
+        lw=1.8,
+        label="cosine, any of the three",
+    )
+    axes.set(
+        title="What a loss sees of a displacement", xlabel="size of the displacement of a unit row"
+    )
     axes.set(ylabel="loss of the row", xlim=(0, 1.5), ylim=(-0.01, None))
     axes.legend(frameon=False, loc="upper left")
 
 
 def main() -> None:
     """Draw the three panels."""
-    mpl.rcParams.update({"font.size": 9, "axes.titlesize": 10, "svg.hashsalt": "geodl", "svg.fonttype": "none"})
+    mpl.rcParams.update(
+        {"font.size": 9, "axes.titlesize": 10, "svg.hashsalt": "geodl", "svg.fonttype": "none"}
+    )
     mpl.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
     angles_along_training(axes[0])

@@ -1,9 +1,12 @@
-"""What helps a base network with classes that it has not seen: one change of its training at a time, short schedules.
+"""What helps a base network with classes that it has not seen: one change of its training at a time.
 
-Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] [--epochs 12]`; each variant leaves OUT/VARIANT.json and its network, and
-those that are there are not trained again, whatever their epochs: take another OUT for another number of epochs. Only the 50 classes of
-phase 0 take part, and of them only the training images: the network is trained on 40 classes, the other 10 arrive later in closed form,
-and 100 images of each class are set aside to judge by.
+Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] --images 1000000`: every variant sees about that many images, rotated copies
+included. Each leaves OUT/VARIANT.json and its network, and is not trained again; an interrupted one resumes from its checkpoint. Take
+another OUT for another length or seed. Only the training images of the 50 classes of phase 0 take part: the network is trained on 40
+classes, the other 10 arrive later in closed form, and 100 images of each class are held out for evaluation.
+
+Variants combine: `rotations+cosine`. With --whole the network is trained on all training images of the 50 classes and nothing is
+evaluated: OUT/VARIANT/phases/00/model.safetensors is then a base for `geodl reproduce beyond --weights`.
 """
 
 import argparse
@@ -17,9 +20,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from geodl import Learner, load
-from geodl.config import derive
+from geodl.bench.experiment import commit
+from geodl.core.keys import derive
 from geodl.data import ClassIncremental
+from geodl.learning.saving import load_model, model_directory
+from geodl.losses import LogitDistillation
 from geodl.methods.analytic import Analytic
+from geodl.nets import frozen_copy
 from geodl.nets.heads import CosineHead
 
 SEEN, HELD_OUT = 40, 100
@@ -37,8 +44,11 @@ class Mixup(Analytic):
             other = torch.randperm(len(batch.labels), generator=draw)
             share = float(np.random.default_rng(draw.initial_seed()).beta(0.2, 0.2))
             logits = student(share * batch.images + (1 - share) * batch.images[other]).logits
-            parts = [self.cross_entropy(phase, logits, labels) for labels in (batch.labels, batch.labels[other])]
-            return {"ce": share * parts[0] + (1 - share) * parts[1]}
+            parts = [
+                phase.cross_entropy(logits, labels)
+                for labels in (batch.labels, batch.labels[other])
+            ]
+            yield "ce", share * parts[0] + (1 - share) * parts[1]
 
         stage.loss = loss
         return stage
@@ -60,7 +70,25 @@ class Rotation(Analytic):
             for turn in (1, 2, 3):
                 images[turns == turn] = images[turns == turn].rot90(turn, (2, 3))
             labels = torch.where(turns > 0, turns * phase.new + batch.labels, batch.labels)
-            return {"ce": self.cross_entropy(phase, student(images), labels)}
+            yield "ce", phase.cross_entropy(student(images), labels)
+
+        stage.loss = loss
+        return stage
+
+
+class Rotations(Analytic):
+    """Every image is in the batch in all four rotations, each a class of its own: 4N labels (PASS++, CLOVER)."""
+
+    def main_stage(self, phase):
+        """Return the ordinary stage with three more rows for each class, which are dropped at the end."""
+        stage = super().main_stage(phase)
+        stage.module = _Turned(phase.network, phase.new, self.config)
+
+        def loss(student, batch):
+            images = torch.cat([batch.images.rot90(turn, (2, 3)) for turn in range(4)])
+            images = images.contiguous(memory_format=torch.channels_last)
+            labels = torch.cat([turn * phase.new + batch.labels for turn in range(4)])
+            yield "ce", phase.cross_entropy(student(images), labels)
 
         stage.loss = loss
         return stage
@@ -70,7 +98,9 @@ class _Turned(nn.Module):
     def __init__(self, network, classes, config):
         super().__init__()
         self.network = network
-        self.more = CosineHead(network.width, 3 * classes, config.scale, seed=derive(config.seed, "turned"))
+        self.more = CosineHead(
+            network.width, 3 * classes, config.scale, seed=derive(config.seed, "turned")
+        )
 
     def forward(self, images):
         output = self.network(images)
@@ -80,24 +110,46 @@ class _Turned(nn.Module):
 class Decorrelation(Analytic):
     """The features' correlations within classes are pressed towards zero (after Shi et al. 2022)."""
 
-    def losses(self, phase, batch, student, teacher, distill):
+    def loss(self, phase, batch, student, teacher):
         """Add the mean square of the correlations."""
         one_hot = F.one_hot(batch.labels, phase.new).to(student.pooled.dtype)
         means = one_hot.T @ student.pooled / one_hot.sum(0).clamp_min(1)[:, None]
         residuals = F.normalize(student.pooled - means[batch.labels], dim=0)
         more = (residuals.T @ residuals).square().mean()
-        return super().losses(phase, batch, student, teacher, distill) | {"decorrelation": more}
+        yield from super().loss(phase, batch, student, teacher)
+        yield "decorrelation", more
+
+
+class Distilled(Analytic):
+    """A tenth of the cross-entropy, and KL from the average logits of teachers of the same classes at temperature 4 (Hinton et al. 2015)."""
+
+    teachers = ()
+    temperature = 4.0
+
+    def loss(self, phase, batch, student, teacher):
+        """Weigh the cross-entropy and add the divergence."""
+        with torch.no_grad(), phase.autocast():
+            taught = torch.stack(
+                [each(batch.images).logits.float() for each in self.teachers]
+            ).mean(0)
+        divergence = self.temperature**2 * LogitDistillation(self.temperature)(
+            student.logits, taught
+        )
+        yield "ce", 0.1 * phase.cross_entropy(student.logits, batch.labels)
+        yield "distill", 0.9 * divergence
 
 
 class Averaged(Analytic):
-    """The network that counts is a running average of the weights (EMA 0.998)."""
+    """The network that counts is a running average of the weights (EMA 0.998), which starts again where training resumes."""
 
     def main_stage(self, phase):
         """Return the ordinary stage; at its end the average takes the network's place."""
         stage = super().main_stage(phase)
         ordinary = stage.loss
         average = torch.optim.swa_utils.AveragedModel(
-            phase.network, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.998), use_buffers=True
+            phase.network,
+            multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.998),
+            use_buffers=True,
         )
 
         def loss(student, batch):
@@ -123,6 +175,9 @@ VARIANTS = {
     "plain": (Analytic, {}),
     "trivial": (Analytic, TRIVIAL),
     "rotation": (Rotation, TRIVIAL),
+    "rotations": (Rotations, TRIVIAL),
+    "distilled": (Distilled, TRIVIAL),
+    "cosine": (Analytic, TRIVIAL | {"schedule": "cosine", "lr": 0.5, "batch_size": 256}),
     "mixup": (Mixup, TRIVIAL),
     "decorrelation": (Decorrelation, TRIVIAL),
     "nesterov": (Analytic, TRIVIAL | {"nesterov": True}),
@@ -134,9 +189,24 @@ VARIANTS = {
 """What each changes; all but the first train with TrivialAugment."""
 
 
+def variant(name):
+    """Return the method and the options of a variant, or of several joined by +."""
+    methods, options = zip(*(VARIANTS[part] for part in name.split("+")), strict=True)
+    special = {method for method in methods if method is not Analytic}
+    if len(special) > 1:
+        raise ValueError(
+            f"{name}: at most one of these may change the loss, the head or the batches"
+        )
+    return next(iter(special), Analytic), {
+        key: value for part in options for key, value in part.items()
+    }
+
+
 def generator(method, name, batch):
     """Return a generator that depends on the seed and on the images of the batch."""
-    return torch.Generator().manual_seed(derive(method.config.seed, name, *batch.indices[:4].tolist()))
+    return torch.Generator().manual_seed(
+        derive(method.config.seed, name, *batch.indices[:4].tolist())
+    )
 
 
 def parts(data_dir):
@@ -149,27 +219,69 @@ def parts(data_dir):
     return images.select(first & ~aside), images.select(~first & ~aside), images.select(aside)
 
 
-def judge(name, data_dir, epochs, seed, out):
-    """Train a variant, keep its network in a directory, and return what came of it."""
-    kind, options = VARIANTS[name]
-    first, later, aside = parts(data_dir)
-    learner = Learner(preset="cifar100-analytic", epochs=epochs, seed=seed, threads=1, **options)
+def trained(name, images, out, epochs, seed, teachers=()):
+    """Return a learner of the first classes; one that is there is read, an interrupted one resumes."""
+    kind, options = variant(name)
+    batch = options.pop("batch_size", 128) // copies(name)
+    how = {
+        "epochs": epochs,
+        "seed": seed,
+        "batch_size": batch,
+        "threads": 1,
+        "checkpoint_steps": 200,
+    }
+    learner = Learner(preset="cifar100-analytic", **how, **options)
     learner.method = kind(learner.config)
-    began = time.process_time()
-    learner.learn(first)
-    cost = time.process_time() - began
+    if kind is Distilled:
+        learner.method.teachers = [frozen_copy(Learner.load(path).network) for path in teachers]
+    store = model_directory(out)
+    if store.completed():
+        learner.model = load_model(store.phase(0))
+        return learner
+    with store.lock():
+        learner.learn(images, progress=store)
     learner.save(out)
+    return learner
+
+
+def copies(name):
+    """Return how many images a variant makes of each."""
+    return 4 if variant(name)[0] is Rotations else 1
+
+
+def epochs_of(name, images, options):
+    """Return how many epochs of some images a variant is trained for."""
+    return (
+        max(1, round(options.images / (len(images) * copies(name))))
+        if options.images
+        else options.epochs
+    )
+
+
+def judge(name, options, out):
+    """Train a variant, keep its network in a directory, and return its accuracies."""
+    first, later, aside = parts(options.data_dir)
+    epochs = epochs_of(name, first, options)
+    began = time.process_time()
+    learner = trained(name, first, out, epochs, options.seed, options.teachers)
+    cost = time.process_time() - began
     head = learner.evaluate(aside.select(aside.labels < SEEN))["cnn"].accuracy
     learner.learn(later)
-    found = learner.evaluate(aside)["analytic"]
+    both, single = (learner.evaluate(aside, mirror=mirror)["analytic"] for mirror in (True, False))
     return {
-        "all 50": found.accuracy,
-        "seen 40": found.rate(range(SEEN)),
-        "later 10": found.rate(range(SEEN, SEEN + 10)),
+        "all 50": both.accuracy,
+        "seen 40": both.rate(range(SEEN)),
+        "later 10": both.rate(range(SEEN, SEEN + 10)),
+        "single view": single.accuracy,
         "own head": head,
         "seconds": cost,
         "epochs": epochs,
-        "seed": seed,
+        "images": epochs * len(first) * copies(name),
+        "seed": options.seed,
+        "teachers": [path.name for path in options.teachers]
+        if variant(name)[0] is Distilled
+        else [],
+        "commit": commit(),
     }
 
 
@@ -178,21 +290,57 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"of {', '.join(VARIANTS)}; default: all")
+    parser.add_argument(
+        "variants",
+        nargs="*",
+        metavar="VARIANT",
+        help=f"of {', '.join(VARIANTS)}, joined by + to combine; default: all",
+    )
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument(
+        "--images",
+        type=int,
+        help="images seen in training, to the nearest epoch; in place of --epochs",
+    )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--teachers", type=Path, nargs="+", default=[], help="networks of this study, for distilled"
+    )
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="train on all images of the 50 classes, evaluate nothing",
+    )
     options = parser.parse_args()
+    if any(variant(name)[0] is Distilled for name in options.variants) and not options.teachers:
+        parser.error("distilled needs --teachers")
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.variants or VARIANTS:
+    names = options.variants or [
+        name for name in VARIANTS if name != "distilled" or options.teachers
+    ]
+    if options.whole:
+        images = ClassIncremental(load("cifar100", options.data_dir)).train(0)
+        for name in names:
+            epochs = epochs_of(name, images, options)
+            trained(name, images, options.out / name, epochs, options.seed, options.teachers)
+        return
+    for name in names:
         path = options.out / f"{name}.json"
         if not path.exists():
-            path.write_text(json.dumps(judge(name, options.data_dir, options.epochs, options.seed, options.out / name)))
-    print("| variant | all 50 | the 40 trained on | the 10 later | own head, 40 | CPU s |\n|---|---|---|---|---|---|")
-    for name in VARIANTS:
-        if (options.out / f"{name}.json").exists():
-            found = json.loads((options.out / f"{name}.json").read_text())
-            columns = [f"{found[key]:.1f}" for key in ("all 50", "seen 40", "later 10", "own head")]
-            print(f"| {name} | {' | '.join(columns)} | {found['seconds']:.0f} |")
+            path.write_text(json.dumps(judge(name, options, options.out / name), indent=1))
+    print(
+        "| variant | all 50 | the 40 trained on | the 10 later | all 50, one view | own head, 40 | images | CPU s |"
+    )
+    print("|---" + "|---:" * 7 + "|")
+    for path in sorted(options.out.glob("*.json")):
+        found = json.loads(path.read_text())
+        columns = [
+            f"{found[key]:.1f}"
+            for key in ("all 50", "seen 40", "later 10", "single view", "own head")
+        ]
+        print(
+            f"| {path.stem} | {' | '.join(columns)} | {found['images']} | {found['seconds']:.0f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from geodl import Learner, load
-from geodl.experiment import scenario_of
-from geodl.metrics import Confusion, Trajectory, to_metrics
-from geodl.store import RunDirectory
+from geodl.bench.experiment import scenario_of
+from geodl.learning.saving import load_model
+from geodl.model.metrics import Confusion, Trajectory, to_metrics
+from geodl.store import Directory
 
 
 def logits(head, pooled, dtype):
@@ -35,22 +36,36 @@ def main():
     )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for run in options.runs:
-        store, metrics, counts = RunDirectory(run), [], torch.zeros(4)
+        store, metrics, counts = Directory(run), [], torch.zeros(4)
         for t in range(store.completed()):
-            learner = Learner.restored(store.load_phase(t))
+            model = load_model(store.phase(t))
+            learner = Learner(model.config, model=model)
             seen = learner.features(learner.rows_of(scenario_of(learner.config, data).test(t)))
-            low, high = (logits(learner.network.head, seen.pooled, dtype) for dtype in (torch.bfloat16, torch.float32))
+            low, high = (
+                logits(learner.network.head, seen.pooled, dtype)
+                for dtype in (torch.bfloat16, torch.float32)
+            )
             said = {"bf16": low.argmax(1), "float32": high.argmax(1)}
             metrics.append(
-                to_metrics(t, {name: Confusion.of(seen.labels, each, learner.classes) for name, each in said.items()})
+                to_metrics(
+                    t,
+                    {
+                        name: Confusion.of(seen.labels, each, learner.classes)
+                        for name, each in said.items()
+                    },
+                )
             )
             ties = (low == low.amax(1, keepdim=True)).sum(1) > 1
             other, older = said["bf16"] != said["float32"], said["bf16"] < said["float32"]
             counts += torch.tensor([len(ties), *(int(each.sum()) for each in (ties, other, older))])
         read = {name: each.to_dict() for name, each in Trajectory.of(metrics).items()}
-        figures = [f"{each[name]:.2f}" for name in ("average", "forgetting") for each in read.values()]
+        figures = [
+            f"{each[name]:.2f}" for name in ("average", "forgetting") for each in read.values()
+        ]
         shares = [f"{100 * part:.2f} %" for part in (counts[1:3] / counts[0]).tolist()]
-        print(f"| {run.name} | {' | '.join([*figures, *shares])} | {100 * counts[3] / max(counts[2], 1):.0f} % |")
+        print(
+            f"| {run.name} | {' | '.join([*figures, *shares])} | {100 * counts[3] / max(counts[2], 1):.0f} % |"
+        )
 
 
 if __name__ == "__main__":

@@ -10,35 +10,29 @@ import argparse
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
 import geodl
-from geodl.config import derive, restate
+from geodl.core.keys import derive
 from geodl.data.batches import as_inputs
 from geodl.data.images import ArrayImages
 from geodl.data.scenario import class_order
-from geodl.methods.base import register
-from geodl.methods.lucir import Lucir, LucirConfig
-from geodl.store import RunDirectory
+from geodl.learning.saving import load_model
+from geodl.methods.lucir import Lucir
+from geodl.methods.method import register
+from geodl.store import Directory
 
 SIZES, NOISE, OTHERS, BATCH, LR = (20, 10, 10), 4.0, 1000, 16, 0.01
 STEPS, DRAWS = (0, 5, 20), 6
-
-
-class NoiseConfig(LucirConfig):
-    """Options of LUCIR."""
-
-    method: Literal["noise"] = restate("method", "noise")
 
 
 @register
 class Noise(Lucir):
     """LUCIR whose exemplars get noise on their pixels, once, about as much as Mnemonics moves them."""
 
-    name, title, summary, Config = "noise", "LUCIR, noisy exemplars", "a control for Mnemonics", NoiseConfig
+    name, title, summary = "noise", "LUCIR, noisy exemplars", "a control for Mnemonics"
 
     def exemplars(self, phase, quota):
         """Return the herded exemplars; those of new classes with noise."""
@@ -47,7 +41,10 @@ class Noise(Lucir):
         pixels = kept.images.pixels.float()
         new = (kept.images.labels >= phase.old)[:, None, None, None]
         moved = pixels + NOISE * new * torch.randn(pixels.shape, generator=generator)
-        return replace(kept, images=ArrayImages(moved.clamp(0, 255).round().to(torch.uint8), kept.images.labels))
+        return replace(
+            kept,
+            images=ArrayImages(moved.clamp(0, 255).round().to(torch.uint8), kept.images.labels),
+        )
 
 
 LONG = {"method": "mnemonics", "outer_rate": 1.0}
@@ -63,8 +60,8 @@ VARIANTS = {
 
 def exemplars_of(directory):
     """Return the learner after phase 0 and its exemplars in memory."""
-    learner = geodl.Learner.restored(RunDirectory(directory).load_phase(0))
-    return learner, learner.memory.images
+    model = load_model(Directory(directory).phase(0))
+    return geodl.Learner(model.config, model=model), model.memory.images
 
 
 def inputs(learner, images, generator=None):
@@ -81,7 +78,9 @@ def after_training(learner, exemplars, others, augment, seed):
     for step in range(max(STEPS) + 1):
         if step in STEPS:
             with torch.inference_mode():
-                found.append(F.cross_entropy(network(inputs(learner, others)).logits, others.labels))
+                found.append(
+                    F.cross_entropy(network(inputs(learner, others)).logits, others.labels)
+                )
         some = exemplars.select(torch.randperm(len(exemplars), generator=generator)[:BATCH])
         optimizer.zero_grad()
         x = inputs(learner, some, generator if augment else None)
@@ -106,13 +105,19 @@ def main():
     for name in variants:
         out = options.out / name
         how = {"data": "cifar100", "data_dir": options.data_dir, "groups": groups}
-        found = geodl.run(preset="cifar100-cpu", out=out, threads=1, **how, **VARIANTS[name]).results
+        found = geodl.run(
+            preset="cifar100-cpu", out=out, threads=1, **how, **VARIANTS[name]
+        ).results
         averages = [f"{found[each].average:.1f}" for each in ("cnn", "nme", "ame")]
         print(f"| {name} | {' | '.join(averages)} |", flush=True)
     train = geodl.ClassIncremental(data, groups=groups).train(0)
-    others = train.select(torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:OTHERS])
+    others = train.select(
+        torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:OTHERS]
+    )
     steps = " | ".join(f"after {step}" for step in STEPS)
-    print(f"\n| exemplars of phase 0 | moved by | right | their loss | training | loss of others: {steps} |")
+    print(
+        f"\n| exemplars of phase 0 | moved by | right | their loss | training | loss of others: {steps} |"
+    )
     print("|---|---:|---:|---:|---|" + "---:|" * len(STEPS))
     _, herded = exemplars_of(options.out / "LUCIR")
     for name in variants:
@@ -123,7 +128,9 @@ def main():
         right = 100 * (logits.argmax(1) == exemplars.labels).float().mean()
         own = F.cross_entropy(logits, exemplars.labels)
         for augment in (False, True):
-            found = [after_training(learner, exemplars, others, augment, seed) for seed in range(DRAWS)]
+            found = [
+                after_training(learner, exemplars, others, augment, seed) for seed in range(DRAWS)
+            ]
             losses = " | ".join(f"{each:.3f}" for each in torch.stack(found).mean(0))
             shown = f"{move:.1f} | {right:.1f} % | {own:.3f} | {'cropped, flipped' if augment else 'as drawn'}"
             print(f"| {name} | {shown} | {losses} |", flush=True)

@@ -13,38 +13,49 @@ from pathlib import Path
 import torch
 
 from geodl import ClassIncremental, Learner, load
-from geodl.closed_form import Expansion, Standardization, Statistics, moved, share_out
-from geodl.config import derive
+from geodl.closed_form import Expansion, Standardization, Statistics, share_out
+from geodl.core.keys import derive
 from geodl.data.images import concat
+from geodl.learning.saving import load_model
 from geodl.methods.lucir import Lucir
-from geodl.metrics import Confusion, Trajectory
-from geodl.store import RunDirectory
+from geodl.model.metrics import Confusion, Trajectory
+from geodl.store import Directory
+from studies.drift import moved
 
 WIDTH, GAMMA, CHUNK = 4096, 0.01, 2000
+LUCIR = {"method": "lucir", "distill": "geodesic", "lr": 0.05, "exemplars": 20}
 
 
 class Moving(Lucir):
-    """LUCIR + GeoDL from phase 1 on, over a base network that was trained before; all levels are read."""
+    """LUCIR + GeoDL from phase 1 on, over a base network that was trained before."""
+
+    def __init__(self, config, base):
+        super().__init__(config)
+        self.base = base
 
     def stages(self, phase):
-        """Yield LUCIR's stages; in phase 0 the network does not move."""
-        yield from super().stages(phase) if phase.index else ()
+        """Yield LUCIR's stages; phase 0 takes the base network as it is."""
+        if phase.index:
+            yield from super().stages(phase)
+        else:
+            phase.network.load_state_dict(self.base.state_dict())
 
-    def levels(self, network):
-        """Return all levels."""
-        return network.level_names
 
-
-def start(run, epochs, data):
-    """Return a learner that knows the base classes by the network of the run's phase 0."""
-    base = Learner.restored(RunDirectory(run).load_phase(0))
-    options = {"method": "lucir", "distill": "geodesic", "epochs": epochs, "lr": 0.05, "exemplars": 20}
-    weights = run / "phases" / "00" / "model.safetensors"  # exemplars are chosen by the trained network
-    learner = Learner(preset="cifar100-analytic", threads=1, seed=base.config.seed, weights=weights, **options)
-    learner.method = Moving(learner.config)
+def start(base, data, **options):
+    """Return a learner that knows the base classes by the network of a model."""
+    given = {"preset": "cifar100-analytic", "threads": 1, "seed": base.config.seed}
+    learner = Learner(**given | LUCIR | options)
+    learner.method = Moving(learner.config, base.network)
     learner.learn(data.train)
-    learner.network.load_state_dict(base.network.state_dict())
     return learner
+
+
+def features(learner, images, mirror=False):
+    """Return the features of images at all levels, (N, d_l) by name."""
+    model = learner.model
+    levels = model.network.level_names
+    read = learner.trainer.features
+    return read(model.network, images, model.transform, mirror=mirror, levels=levels).levels
 
 
 def judge(learner, test, z, labels, names):
@@ -57,7 +68,7 @@ def judge(learner, test, z, labels, names):
         part = {name: block[rows] for name, block in z.items()}
         statistics.add(expansion(standardization(part)), labels[rows], len(names))
     head = statistics.solve(GAMMA).head.double()
-    views = [learner.features(test, mirror=mirror).levels for mirror in (False, True)]
+    views = [features(learner, test, mirror) for mirror in (False, True)]
     scores = sum(expansion(standardization(view)).double() @ head for view in views)
     return Confusion.of(test.labels, scores.argmax(1), names)
 
@@ -67,8 +78,39 @@ def joined(parts):
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
+def study(base, scenario, **options):
+    """Go through the phases on both sides; return trajectories by side, and the oracle's confusion."""
+    first, *later = scenario
+    moving, still = (start(base, first, **options) for _ in range(2))
+    z = features(moving, first.train)
+    kept = {name: [z] for name in ("frozen", "stale", "mapped")}
+    labels = [first.train.labels]
+    found = {name: [] for name in kept}
+    for phase in (first, *later):
+        if phase.index:
+            hand = concat([phase.train, moving.memory.images])
+            before = features(moving, hand)
+            moving.learn(phase.train)
+            after = features(moving, hand)
+            kept["mapped"] = [moved(part, before, after) for part in kept["mapped"]]
+            new = {name: block[: len(phase.train)] for name, block in after.items()}
+            for side in ("stale", "mapped"):
+                kept[side].append(new)
+            kept["frozen"].append(features(still, phase.train))
+            labels.append(phase.train.labels)
+        names = scenario.classes[: scenario.seen(phase.index)]
+        for side, parts in kept.items():
+            learner = still if side == "frozen" else moving
+            judged = judge(learner, phase.test, joined(parts), torch.cat(labels), names)
+            found[side].append(judged)
+            print(f"phase {phase.index}, {side}: {judged.accuracy:.2f}", flush=True)
+    everything = features(moving, concat([each.train for each in scenario]))
+    oracle = judge(moving, later[-1].test, everything, torch.cat(labels), scenario.classes)
+    return {side: Trajectory(scenario.groups, each) for side, each in found.items()}, oracle
+
+
 def main():
-    """Go through the phases on both sides and print the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("run", type=Path)
@@ -76,36 +118,15 @@ def main():
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()
     scenario = ClassIncremental(load("cifar100", options.data_dir), base=50, phases=5)
-    first, *later = scenario
-    moving = start(options.run, options.epochs, first)
-    still = start(options.run, options.epochs, first)
-    base = moving.features(moving.rows_of(first.train)).levels
-    kept = {name: [base] for name in ("frozen", "stale", "mapped")}
-    labels = [first.train.labels]
-    found = {name: [] for name in kept}
-    for phase in (first, *later):
-        if phase.index:
-            hand = concat([phase.train, moving.memory.images])
-            before = moving.features(hand).levels
-            moving.learn(phase.train)
-            after = moving.features(hand).levels
-            kept["mapped"] = [moved(part, before, after) for part in kept["mapped"]]
-            new = {name: block[: len(phase.train)] for name, block in after.items()}
-            for side in ("stale", "mapped"):
-                kept[side].append(new)
-            kept["frozen"].append(still.features(phase.train).levels)
-            labels.append(phase.train.labels)
-        classes = max(max(group) for group in scenario.groups[: phase.index + 1]) + 1
-        for side, parts in kept.items():
-            learner = still if side == "frozen" else moving
-            found[side].append(judge(learner, phase.test, joined(parts), torch.cat(labels), scenario.classes[:classes]))
-            print(f"phase {phase.index}, {side}: {found[side][-1].accuracy:.2f}", flush=True)
-    everything = moving.features(concat([each.train for each in scenario])).levels
-    oracle = judge(moving, later[-1].test, everything, torch.cat(labels), scenario.classes)
-    rows = {side: Trajectory(scenario.groups, each) for side, each in found.items()}
+    base = load_model(Directory(options.run).phase(0))
+    rows, oracle = study(base, scenario, epochs=options.epochs)
     results = {side: row.to_dict() | {"later": row.matrix[-1][-1]} for side, row in rows.items()}
-    options.out.write_text(json.dumps({"epochs": options.epochs, "results": results, "oracle": oracle.accuracy}))
-    print("| z of old images | average 0..T | average 1..T | final | forgetting |\n|---|---:|---:|---:|---:|")
+    options.out.write_text(
+        json.dumps({"epochs": options.epochs, "results": results, "oracle": oracle.accuracy})
+    )
+    print(
+        "| z of old images | average 0..T | average 1..T | final | forgetting |\n|---|---:|---:|---:|---:|"
+    )
     for side, row in rows.items():
         figures = (row.average_incremental, row.average, row.accuracy[-1], row.forgetting)
         print(f"| {side} | {' | '.join(f'{each:.2f}' for each in figures)} |")

@@ -9,11 +9,15 @@ import json
 from pathlib import Path
 
 from geodl import Learner
-from geodl.store import RunDirectory
+from geodl.learning.saving import load_model
+from geodl.store import Directory
 from studies.base import SEEN, parts
 
 STEP = {"schedule": "step"}
-FIRST = {"phase 0, one-cycle up to 0.2": {"base_lr": 0.2}, "phase 0, step from 0.1": STEP | {"base_lr": 0.1}}
+FIRST = {
+    "phase 0, one-cycle up to 0.2": {"base_lr": 0.2},
+    "phase 0, step from 0.1": STEP | {"base_lr": 0.1},
+}
 LATER = {
     "phase 1, one-cycle up to 0.1": {"lr": 0.1},
     "phase 1, one-cycle up to 0.05": {"lr": 0.05},
@@ -25,14 +29,16 @@ LATER = {
 
 def learner_of(options):
     """Return a learner that has learned nothing."""
-    return Learner(preset="cifar100-quarter", method="lucir", distill="geodesic", threads=1, seed=1, **options)
+    return Learner(
+        preset="cifar100-quarter", method="lucir", distill="geodesic", threads=1, seed=1, **options
+    )
 
 
 def first_phase(images, options, out):
     """Return a learner that knows the first 40 classes; what was trained before is read."""
     learner = learner_of(options)
     if (out / "phases").exists():
-        learner.restore(RunDirectory(out).load_phase(0))
+        learner.model = load_model(Directory(out).phase(0), learner.config)
     else:
         learner.learn(images)
         learner.save(out)
@@ -44,7 +50,9 @@ def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("variants", nargs="*", metavar="VARIANT", default=[*FIRST, *LATER], help="default: all")
+    parser.add_argument(
+        "variants", nargs="*", metavar="VARIANT", default=[*FIRST, *LATER], help="default: all"
+    )
     options = parser.parse_args()
     first, later, aside = parts(options.data_dir)
     old = aside.select(aside.labels < SEEN)
@@ -62,9 +70,15 @@ def main():
             learner.learn(later)
             found = learner.evaluate(aside)
             judged = [found[each] for each in ("cnn", "nme")]
-            rates = [(each.accuracy, each.rate(range(SEEN)), each.rate(range(SEEN, SEEN + 10))) for each in judged]
+            rates = [
+                (each.accuracy, each.rate(range(SEEN)), each.rate(range(SEEN, SEEN + 10)))
+                for each in judged
+            ]
             path.write_text(json.dumps([rate for each in rates for rate in each]))
-        print(f"| {name} | {' | '.join(f'{each:.1f}' for each in json.loads(path.read_text()))} |", flush=True)
+        print(
+            f"| {name} | {' | '.join(f'{each:.1f}' for each in json.loads(path.read_text()))} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

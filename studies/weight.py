@@ -8,9 +8,9 @@ import argparse
 from pathlib import Path
 
 import geodl
-from geodl.predictors import CLASSIFIERS
-from geodl.report.figures import Curve, lines
-from geodl.report.tables import PAPERS
+from geodl.bench.report.figures import Curve, lines
+from geodl.bench.report.tables import PAPERS
+from geodl.model.classifiers import titles
 
 WEIGHTS = (6.0, 12.0, 24.0)
 GEODESIC = {"distill": "geodesic"}
@@ -27,11 +27,19 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--figures", type=Path, help="a directory for weight.svg and weight.pdf")
     options = parser.parse_args()
-    print("| distillation, weight | average 1..T: CNN | k-NME | AME | forgetting: CNN | k-NME | AME |")
+    print(
+        "| distillation, weight | average 1..T: CNN | k-NME | AME | forgetting: CNN | k-NME | AME |"
+    )
     print("|---" + "|---:" * 6 + "|", flush=True)
     averages = {}
     for name, variant in VARIANTS.items():
-        how = {"preset": "cifar100-cpu", "data_dir": options.data_dir, "method": "lucir", "seed": 1, "threads": 1}
+        how = {
+            "preset": "cifar100-cpu",
+            "data_dir": options.data_dir,
+            "method": "lucir",
+            "seed": 1,
+            "threads": 1,
+        }
         found = geodl.run(out=options.out / name, **how, **variant).results
         averages[name] = [found[each].average for each in PAPERS]
         figures = averages[name] + [found[each].forgetting for each in PAPERS]
@@ -39,11 +47,15 @@ def main():
     if options.figures:
         by_weight = [averages[f"GeoDL, {weight:g}"] for weight in WEIGHTS]
         curves = [
-            Curve(CLASSIFIERS[name], WEIGHTS, [each[k] for each in by_weight], dashed=name == "ame")
+            Curve(titles()[name], WEIGHTS, [each[k] for each in by_weight], dashed=name == "ame")
             for k, name in enumerate(PAPERS)
         ]
         curves += [
-            Curve(f"{CLASSIFIERS[name]}, squared distance", [6], [averages["GeoDL, 6, squared distance"][k]])
+            Curve(
+                f"{titles()[name]}, squared distance",
+                [6],
+                [averages["GeoDL, 6, squared distance"][k]],
+            )
             for k, name in enumerate(PAPERS)
         ]
         plot = lines("weight", curves, x="weight of GeoDL", y="average 1..T (%)", ticks=WEIGHTS)

@@ -12,6 +12,12 @@ settings.register_profile("geodl", deadline=None)  # no test asserts a time: mac
 settings.load_profile("geodl")
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a cache of base phases of its own, not that of the user."""
+    monkeypatch.setenv("GEODL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 def _shared(name: str) -> Path:
     """Find test data in $GEODL_DATA or in the shared folder beside the checkout; skip the test where there are none."""
     root = Path(os.environ.get("GEODL_DATA") or Path(__file__).parents[2] / "shared" / "data")

@@ -6,27 +6,21 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
-from tests import tiny
-from tests.test_cli import geodl
+from tests.helpers.command import geodl
 
 import geodl as package
-from geodl import losses
 from geodl.app import choices
 from geodl.data import load
-from geodl.errors import ConfigError
-from geodl.experiment import run_config
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "geodl"
 
 # From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
 ROOMS = (
-    "errors text devices files locks cache config events geometry ranks nets losses data closed_form herding memory predictors metrics "
-    "analysis store methods predicting training learner experiment report sweep reproduce app classifier serve cli __main__"
+    "core config store geometry nets losses data closed_form model methods learning bench app cli "
+    "__main__"
 ).split()
 
 
@@ -37,7 +31,9 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module == "geodl":
-            found |= {f"geodl.{alias.name}" for alias in node.names if not alias.name.startswith("__")}
+            found |= {
+                f"geodl.{alias.name}" for alias in node.names if not alias.name.startswith("__")
+            }
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
     return found
@@ -52,14 +48,39 @@ def test_imports_point_downwards(path):
     allowed = ROOMS[: ROOMS.index(room) + 1]
     used = {name.split(".")[1] for name in imports(path) if name.startswith("geodl.")}
     assert used <= set(allowed), f"{room} imports {sorted(used - set(allowed))} from above"
-    if room != "training":
+    assert not (room == "app" and "bench" in used), "app and bench never import each other"
+    if room != "learning":
         assert not any("lightning" in name for name in imports(path))
+
+
+def test_the_house_has_fourteen_rooms():
+    names = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    assert names - {"__init__", "__main__", "__pycache__", "py.typed"} == {*ROOMS} - {"__main__"}
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Rooms that have not been read through yet.
+LATER = ("app", "closed_form", "data", "learning", "methods", "model", "nets", "store")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_comprehensions_are_simple(path):
+    """No comprehension inside another, and no conditional expression inside one: a loop is easier to read."""
+    if path.relative_to(PACKAGE).parts[0] in LATER:
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, COMPREHENSIONS):
+            inside = [each for each in ast.walk(node) if each is not node]
+            dense = [each for each in inside if isinstance(each, (*COMPREHENSIONS, ast.IfExp))]
+            assert not dense, f"{path.name}, line {node.lineno}"
 
 
 def test_every_room_is_described_in_its_place():
     """The table in CONTRIBUTING.md has the rooms in the order in which they may import."""
     table = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
-    names = [name for row in table for name in re.findall(r"`(\w+)(?:\.py|/)`", row) if name != "presets"]
+    names = [
+        name for row in table for name in re.findall(r"`(\w+)(?:\.py|/)`", row) if name != "presets"
+    ]
     assert [*names, "__main__"] == ROOMS
 
 
@@ -67,7 +88,11 @@ def test_nothing_unpickles():
     for path in FILES:
         text = path.read_text()
         # Weights that somebody published as .pth: torch's reader of tensors alone.
-        allowed = 'torch.load(file, map_location="cpu", weights_only=True)' if path.name == "weights.py" else ""
+        allowed = (
+            'torch.load(file, map_location="cpu", weights_only=True)'
+            if path.name == "weights.py"
+            else ""
+        )
         assert "torch.load(" not in text.replace(allowed, "")
         assert "torch.save(" not in text
         if path.name != "cifar.py":  # its unpickler admits arrays alone
@@ -76,7 +101,9 @@ def test_nothing_unpickles():
 
 def test_no_test_uses_a_private_name():
     modules = "|".join({path.stem for path in FILES})
-    private = re.compile(rf'setattr\(\w+, "_[a-z]|from geodl[\w.]* import .*\b_[a-z]|\b(?:{modules})\._[a-z]')
+    private = re.compile(
+        rf'setattr\(\w+, "_[a-z]|from geodl[\w.]* import .*\b_[a-z]|\b(?:{modules})\._[a-z]'
+    )
     for path in Path(__file__).parent.rglob("*.py"):
         assert not private.search(path.read_text()), path
 
@@ -103,7 +130,9 @@ def test_public_names_are_what_they_are_called():
 
 
 def blocks(document: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), flags=re.M | re.S)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), flags=re.M | re.S
+    )
 
 
 def write_weeks(folder: Path) -> None:
@@ -130,40 +159,24 @@ def test_every_command_of_the_readme_works(tmp_path, monkeypatch):
         geodl(*arguments, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_every_python_block_works(document, tmp_path):
-    code = [block for block in blocks(document, "python") if "import" in block]
+def test_every_python_block_works(tmp_path):
+    code = [block for block in blocks("README.md", "python") if "import" in block]
     assert code
     subprocess.run([sys.executable, "-c", "\n".join(code)], check=True, timeout=300, cwd=tmp_path)
 
 
-@pytest.fixture
-def euclidean():
-    (block,) = [block for block in blocks("CONTRIBUTING.md", "python") if "class EuclideanDistillation" in block]
-    exec(block, {"__name__": "example"})
-    yield losses.DISTILLATIONS["euclidean"]
-    del losses.DISTILLATIONS["euclidean"]
-
-
-def test_the_distillation_that_contributing_adds_is_one(euclidean, tmp_path):
-    loss = euclidean.build(euclidean.Options(euclidean_weight=0.5))
-    student, teacher = (SimpleNamespace(pooled=torch.full((2, 3), value)) for value in (1.0, 3.0))
-    assert loss(loss.compared(student, 4), loss.compared(teacher, 4)) == 12
-    assert loss.weight(4, 1) == 1
-    store = run_config(tiny.config(distill="euclidean", euclidean_weight=0.5), out=tmp_path / "r", data=tiny.dataset())
-    epochs = [event for event in store.read_events() if event["kind"] == "epoch" and event["phase"] == 2]
-    assert epochs[-1]["parts"]["distill"] > 0
-    with pytest.raises(ConfigError, match=r"euclidean_weight .* an option of the distillation euclidean"):
-        tiny.config(distill="cosine", euclidean_weight=0.5)
-
-
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+    "document",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    ],
 )
 def test_links_lead_somewhere(document):
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\(([^)#]+)", text):
-        if not target.startswith("http"):
+        if not target.startswith(("http", "generated/")):  # what the site generates comes later
             assert ((ROOT / document).parent / target).exists(), target
 
 

@@ -6,35 +6,40 @@ The names below are loaded on first use, so that ``import geodl`` costs nothing 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from geodl import geometry
-    from geodl.classifier import IncrementalClassifier
+    from geodl.app.classifier import IncrementalClassifier
+    from geodl.bench.experiment import run
+    from geodl.core.errors import GeodlError
     from geodl.data import load
     from geodl.data.scenario import ClassIncremental
-    from geodl.errors import GeodlError
-    from geodl.experiment import run
-    from geodl.learner import Learner
+    from geodl.learning.learner import Learner
     from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
+    from geodl.model.estimators import ClosedFormClassifier, ImageFeatures
 
 _HOMES = {
     "ClassIncremental": "geodl.data.scenario",
+    "ClosedFormClassifier": "geodl.model.estimators",
     "CosineDistillation": "geodl.losses",
     "GeodesicDistillation": "geodl.losses",
-    "GeodlError": "geodl.errors",
-    "IncrementalClassifier": "geodl.classifier",
-    "Learner": "geodl.learner",
+    "GeodlError": "geodl.core.errors",
+    "ImageFeatures": "geodl.model.estimators",
+    "IncrementalClassifier": "geodl.app.classifier",
+    "Learner": "geodl.learning.learner",
     "LogitDistillation": "geodl.losses",
     "load": "geodl.data",
-    "run": "geodl.experiment",
+    "run": "geodl.bench.experiment",
 }
 
 __all__ = [
     "ClassIncremental",
+    "ClosedFormClassifier",
     "CosineDistillation",
     "GeodesicDistillation",
     "GeodlError",
+    "ImageFeatures",
     "IncrementalClassifier",
     "Learner",
     "LogitDistillation",

@@ -9,14 +9,27 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import BaseModel
+from pydantic import Field
 from torch import Tensor, nn
 
-from geodl.config import MANY, option
-from geodl.errors import ConfigError
+from geodl.config import MANY, Options, Registry
+from geodl.config import Options as BaseOptions
+from geodl.core.errors import ConfigError
+from geodl.core.ranks import Group, gather_rows, global_mean
 from geodl.geometry import GeodesicFlow, GeometryError, common_subspaces, unit, working_dtype
 from geodl.nets import Output
-from geodl.ranks import Group, gather_rows, global_mean
+
+WeightFactor = Literal["old/new", "new/old", "none"]
+Where = Literal["pooled", "grid"]
+
+
+class FeatureOptions(Options):
+    """Options of every distillation that compares features."""
+
+    weight_factor: WeightFactor = "old/new"
+    """Factor of the weight: sqrt(old/new) classes as in the released code, sqrt(new/old) as the papers print it, or none."""
+    freeze_old_rows: bool = True
+    """Freeze the rows of a cosine head whose classes have no new images."""
 
 
 class Distillation(nn.Module):
@@ -26,15 +39,18 @@ class Distillation(nn.Module):
     """As `--distill NAME` finds it."""
     title: ClassVar[str]
     """As tables name it; unset: its name."""
-    Options: ClassVar[type[BaseModel]]
-    """Its own options; their names must differ from all others."""
+    Options: ClassVar[type[BaseOptions]] = BaseOptions
+    """Its own options, with those of `FeatureOptions` where it compares features; other names must be its alone."""
     of_features: ClassVar[bool]
-    """Whether it compares features; then the old rows of a cosine head stand still. Otherwise it compares logits."""
+    """Whether it compares features, or else logits."""
 
-    def __init__(self, group: Group = None, base_weight: float = 1.0) -> None:
+    def __init__(
+        self, group: Group = None, base_weight: float = 1.0, weight_factor: WeightFactor = "old/new"
+    ) -> None:
         super().__init__()
         self.group = group
         self.base_weight = base_weight
+        self.weight_factor = weight_factor
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
@@ -42,12 +58,16 @@ class Distillation(nn.Module):
         raise NotImplementedError
 
     def weight(self, old: int, new: int) -> float:
-        """Return the weight of the loss in a phase with so many old and new classes: of features x sqrt(old / new).
+        """Return the weight of the loss in a phase with so many old and new classes: that of features has a factor.
 
-        So LUCIR's and GeoDL's code have it (no new class: sqrt(old)). Their papers print new / old; the published numbers come from
-        the code.
+        LUCIR's and GeoDL's code have sqrt(old/new), their papers print sqrt(new/old). No new class counts as one.
         """
-        return self.base_weight * (math.sqrt(old / max(new, 1)) if self.of_features else 1.0)
+        if not self.of_features or self.weight_factor == "none":
+            return self.base_weight
+        new = max(new, 1)
+        return self.base_weight * math.sqrt(
+            old / new if self.weight_factor == "old/new" else new / old
+        )
 
     def compared(self, outputs: Output, old: int) -> Tensor:
         """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's."""
@@ -59,6 +79,9 @@ class Distillation(nn.Module):
             raise GeometryError(
                 f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
             )
+        if not student.is_floating_point() or not teacher.is_floating_point():
+            given = f"{student.dtype} and {teacher.dtype}"
+            raise GeometryError(f"student and teacher must be floating point, not {given}")
         with torch.autocast(student.device.type, enabled=False):
             return self.loss(student, teacher).to(working_dtype(student, teacher))
 
@@ -71,20 +94,26 @@ class Distillation(nn.Module):
         raise NotImplementedError
 
 
-DISTILLATIONS: dict[str, type[Distillation]] = {}
+DISTILLATIONS = Registry[type[Distillation]]("distillation", "distill", optional=True)
 Kind = TypeVar("Kind", bound=type[Distillation])
 
 
 def register(kind: Kind) -> Kind:
     """Make a distillation known by its name; a decorator of its class."""
-    if kind.name in (*DISTILLATIONS, "none"):
-        raise ConfigError(f"a distillation named {kind.name!r} is there already")
-    kind.title = vars(kind).get("title", kind.name)  # not that of a class it inherits from
-    DISTILLATIONS[kind.name] = kind
+    DISTILLATIONS.add(kind.name, kind)
     return kind
 
 
 # ------------------------------------------------------------------------------------------------- distillations
+
+
+class LogitOptions(Options):
+    """Options of the lwf distillation."""
+
+    lwf_weight: float = Field(1.0, ge=0)
+    """Weight of the lwf distillation."""
+    temperature: float = Field(2.0, gt=0)
+    """Temperature of the lwf distillation."""
 
 
 @register
@@ -97,19 +126,16 @@ class LogitDistillation(Distillation):
     name = "lwf"
     title = "LwF"
     of_features = False
+    Options = LogitOptions
 
-    class Options(BaseModel):
-        """Options of the lwf distillation."""
-
-        lwf_weight: float = option(1.0, "Distillation", "Weight of the lwf distillation.", ge=0, in_model="kept")
-        temperature: float = option(2.0, "Distillation", "Temperature of the lwf distillation.", gt=0, in_model="kept")
-
-    def __init__(self, temperature: float = 2.0, group: Group = None, *, base_weight: float = 1.0) -> None:
+    def __init__(
+        self, temperature: float = 2.0, group: Group = None, *, base_weight: float = 1.0
+    ) -> None:
         super().__init__(group, base_weight)
         self.temperature = temperature
 
     @classmethod
-    def build(cls, options: Any, group: Group = None) -> Self:
+    def build(cls, options: LogitOptions, group: Group = None) -> Self:
         """Return the loss that the options ask for."""
         return cls(options.temperature, group, base_weight=options.lwf_weight)
 
@@ -123,6 +149,15 @@ class LogitDistillation(Distillation):
         return F.kl_div(new, old, reduction="none", log_target=True).sum(1)
 
 
+class CosineOptions(FeatureOptions):
+    """Options of the cosine distillation."""
+
+    cosine_weight: float = Field(5.0, ge=0)
+    """Weight of the cosine distillation (times weight_factor)."""
+    cosine_features: Where = "pooled"
+    """What is compared: pooled features, or GeoDL's 2 x 2 grid."""
+
+
 @register
 class CosineDistillation(Distillation):
     """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; a zero row counts 0."""
@@ -130,27 +165,28 @@ class CosineDistillation(Distillation):
     name = "cosine"
     title = "Cos"
     of_features = True
-
-    class Options(BaseModel):
-        """Options of the cosine distillation."""
-
-        cosine_weight: float = option(
-            5.0, "Distillation", "Weight of the cosine distillation (times sqrt(old/new)).", ge=0, in_model="kept"
-        )
-        cosine_features: Literal["pooled", "grid"] = option(
-            "pooled", "Distillation", "What is compared: pooled features, or GeoDL's 2 x 2 grid.", in_model="kept"
-        )
+    Options = CosineOptions
 
     def __init__(
-        self, group: Group = None, *, features: Literal["pooled", "grid"] = "pooled", base_weight: float = 5.0
+        self,
+        group: Group = None,
+        *,
+        features: Where = "pooled",
+        base_weight: float = 5.0,
+        weight_factor: WeightFactor = "old/new",
     ) -> None:
-        super().__init__(group, base_weight)
+        super().__init__(group, base_weight, weight_factor)
         self.features = features
 
     @classmethod
-    def build(cls, options: Any, group: Group = None) -> Self:
+    def build(cls, options: CosineOptions, group: Group = None) -> Self:
         """Return the loss that the options ask for."""
-        return cls(group, features=options.cosine_features, base_weight=options.cosine_weight)
+        return cls(
+            group,
+            features=options.cosine_features,
+            base_weight=options.cosine_weight,
+            weight_factor=options.weight_factor,
+        )
 
     def compared(self, outputs: Output, old: int) -> Tensor:
         """Return the pooled features, or those on the grid."""
@@ -162,6 +198,23 @@ class CosineDistillation(Distillation):
         return one_minus_cosine(unit(student), unit(teacher))
 
 
+class GeodesicOptions(FeatureOptions):
+    """Options of the geodesic distillation."""
+
+    geodesic_weight: float = Field(6.0, ge=0)
+    """Weight of the geodesic distillation (times weight_factor). On CIFAR-100 12 and 24 were worse than 6 under class means."""
+    subspace_dim: int = Field(127, ge=1, le=MANY)
+    """Dimension n of the subspaces."""
+    through_flow: bool = False
+    """Differentiate through the geodesic flow too."""
+    center: bool = True
+    """Find the subspaces about the mean of the batch."""
+    geodesic_distance: Literal["cosine", "squared"] = "cosine"
+    """1 - cos of projected rows, or squared distance of unit rows."""
+    geodesic_features: Where = "grid"
+    """What is compared: the 2 x 2 grid, or pooled features."""
+
+
 @register
 class GeodesicDistillation(Distillation):
     """GeoDL's loss (Eq. 9): the mean of 1 - cos under the kernel of the geodesic flow between the batches' subspaces.
@@ -170,32 +223,13 @@ class GeodesicDistillation(Distillation):
     flow too; by default it is constant and only the projected student rows carry gradient, as in the reference code.
     group: take the subspaces of the global batch over these ranks. center: subtract the batch mean to find the subspaces.
     distance: "squared" takes the squared distance of the unit rows under the kernel instead of 1 - cos, as the released code does.
+    features: where the rows come from; with pooled features no wider than dim the kernel is the identity and the loss 1 - cos.
     """
 
     name = "geodesic"
     title = "GeoDL"
     of_features = True
-
-    class Options(BaseModel):
-        """Options of the geodesic distillation."""
-
-        geodesic_weight: float = option(
-            6.0,
-            "Distillation",
-            "Weight of the geodesic distillation (times sqrt(old/new)). On CIFAR-100 12 and 24 were worse than 6 under class means.",
-            ge=0,
-            in_model="kept",
-        )
-        subspace_dim: int = option(
-            127, "Distillation", "Dimension n of the subspaces.", ge=1, le=MANY, in_model="kept", in_grid=True
-        )
-        through_flow: bool = option(
-            False, "Distillation", "Differentiate through the geodesic flow too.", in_model="kept"
-        )
-        center: bool = option(True, "Distillation", "Find the subspaces about the mean of the batch.", in_model="kept")
-        geodesic_distance: Literal["cosine", "squared"] = option(
-            "cosine", "Distillation", "1 - cos of projected rows, or squared distance of unit rows.", in_model="kept"
-        )
+    Options = GeodesicOptions
 
     def __init__(
         self,
@@ -205,20 +239,23 @@ class GeodesicDistillation(Distillation):
         *,
         center: bool = True,
         distance: Literal["cosine", "squared"] = "cosine",
+        features: Where = "grid",
         base_weight: float = 6.0,
+        weight_factor: WeightFactor = "old/new",
     ) -> None:
-        super().__init__(group, base_weight)
-        if dim < 1:
-            raise GeometryError(f"the subspace dimension must be at least 1, not {dim}")
+        super().__init__(group, base_weight, weight_factor)
+        if not isinstance(dim, int) or dim < 1:
+            raise GeometryError(f"dim = {dim!r}: a whole number from 1 is needed")
         if distance not in ("cosine", "squared"):
             raise ConfigError(f"distance = {distance!r}: cosine and squared are allowed")
         self.dim = dim
         self.through_flow = through_flow
         self.center = center
         self.distance = distance
+        self.features = features
 
     @classmethod
-    def build(cls, options: Any, group: Group = None) -> Self:
+    def build(cls, options: GeodesicOptions, group: Group = None) -> Self:
         """Return the loss that the options ask for."""
         return cls(
             options.subspace_dim,
@@ -226,19 +263,24 @@ class GeodesicDistillation(Distillation):
             group,
             center=options.center,
             distance=options.geodesic_distance,
+            features=options.geodesic_features,
             base_weight=options.geodesic_weight,
+            weight_factor=options.weight_factor,
         )
 
     def compared(self, outputs: Output, old: int) -> Tensor:
-        """Return the features on the grid, wide enough for 127 directions."""
-        return outputs.grid
+        """Return the features on the grid, wide enough for 127 directions, or the pooled ones."""
+        compared: Tensor = getattr(outputs, self.features)
+        return compared
 
     def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the mean over the rows of all ranks, the subspaces being those of the global batch."""
         if self.group is None:
             return super().loss(student, teacher)
         # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
-        everything, start = gather_rows(torch.stack([student.detach(), teacher.detach()], 1), self.group)
+        everything, start = gather_rows(
+            torch.stack([student.detach(), teacher.detach()], 1), self.group
+        )
         others, end = everything[:, 0], start + len(student)
         students = torch.cat([others[:start], student, others[end:]])
         loss = global_mean(self.rows(students, everything[:, 1]))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from geodl.cli import main
-from geodl.errors import StoreError
+from geodl.core.errors import StoreError
 
 from . import damage
-from .directories import KINDS, TENSORS, draw_file, put, sample
+from .directories import HEADS, KINDS, draw_file, objects, put, sample
 from .harness import family
 
 
@@ -34,19 +34,19 @@ def commands(draw: random.Random, folder: Path) -> None:
 
 def _any_damage(draw: random.Random, kind: str, folder: Path) -> None:
     path = folder / "it"
-    how = draw.randrange(6)
+    how = draw.randrange(5)
     if how == 0:
-        damage.odd_json(draw, path / draw_file(draw, kind, lambda name: name.endswith(".json")))
+        damage.odd_json(draw, path / draw.choice([*HEADS, *objects(path, ".json")]))
     elif how == 1:
-        damage.odd_tensors(draw, path / draw_file(draw, kind, lambda name: name in TENSORS))
+        damage.odd_tensors(draw, path / draw.choice(objects(path, ".safetensors")))
     elif how == 2:
         damage.replace(
-            draw, path / draw.choice([*sorted(sample(kind)), "phases", "progress", "phases/01"]), folder / "outside"
+            draw,
+            path / draw.choice([*sorted(sample(kind)), "objects", "progress"]),
+            folder / "outside",
         )
-    elif how == 3:
-        damage.odd_name(draw, path / "phases")
     else:
-        (damage.flip if how == 4 else damage.tear)(draw, path / draw_file(draw, kind))
+        (damage.flip if how == 3 else damage.tear)(draw, path / draw_file(draw, kind))
 
 
 def geodl(*words: str, notes: int = 0) -> tuple[Any, str]:
@@ -62,5 +62,7 @@ def geodl(*words: str, notes: int = 0) -> tuple[Any, str]:
     lines = err.getvalue().splitlines()
     assert bool(status) <= len(lines) <= notes + bool(status), f"{words}: {lines}"
     assert status in (0, 2), f"{words}: {status}"
-    assert all(line.isprintable() for line in [*lines, *out.getvalue().split("\n")]), "control characters"
+    assert all(line.isprintable() for line in [*lines, *out.getvalue().split("\n")]), (
+        "control characters"
+    )
     return status, out.getvalue()

@@ -1,5 +1,6 @@
 """Ways to damage a file: by the bit, by the block, by its structure, by putting something else in its place."""
 
+import hashlib
 import json
 import os
 import random
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.directories import sign_phase
+from tests.helpers.directories import content, sign
 
-from geodl.files import json_file, signed, tensor_file
-from geodl.store.phases import FILES, MANIFEST
+from geodl.core.files import json_file, signed
+from geodl.core.tensors import tensor_file
 
 RAW = "@raw@"
 # What may stand where something else is expected, as text: some of it is no JSON.
@@ -33,7 +34,16 @@ VALUES = [
         "[[[]]]",
         '{"a": {"b": []}}',
     ],
-    *["NaN", "-Infinity", "1e999", "9" * 30, "9" * 5000, r'"\ud800"', r'"\u0000\u001b[31m"', '"' + "y" * 100_000 + '"'],
+    *[
+        "NaN",
+        "-Infinity",
+        "1e999",
+        "9" * 30,
+        "9" * 5000,
+        r'"\ud800"',
+        r'"\u0000\u001b[31m"',
+        '"' + "y" * 100_000 + '"',
+    ],
     *[
         "[" * 100_000,
         '{"a":' * 100_000,
@@ -79,7 +89,11 @@ def tear(draw: random.Random, path: Path) -> None:
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """List every (container, key) below a JSON value."""
     inside = (
-        list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
     )
     return [place for key, entry in inside for place in [(value, key), *_places(entry)]]
 
@@ -96,7 +110,9 @@ def mutate_json(draw: random.Random, value: Any) -> bytes:
     if what == 0:
         del container[key]
     elif what == 1 and isinstance(key, str):
-        container[draw.choice(["x", "", "sha256", "format", key.upper(), f"{key} "])] = container.pop(key)
+        container[draw.choice(["x", "", "sha256", "format", key.upper(), f"{key} "])] = (
+            container.pop(key)
+        )
     elif what == 2:
         other, name = draw.choice(places)
         container[key], other[name] = other[name], container[key]
@@ -117,15 +133,27 @@ def odd_json(draw: random.Random, path: Path) -> bool:
     if draw.random() < 0.5:
         path.write_bytes(data)
         return False
-    if path.name in FILES:
-        path.write_bytes(data)
-        sign_phase(path.parent)
+    if path.parent.name == "objects":
+        put_anew(path, data)
         return True
     with suppress(ValueError, TypeError, RecursionError):
         path.write_bytes(json_file(signed(json.loads(data))))
         return True
     path.write_bytes(data[:-1] + f', "sha256": "{checksum}"}}'.encode())
     return True
+
+
+def put_anew(path: Path, data: bytes) -> None:
+    """Replace an object by another one, with sound checksums, in all phases that name it."""
+    digest, root = hashlib.sha256(data).hexdigest(), path.parents[1]
+    path.with_name(digest).write_bytes(data)
+    for name in ("head.json", "head-copy.json"):
+        head = content(root / name)
+        for phase in [*head["phases"], *head["undone"]]:
+            for file in phase["files"].values():
+                if file[0] == path.name:
+                    file[:] = [digest, len(data)]
+        sign(root / name, head)
 
 
 def odd_events(draw: random.Random, path: Path) -> None:
@@ -149,25 +177,26 @@ def odd_tensors(draw: random.Random, path: Path) -> bool:
     """Change the header of a safetensors file, or what is in it; return whether its checksums are sound."""
     data = path.read_bytes()
     if draw.random() < 0.3:
-        names = draw.sample(["weight", "pixels", "", "a.b", "__metadata__x", "\x1b[31m", "é" * 50], 3)
+        names = draw.sample(
+            ["weight", "pixels", "", "a.b", "__metadata__x", "\x1b[31m", "é" * 50], 3
+        )
         kinds = [torch.float32, torch.uint8, torch.bool, torch.float16, torch.int64]
         sides = [0, 1, 2, 5]
         tensors = {
-            name: torch.zeros(draw.choices(sides, k=draw.randint(0, 3)), dtype=draw.choice(kinds)) for name in names
+            name: torch.zeros(draw.choices(sides, k=draw.randint(0, 3)), dtype=draw.choice(kinds))
+            for name in names
         }
-        state = draw.choice(["{}", "[]", "NaN", "[" * 5000, '"x"', "", '{"step": 1}'])
-        metadata = draw.choice([{}, {"phase": "2"}, {"phase": "2", "state": state}, {"phase": "4", "state": state}])
-        data = tensor_file(tensors, metadata if path.name not in FILES else None)
+        data = tensor_file(tensors)
     else:
         length = int.from_bytes(data[:8], "little")
         header = mutate_json(draw, json.loads(data[8 : 8 + length]))
         claimed = draw.choice([len(header)] * 6 + [0, 1, len(header) + 1, 2**31, 2**63, 2**64 - 1])
         data = claimed.to_bytes(8, "little") + header + data[8 + length :]
-    path.write_bytes(data)
-    if path.name in FILES and draw.random() < 0.7:
-        sign_phase(path.parent)
+    if draw.random() < 0.7:
+        put_anew(path, data)
         return True
-    return path.name not in FILES
+    path.write_bytes(data)
+    return False
 
 
 def replace(draw: random.Random, path: Path, outside: Path) -> None:
@@ -209,37 +238,3 @@ def replace(draw: random.Random, path: Path, outside: Path) -> None:
         os.truncate(path, 2**40)
     else:
         path.write_bytes(b"" if kind == "empty" else b"something else")
-
-
-def odd_name(draw: random.Random, phases: Path) -> None:
-    """Put something with a name that is nearly that of a phase beside the phases."""
-    names = [
-        "002",
-        "0",
-        "1",
-        "٠٢",
-        "02 ",
-        " 02",
-        "+2",
-        "-1",
-        "0_2",
-        "2e0",
-        "²",
-        "0x2",
-        "١",
-        "𝟘𝟚",
-        "02.bak",
-        "00~",
-        "9" * 200,
-    ]
-    names += ["02", "07", "100", "99999999999999999999", MANIFEST, ".02", "0\n2", "\x1b[31m", "phases"]
-    path = phases / draw.choice([name for name in names if not (phases / name).exists()])
-    kind = draw.choice(["file", "link to nothing", "link to a phase", "pipe", "folder"])
-    if kind == "folder":
-        path.mkdir() if path.name != "02" else path.write_text("")  # an empty phase is a damaged one: of another family
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "file":
-        path.write_text("mine")
-    else:
-        path.symlink_to("nothing" if kind == "link to nothing" else "00")

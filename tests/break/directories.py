@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.directories import make
+from tests.helpers.directories import FILES, content, make, make_model
 
-from geodl.store import RunDirectory, remove_run, summarize
-from geodl.store.phases import FILES
+from geodl.bench.runs import summarize
+from geodl.store import Directory, remove_directory
 
 from . import damage
 from .harness import Refused, attempt, family
 
 KINDS = ("run", "model")
-TENSORS = ("model.safetensors", "memory.safetensors", "checkpoint.safetensors")
+HEADS = ("head.json", "head-copy.json")
 
 
 # The directories.
 
 
-def save(run: RunDirectory, t: int) -> None:
+def save(run: Directory, t: int) -> None:
     """Save a phase of the shape that real ones have."""
     names = [f"class {i}" for i in range(t + 2)]
     metrics = {
@@ -36,21 +36,22 @@ def save(run: RunDirectory, t: int) -> None:
         "classes": [{"name": name, "images": 5} for name in names],
     }
     model = {"weight": torch.full((t + 1, 4), float(t)), "steps": torch.tensor(10 * t)}
-    run.save_phase(t, model, {"pixels": torch.full((2, 3), t, dtype=torch.uint8)}, metrics, extra)
+    memory = {"pixels": torch.full((2, 3), t, dtype=torch.uint8)}
+    contents = dict(zip(FILES, (model, memory, metrics, extra), strict=True))
+    run.commit(contents, {"action": "learn", "step": t}, states=4, lasting=["metrics.json"])
 
 
 def build(kind: str, path: Path) -> None:
     """Make a run that was interrupted in its third phase, or a model of four steps with one begun and one taken back."""
     model = kind == "model"
-    run = RunDirectory.create_or_open(path, {"kind": "model"}) if model else make(path)
+    run = make_model(path) if model else make(path)
     with run.lock():
         for t in range(4 if model else 2):
             save(run, t)
             run.events("learned", phase=t, seconds=1.5, classes=["a", "µ"])
         if model:
             save(run, 4)
-            run.drop_last_phase(keep=True)
-            run.forget_phase(0)
+            run.undo()
         run.save_progress({"weight": torch.full((4,), 7.0)}, {"step": 7, "epoch": 1})
 
 
@@ -60,7 +61,11 @@ def sample(kind: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "it"
         build(kind, path)
-        return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        return {
+            str(file.relative_to(path)): file.read_bytes()
+            for file in path.rglob("*")
+            if file.is_file()
+        }
 
 
 def put(kind: str, path: Path) -> None:
@@ -70,9 +75,22 @@ def put(kind: str, path: Path) -> None:
         (path / name).write_bytes(data)
 
 
-def draw_file(draw: random.Random, kind: str, names: Callable[[str], bool] = lambda name: True) -> str:
+def draw_file(draw: random.Random, kind: str) -> str:
     """Choose a file that is not empty: the lock is."""
-    return draw.choice([name for name, data in sorted(sample(kind).items()) if data and names(Path(name).name)])
+    return draw.choice([name for name, data in sorted(sample(kind).items()) if data])
+
+
+def objects(path: Path, suffix: str) -> list[str]:
+    """Return where the files of phases with a suffix are, those of the last phases last."""
+    head = content(path / "head.json")
+    phases = [*head["undone"], *head["phases"]]
+    found = [sorted(phase["files"].items()) for phase in phases]
+    return [
+        f"objects/{digest}"
+        for files in found
+        for name, (digest, _) in files
+        if name.endswith(suffix)
+    ]
 
 
 # What is read.
@@ -85,16 +103,20 @@ def plain(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 def answers(path: Path) -> dict[str, Any]:
     """Return all that reading a directory gives, each part by itself."""
-    run = attempt(lambda: RunDirectory(path))
+    run = attempt(lambda: Directory(path))
     if isinstance(run, Refused):
         return {"record": run}
 
     def phase(t: int) -> Any:
-        found = run.load_phase(t)
-        return [plain(found.model), plain(found.memory), found.metrics, found.extra]
+        found = run.phase(t)
+        tensors = [plain(found.tensors(name)) for name in FILES[:2]]
+        return [*tensors, *map(found.json, FILES[2:])]
 
-    def memory(t: int) -> Any:
-        return plain(run.load_memory(t))
+    def metrics(t: int) -> Any:
+        return run.phase(t).json("metrics.json")
+
+    def action(t: int) -> Any:
+        return [run.phase(t).action, run.phase(t).forgotten, run.phase(t).id]
 
     def progress() -> Any:
         found = run.load_progress()
@@ -102,7 +124,9 @@ def answers(path: Path) -> dict[str, Any]:
 
     def summary() -> Any:
         found = summarize(path)
-        return [found.done, found.total, found.result] if found.error is None else Refused(found.error)
+        return (
+            [found.done, found.total, found.result] if found.error is None else Refused(found.error)
+        )
 
     reads: dict[str, Callable[[], Any]] = {
         "record": lambda: [run.config, run.environment, run.phases, run.kind],
@@ -110,24 +134,24 @@ def answers(path: Path) -> dict[str, Any]:
         "progress": progress,
         "events": run.read_events,
         "times": lambda: run.times("learned"),
-        "stamp": lambda: (run.stamp() or [0])[0],
+        "version": lambda: run.version,
         "verify": run.verify,
-        "undone": lambda: [run.load_undone(t) for t in run.undone()],
+        "undone": run.undone,
         "summary": summary,
     }
     for t in range(4):
         reads[f"phase {t}"] = partial(phase, t)
-        reads[f"remembers {t}"] = partial(run.remembers, t)
-        reads[f"metrics {t}"] = partial(run.load_metrics, t)
-        reads[f"extra {t}"] = partial(run.load_extra, t)
-        reads[f"memory {t}"] = partial(memory, t)
+        reads[f"metrics {t}"] = partial(metrics, t)
+        reads[f"action {t}"] = partial(action, t)
     return {name: attempt(read) for name, read in reads.items()}
 
 
 def comparable(found: dict[str, Any]) -> dict[str, Any]:
     """Leave out of answers what names a path or tells a time."""
     kept = {name: value for name, value in found.items() if name not in ("events", "times")}
-    return {name: "refused" if isinstance(value, Refused) else value for name, value in kept.items()}
+    return {
+        name: "refused" if isinstance(value, Refused) else value for name, value in kept.items()
+    }
 
 
 @cache
@@ -150,15 +174,14 @@ def check_answers(kind: str, path: Path) -> dict[str, Any]:
         elif name == "times":
             assert found.items() <= right.items(), f"other times: {found}"
         else:
-            nothing = {"progress": None, "undone": []}
-            missing = False if name.startswith("remembers") else nothing.get(name, ...)
-            assert found == missing, f"{name}: {found} instead of {right}"
+            assert name == "progress", f"{name}: {found} instead of {right}"
+            assert found is None, f"{name}: {found} instead of {right}"
     return given
 
 
 def go_on(path: Path) -> None:
     """Write to a directory as the same command would that was interrupted."""
-    run = RunDirectory(path)
+    run = Directory(path)
     with run.lock():
         run.load_progress()
         run.save_progress({"weight": torch.zeros(2)}, {"step": 9})
@@ -167,17 +190,17 @@ def go_on(path: Path) -> None:
         assert found[1] == {"step": 9}
         run.events("continued")
         done = run.completed()
-        run.save_phase(done, {}, {}, {"headline": "new"}, {})
-        assert run.load_metrics(done) == {"headline": "new"}
-        run.drop_last_phase()
+        run.commit({"metrics.json": {"headline": "new"}}, {})
+        assert run.phase(-1).json("metrics.json") == {"headline": "new"}
+        run.undo()
         assert run.completed() == done
 
 
 def redo(path: Path) -> None:
     """Bring back the phase that was taken back."""
-    run = RunDirectory(path)
+    run = Directory(path)
     with run.lock():
-        run.redo_phase()
+        run.redo()
 
 
 # Damage.
@@ -201,21 +224,24 @@ def _damaged(draw: random.Random, folder: Path, how: Callable[[random.Random, Pa
     put(kind, folder / "it")
     how(draw, folder / "it" / name)
     changed = (folder / "it" / name).read_bytes() != sample(kind)[name]
+    undone = [] if kind == "run" else content(folder / "it" / HEADS[name in HEADS[:1]])["undone"]
     found = check_answers(kind, folder / "it")
-    if changed and Path(name).name in FILES:
-        checked = attempt(lambda: redo(folder / "it")) if name.startswith("undone") else found["verify"]
+    if changed and name.startswith("objects"):
+        only_undone = any(Path(name).name in str(phase) for phase in undone) and (
+            found["verify"] is None
+        )
+        checked = attempt(lambda: redo(folder / "it")) if only_undone else found["verify"]
         assert isinstance(checked, Refused), f"{name} passes for sound"
     written = attempt(lambda: go_on(folder / "it"))
-    if name.startswith(("progress", "events", "undone")):
-        assert written is None, f"{name} blocks: {written}"
+    assert written is None, f"{name} blocks: {written}"
 
 
 @family("odd JSON")
 def odd_json(draw: random.Random, folder: Path) -> None:
     """Other types, names and depths than expected, with and without sound checksums."""
     kind = draw.choice(KINDS)
-    name = draw_file(draw, kind, lambda name: name.endswith(".json"))
     put(kind, folder / "it")
+    name = draw.choice([*HEADS, *objects(folder / "it", ".json")])
     if damage.odd_json(draw, folder / "it" / name):
         answers(folder / "it")
     else:
@@ -239,8 +265,8 @@ def odd_events(draw: random.Random, folder: Path) -> None:
 def odd_tensors(draw: random.Random, folder: Path) -> None:
     """Headers that lie, other names and shapes, with and without sound checksums."""
     kind = draw.choice(KINDS)
-    name = draw_file(draw, kind, lambda name: name in TENSORS)
     put(kind, folder / "it")
+    name = draw.choice(objects(folder / "it", ".safetensors"))
     if damage.odd_tensors(draw, folder / "it" / name):
         answers(folder / "it")
     else:
@@ -254,7 +280,7 @@ def odd_files(draw: random.Random, folder: Path) -> None:
     """A pipe, a device, a link, a folder in the place of a file or the other way round: nothing outside changes."""
     kind = draw.choice(KINDS)
     names = sorted(sample(kind))
-    names += ["phases", "progress", *sorted({str(Path(name).parent) for name in names if name.startswith("phases")})]
+    names += ["objects", "progress"]
     name = draw.choice(names)
     put(kind, folder / "it")
     outside = folder / "outside"
@@ -267,20 +293,13 @@ def odd_files(draw: random.Random, folder: Path) -> None:
         assert written is None, f"{name} blocks: {written}"
     if kind == "run" and draw.random() < 0.5:
         attempt(lambda: make(folder / "it", fresh=True))
-    attempt(lambda: remove_run(folder / "it"))
+    attempt(lambda: remove_directory(folder / "it"))
     assert _content(outside) == before, "a write outside"
     assert {path.name for path in folder.iterdir()} <= {"it", "outside"}
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
-
-
-@family("odd names")
-def odd_names(draw: random.Random, folder: Path) -> None:
-    """Something beside the phases whose name is nearly that of one."""
-    kind = draw.choice(KINDS)
-    put(kind, folder / "it")
-    damage.odd_name(draw, folder / "it" / "phases")
-    check_answers(kind, folder / "it")
-    attempt(lambda: go_on(folder / "it"))
+    return {
+        str(path): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }

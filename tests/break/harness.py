@@ -6,6 +6,7 @@ import shutil
 import signal
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from types import FrameType
 from typing import Any
 from unittest import mock
 
-from geodl.errors import GeodlError
+from geodl.core.errors import GeodlError
 
 Case = Callable[..., None]
 MEMORY = Path("/dev/shm")
@@ -23,6 +24,8 @@ SECONDS = 20.0
 """A case that takes longer hangs: the slowest takes a second."""
 LARGE_SECONDS = 3600.0
 """The same for a case at its full size."""
+LEAST = 500
+"""Cases of each family that a table needs."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,28 @@ class Family:
         """Return how many cases are run where so many are wanted of each family."""
         return wanted if self.most is None else min(wanted, self.most)
 
+    @property
+    def least(self) -> int:
+        """How many cases a table needs: of a large family all."""
+        return self.cases(LEAST)
+
 
 FAMILIES: dict[str, Family] = {}
+EVENTS = {
+    "os.fork": "processes",
+    "os.posix_spawn": "processes",
+    "subprocess.Popen": "processes",
+    "socket.connect": "sockets",
+}
+"""The events of Python's audit that are counted."""
+USED = Counter(dict.fromkeys(EVENTS.values(), 0))
+"""The processes that were started and the connections that were opened so far, once `watch` is an audit hook."""
+
+
+def watch(event: str, arguments: tuple[Any, ...]) -> None:
+    """Count an event of Python's audit."""
+    if event in EVENTS:
+        USED[EVENTS[event]] += 1
 
 
 def family(name: str, most: int | None = None, **full: int) -> Callable[[Case], Case]:
@@ -56,6 +79,15 @@ class Refused:
     """What was refused as it should be: by an error of the package, in one line."""
 
     message: str
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many cases of a family were run, and what they used."""
+
+    cases: int
+    processes: int = 0
+    sockets: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +121,9 @@ def limited(seconds: float) -> Iterator[None]:
         raise Hang(f"no end after {seconds:g} seconds")
 
     handler = signal.signal(signal.SIGALRM, ring)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds)  # pytest's own time limit uses the same timer
+    left, _ = signal.setitimer(
+        signal.ITIMER_REAL, seconds
+    )  # pytest's own time limit uses the same timer
     try:
         yield
     finally:
@@ -97,7 +131,9 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def run(name: str, numbers: Iterable[int], seconds: float | None = None, *, full: bool = False) -> list[Failure]:
+def run(
+    name: str, numbers: Iterable[int], seconds: float | None = None, *, full: bool = False
+) -> list[Failure]:
     """Run the cases of a family with these numbers, `full`: at their full size; return those that failed."""
     failures = []
     family = FAMILIES[name]
@@ -106,7 +142,9 @@ def run(name: str, numbers: Iterable[int], seconds: float | None = None, *, full
     logging.getLogger("geodl").setLevel(logging.ERROR)
     with mock.patch("os.fsync"):
         for number in numbers:
-            folder = Path(tempfile.mkdtemp(prefix="geodl-break-", dir=MEMORY if MEMORY.is_dir() else None))
+            folder = Path(
+                tempfile.mkdtemp(prefix="geodl-break-", dir=MEMORY if MEMORY.is_dir() else None)
+            )
             try:
                 with limited(seconds):
                     family.case(random.Random(f"{name} {number}"), folder, **sizes)
@@ -115,17 +153,29 @@ def run(name: str, numbers: Iterable[int], seconds: float | None = None, *, full
             except BaseException as error:
                 where = traceback.extract_tb(error.__traceback__)[-1]
                 words = " ".join(f"{type(error).__name__}: {error}".split())
-                failures.append(Failure(name, number, f"{words[:300]} ({Path(where.filename).name}:{where.lineno})"))
+                failures.append(
+                    Failure(
+                        name, number, f"{words[:300]} ({Path(where.filename).name}:{where.lineno})"
+                    )
+                )
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     logging.getLogger("geodl").setLevel(logging.NOTSET)
     return failures
 
 
-def table(counts: dict[str, int], failures: list[Failure]) -> str:
-    """Return the table family x cases x failures in Markdown."""
-    rows = [(name, count, sum(each.family == name for each in failures)) for name, count in counts.items()]
-    rows.append(("all", sum(counts.values()), len(failures)))
+def table(counts: dict[str, Count], failures: list[Failure]) -> str:
+    """Return the table of families in Markdown: least and run cases, processes, sockets, failures."""
+    rows = []
+    for name, count in counts.items():
+        wrong = sum(each.family == name for each in failures)
+        used = (count.processes, count.sockets)
+        rows.append((FAMILIES[name].least, count.cases, *used, wrong))
+    totals = tuple(sum(column) for column in zip(*rows, strict=True))
+    heads = ("at least", "cases", "processes", "sockets", "failures")
     width = max(len(name) for name in ["family", *counts])
-    lines = [f"| {'family':{width}} | {'cases':>7} | failures |", f"|{'-' * (width + 2)}|--------:|---------:|"]
-    return "\n".join([*lines, *(f"| {name:{width}} | {count:7d} | {wrong:8d} |" for name, count, wrong in rows)])
+    lines = [f"| {'family':{width}} | {' | '.join(f'{head:>9}' for head in heads)} |"]
+    lines.append(f"|{'-' * (width + 2)}|{'----------:|' * len(heads)}")
+    for name, row in zip([*counts, "all"], [*rows, totals], strict=True):
+        lines.append(f"| {name:{width}} | {' | '.join(f'{value:9d}' for value in row)} |")
+    return "\n".join(lines)

@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 from geodl.cli import COMMANDS
-from geodl.config import RunConfig, file_layers
+from geodl.config import RunConfig, all_options, file_layers
 from geodl.data import load, scan_folder
 from geodl.data.images import ArrayImages, open_image
 from geodl.data.intake import as_images, take
 from geodl.data.names import class_name, fault
-from geodl.methods import configure, kinds
+from geodl.methods import configure
 
 from . import damage
 from .commands import geodl
@@ -37,8 +37,12 @@ def pictures() -> list[bytes]:
     for kind in FORMATS:
         for mode in ("RGB", "L", "P", "RGBA", "I;16", "CMYK", "1"):
             buffer = io.BytesIO()
-            with contextlib.suppress(OSError, ValueError, KeyError):  # not every format has every mode
-                Image.fromarray(pixels).convert("I" if mode == "I;16" else mode).save(buffer, format=kind)
+            with contextlib.suppress(
+                OSError, ValueError, KeyError
+            ):  # not every format has every mode
+                Image.fromarray(pixels).convert("I" if mode == "I;16" else mode).save(
+                    buffer, format=kind
+                )
                 found.append(buffer.getvalue())
     return found
 
@@ -78,7 +82,9 @@ def damaged_archives(draw: random.Random, folder: Path) -> None:
         }
         if draw.random() < 0.3:
             key = draw.choice(["x_train", "y_train", "classes", "x_test"])
-            arrays[key] = draw.choice([[], [None, "a"], np.zeros(3), ["a"] * 6, np.zeros((6, 5, 5), complex), "x"])
+            arrays[key] = draw.choice(
+                [[], [None, "a"], np.zeros(3), ["a"] * 6, np.zeros((6, 5, 5), complex), "x"]
+            )
         np.savez(file, **arrays)
         source, root = "arrays", file
     else:
@@ -89,7 +95,9 @@ def damaged_archives(draw: random.Random, folder: Path) -> None:
     if draw.random() < 0.8:
         (damage.flip if draw.random() < 0.5 else damage.tear)(draw, file)
     found = attempt(lambda: load(source, root))
-    assert isinstance(found, Refused) or (found.train.pixels.dtype == torch.uint8 and len(found.train) > 0)
+    assert isinstance(found, Refused) or (
+        found.train.pixels.dtype == torch.uint8 and len(found.train) > 0
+    )
 
 
 @cache
@@ -99,7 +107,9 @@ def _parquet() -> bytes:
         from pyarrow import parquet
     except ImportError:
         return b"PAR1 no pyarrow here PAR1"
-    rows = arrow.table({"img": [{"bytes": pictures()[0], "path": None}] * 3, "fine_label": [0, 1, 2]})
+    rows = arrow.table(
+        {"img": [{"bytes": pictures()[0], "path": None}] * 3, "fine_label": [0, 1, 2]}
+    )
     buffer = io.BytesIO()
     parquet.write_table(rows, buffer)
     return buffer.getvalue()
@@ -107,7 +117,16 @@ def _parquet() -> bytes:
 
 # Arrays and labels.
 
-KINDS = (torch.uint8, torch.int8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.bool)
+KINDS = (
+    torch.uint8,
+    torch.int8,
+    torch.int64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.bool,
+)
 NAMES = (
     "cat",
     "dog",
@@ -140,9 +159,27 @@ def odd_array(draw: random.Random) -> Any:
     if what == 2:
         return tensor.to(torch.complex64)
     if what == 3:
-        return tensor.float().numpy().astype(draw.choice(["f2", "f8", "O", "U3", "c8", ">i2", "u8", "m8[s]", "f4"]))
+        return (
+            tensor.float()
+            .numpy()
+            .astype(draw.choice(["f2", "f8", "O", "U3", "c8", ">i2", "u8", "m8[s]", "f4"]))
+        )
     if what == 4:
-        return draw.choice([5, None, "nowhere.png", {}, [], [[1, 2], [3]], object(), range(3), b"x", [None], iter([3])])
+        return draw.choice(
+            [
+                5,
+                None,
+                "nowhere.png",
+                {},
+                [],
+                [[1, 2], [3]],
+                object(),
+                range(3),
+                b"x",
+                [None],
+                iter([3]),
+            ]
+        )
     if what == 5:
         return tensor.float().flatten().requires_grad_()
     return tensor
@@ -163,9 +200,19 @@ def odd_arrays(draw: random.Random, folder: Path) -> None:
         labels: Any = [draw.choice(NAMES) for _ in range(draw.choice([count, count, count, 1]))]
         if draw.random() < 0.2:
             labels = draw.choice(
-                [None, 5, "ab", torch.arange(count), np.arange(count)[:, None], {}, torch.zeros(count, device="meta")]
+                [
+                    None,
+                    5,
+                    "ab",
+                    torch.arange(count),
+                    np.arange(count)[:, None],
+                    {},
+                    torch.zeros(count, device="meta"),
+                ]
             )
-        classes = draw.choice([None, None, None, ["cat", "dog"], ["a", "a"], "ab", 5, [], list(NAMES[:3])])
+        classes = draw.choice(
+            [None, None, None, ["cat", "dog"], ["a", "a"], "ab", 5, [], list(NAMES[:3])]
+        )
         taken = attempt(lambda: take(pixels, labels, classes))
     if not isinstance(taken, Refused):
         assert all(fault(name) is None and class_name(name) == name for name in taken.classes)
@@ -196,24 +243,47 @@ def odd_text(draw: random.Random) -> str:
         "/dev/zero",
         "é" * 300,
     ]
-    return draw.choice([*some, "y" * 2000, "lucir", "geodesic", "digits", "--", "-", "[1,2]", '{"a": 1}', "\u202e"])
+    return draw.choice(
+        [*some, "y" * 2000, "lucir", "geodesic", "digits", "--", "-", "[1,2]", '{"a": 1}', "\u202e"]
+    )
 
 
 def option_names() -> list[str]:
     """Return the names of all options there are."""
-    every = (*kinds().methods.values(), *kinds().distillations.values())
-    return sorted({*RunConfig.model_fields, *(name for kind in every for name in kind.model_fields)})
+    return sorted(all_options())
 
 
 @family("toml")
 def odd_toml(draw: random.Random, folder: Path) -> None:
     """A file of random options is read as what it says, or refused in one line."""
     raw = [value for value in damage.VALUES if draw.random() < 0.3] or ["1"]
-    tables = ["", "", "[lucir]", "[distillation.geodesic]", "[nosuch]", "[[a]]", "[distillation]", "[bic.x]"]
+    tables = [
+        "",
+        "",
+        "[lucir]",
+        "[distillation.geodesic]",
+        "[nosuch]",
+        "[[a]]",
+        "[distillation]",
+        "[bic.x]",
+    ]
     lines = []
     for _ in range(draw.randint(1, 6)):
-        key = draw.choice([*option_names(), "preset", "no such", "a.b.c", '"\\n"', "méthode", "seed.x"])
-        value = draw.choice([*raw, "'cifar100'", '"lucir"', "1", "2024-01-01", "[1, 'a']", "{a = 1}", odd_text(draw)])
+        key = draw.choice(
+            [*option_names(), "preset", "no such", "a.b.c", '"\\n"', "méthode", "seed.x"]
+        )
+        value = draw.choice(
+            [
+                *raw,
+                "'cifar100'",
+                '"lucir"',
+                "1",
+                "2024-01-01",
+                "[1, 'a']",
+                "{a = 1}",
+                odd_text(draw),
+            ]
+        )
         lines.append(draw.choice(tables))
         lines.append(f"{key} = {value}")
     file = folder / "odd.toml"
@@ -246,7 +316,9 @@ def odd_command_lines(draw: random.Random, folder: Path) -> None:
     quick = [path.split() for path, *_ in COMMANDS if path in QUICK]
     words = list(draw.choice([*quick, [], ["nosuch"], [odd_text(draw)]]))
     for _ in range(draw.randint(0, 5)):
-        name = draw.choice([*option_names(), "top", "json", "strict", "csv", "threshold", "preset", "nosuch"])
+        name = draw.choice(
+            [*option_names(), "top", "json", "strict", "csv", "threshold", "preset", "nosuch"]
+        )
         typed = [
             f"--{name.replace('_', '-')}",
             f"--{name}={odd_text(draw)}",

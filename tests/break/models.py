@@ -2,7 +2,6 @@
 
 import json
 import random
-import shutil
 import tempfile
 from contextlib import suppress
 from functools import cache
@@ -12,27 +11,34 @@ from typing import Any
 import torch
 from PIL import Image
 from safetensors.torch import load
-from tests import tiny
-from tests.directories import sign_phase
+from tests.helpers import tiny
+from tests.helpers.directories import cut
 
-from geodl.classifier import IncrementalClassifier
-from geodl.experiment import run_config
-from geodl.files import tensor_file
-from geodl.store.phases import STATISTICS
-from geodl.training import Interrupted
+from geodl.app.classifier import IncrementalClassifier
+from geodl.bench.experiment import run_config
+from geodl.core.errors import Interrupted
+from geodl.core.tensors import tensor_file
 
 from . import damage
 from .commands import geodl
+from .directories import HEADS, objects
 from .harness import Refused, attempt, family
 
-QUICK: dict[str, Any] = {"network": "convnet", "epochs": 1, "threads": 1, "workers": 1, "precision": "32"}
+QUICK: dict[str, Any] = {
+    "network": "convnet",
+    "epochs": 1,
+    "threads": 1,
+    "workers": 1,
+    "precision": "32",
+}
 METHODS = ("lucir", "analytic")
-TENSORS = ("model.safetensors", "memory.safetensors", STATISTICS)
 DATA = tiny.dataset(classes=4, train=8)
 
 
 def _files(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
 
 
 def _put(files: dict[str, bytes], path: Path) -> None:
@@ -60,7 +66,13 @@ def model_files(method: str) -> dict[str, bytes]:
         if method == "lucir":
             asked = iter([False, True])
             with suppress(Interrupted):
-                model.learn(*_part(0, 2), method=method, again=True, stop=lambda: next(asked), **QUICK | {"epochs": 3})
+                model.learn(
+                    *_part(0, 2),
+                    method=method,
+                    again=True,
+                    stop=lambda: next(asked),
+                    **QUICK | {"epochs": 3},
+                )
         return _files(model.path)
 
 
@@ -90,7 +102,17 @@ def pictures() -> dict[str, bytes]:
 
 
 READS = ("info --json", "predict --json --top 4 --no-unknown", "evaluate --json")
-WRITES = ("learn", "undo", "redo", "rename", "remove", "remove --for-good", "report", "info", "predict")
+WRITES = (
+    "learn",
+    "undo",
+    "redo",
+    "rename",
+    "remove",
+    "remove --for-good",
+    "report",
+    "info",
+    "predict",
+)
 
 
 def command(words: str, path: Path, images: Path) -> tuple[Any, str]:
@@ -113,13 +135,24 @@ def answer(words: str, path: Path, images: Path) -> Any:
     if status:
         return None
     told = json.loads(out)
-    for name in ("images_per_second", "directory_bytes", "model", "unfinished", "undone", "redo", "undo"):
+    for name in (
+        "images_per_second",
+        "directory_bytes",
+        "model",
+        "unfinished",
+        "undone",
+        "redo",
+        "undo",
+    ):
         told.pop(name, None)  # how much is kept beside the last state may well change
     for each in [*told.get("classes", []), *told.get("steps", [])]:
         if isinstance(each, dict):
-            each.pop("learned", None), each.pop("time", None)  # from events.jsonl, of which lines may be lost
+            (
+                each.pop("learned", None),
+                each.pop("time", None),
+            )  # from events.jsonl, of which lines may be lost
     for each in told.get("predictions", []):
-        each["image"] = Path(each["image"]).name
+        each["name"] = Path(each["name"]).name
     return told
 
 
@@ -138,24 +171,20 @@ def harm(draw: random.Random, path: Path, outside: Path) -> bool:
     """Damage a directory; return whether it was signed anew, so that any answer is right."""
     names = sorted(name for name, data in _files(path).items() if data)
     if draw.random() < 0.7:  # most often where it matters: in the last state
-        names = [
-            name for name in names if name.startswith(max(name for name in names if name.startswith("phases"))[:9])
-        ]
-    how = draw.randrange(7)
+        names = [*HEADS, *objects(path, ".json")[-2:], *objects(path, ".safetensors")[-2:]]
+    how = draw.randrange(6)
     if how == 0:
-        return damage.odd_json(draw, path / draw.choice([name for name in names if name.endswith(".json")]))
+        return damage.odd_json(draw, path / draw.choice([*HEADS, *objects(path, ".json")[-2:]]))
     if how == 1:
-        return damage.odd_tensors(draw, path / draw.choice([name for name in names if Path(name).name in TENSORS]))
+        return damage.odd_tensors(draw, path / draw.choice(objects(path, ".safetensors")[-2:]))
     if how == 2:
-        other_tensors(draw, path / draw.choice([name for name in names if Path(name).name in TENSORS]))
+        other_tensors(draw, path / draw.choice(objects(path, ".safetensors")[-2:]))
         return True
     if how == 3:
         outside.mkdir()
-        damage.replace(draw, path / draw.choice([*names, "phases", str(Path(names[-1]).parent)]), outside)
-    elif how == 4:
-        damage.odd_name(draw, path / "phases")
+        damage.replace(draw, path / draw.choice([*names, "objects", "progress"]), outside)
     else:
-        (damage.flip if how == 5 else damage.tear)(draw, path / draw.choice(names))
+        (damage.flip if how == 4 else damage.tear)(draw, path / draw.choice(names))
     return False
 
 
@@ -170,7 +199,9 @@ def other_tensors(draw: random.Random, file: Path) -> None:
         tensor.unsqueeze(0),
         torch.cat([tensor, tensor]) if tensor.ndim else tensor + 1,
         tensor.to(draw.choice([torch.float64, torch.int64, torch.uint8, torch.bool])),
-        torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else torch.full_like(tensor, 99),
+        torch.full_like(tensor, float("nan"))
+        if tensor.is_floating_point()
+        else torch.full_like(tensor, 99),
         -tensor if tensor.dtype is not torch.bool else ~tensor,
     ]
     choice = draw.randrange(len(kinds) + 1)
@@ -178,8 +209,7 @@ def other_tensors(draw: random.Random, file: Path) -> None:
         del tensors[name]
     else:
         tensors[name] = kinds[choice].contiguous()
-    file.write_bytes(tensor_file(tensors))
-    sign_phase(file.parent)
+    damage.put_anew(file, tensor_file(tensors))
 
 
 @family("models", most=300)
@@ -205,12 +235,12 @@ def runs(draw: random.Random, folder: Path) -> None:
     path = folder / "run"
     _put(run_files(), path)
     if draw.random() < 0.5:
-        shutil.rmtree(path / "phases" / "02")
+        cut(path, 2)
     anew = harm(draw, path, folder / "outside") if draw.random() < 0.9 else False
     found = attempt(lambda: _run(path))
     if not anew and not isinstance(found, Refused):
         for name, data in run_files().items():
-            if name.startswith("phases"):
+            if name.startswith("objects"):
                 assert (path / name).read_bytes() == data, f"complete, but another {name}"
     if draw.random() < 0.3:  # the figures take seconds
         geodl("report", str(path), "--out", str(folder / "report.html"), notes=3)

@@ -1,13 +1,16 @@
 """A few cases of every family; and that the harness notices failures."""
 
 import os
+import subprocess
+import sys
 import time
+from importlib import import_module
 
 import pytest
 
-from geodl.errors import StoreError
+from geodl.core.errors import StoreError
 
-from .harness import FAMILIES, Failure, Family, attempt, run, table
+from .harness import FAMILIES, Count, Failure, Family, attempt, run, table
 
 CASES = 18
 FEW = 4
@@ -50,9 +53,29 @@ def test_failures_are_noticed(monkeypatch, case):
 
 
 def test_the_table_counts():
-    text = table({"kills": 20, "flips": 30}, [Failure("flips", 3, "why")])
-    assert [line.split("|")[1:4] for line in text.splitlines()[2:]] == [
-        [" kills  ", "      20 ", "        0 "],
-        [" flips  ", "      30 ", "        1 "],
-        [" all    ", "      50 ", "        1 "],
+    counts = {"server": Count(20, sockets=30), "weights": Count(600, processes=2)}
+    text = table(counts, [Failure("weights", 3, "why")])
+    rows = [line.replace("|", " ").split() for line in text.splitlines()]
+    assert rows[0] == "family at least cases processes sockets failures".split()
+    assert rows[2:] == [
+        ["server", "20", "20", "0", "30", "0"],
+        ["weights", "500", "600", "2", "0", "1"],
+        ["all", "520", "620", "2", "30", "1"],
     ]
+
+
+def test_processes_and_sockets_are_counted_apart():
+    command = [sys.executable, "-m", "tests.break", "--family", "server", "--small", "--cases", "1"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    *_, processes, sockets, failures = told.splitlines()[-1].replace("|", " ").split()
+    assert (processes, failures) == ("0", "0")
+    assert int(sockets) > 40  # those of the case, and its owner's
+
+
+@pytest.mark.parametrize("words", [["--cases", "499"], ["--family", "links"], ["--small"]])
+def test_a_table_needs_the_least_of_every_family(monkeypatch, capsys, tmp_path, words):
+    monkeypatch.setattr("sys.argv", ["break", "--out", str(tmp_path / "table.md"), *words])
+    with pytest.raises(SystemExit):
+        import_module("tests.break.__main__").main()
+    assert "at least 500 cases of each" in capsys.readouterr().err
+    assert not (tmp_path / "table.md").exists()

@@ -2,29 +2,29 @@
 
 import math
 import re
-from contextlib import suppress
 from typing import Any
 
-from geodl.app.state import State, accuracy_of, last_record
-from geodl.errors import StoreError
-from geodl.files import directory_size
-from geodl.metrics import Confusion, confusions_of, finite
-from geodl.predictors import default_classifier
-from geodl.store import RunDirectory
+from geodl.app.state import State, accuracy_of
+from geodl.core.files import directory_size
+from geodl.model.classifiers import default_classifier
+from geodl.model.metrics import Confusion, confusions_of, finite
+from geodl.store import Directory
 
 
-def describe(store: RunDirectory, state: State) -> dict[str, Any]:
+def describe(store: Directory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
-    times = store.times("learned", "renamed", "removed")
-    first = store.completed() - len(state.history)  # a state of `Learner.save` before it has no record
+    times = store.times("learned", "renamed", "removed", "relabelled", "forgotten")
+    first = store.completed() - len(
+        state.history
+    )  # a state of `Learner.save` before it has no record
     steps = [dict(record) | {"time": times.get(t)} for t, record in enumerate(state.history, first)]
     learned = {record["step"]: record["time"] for record in steps if record["action"] == "learn"}
-    taken_back = undone(store)
+    phases = [store.phase(t) for t in range(store.completed())]
     found = confusions_of(state.metrics) if state.metrics else {}
     confusion = found[default_classifier(found)] if found else None
     accuracy = confusion.per_class if confusion else {}
-    fitted = state.learner.method.fitted(state.learner.memory.own)
-    exemplars, checks = state.learner.memory.per_class(), state.checks
+    scores, checks = state.model.default, state.checks
+    exemplars = state.model.memory.per_class()
     classes = [
         {
             "name": known.name,
@@ -42,50 +42,45 @@ def describe(store: RunDirectory, state: State) -> dict[str, Any]:
         "classes": classes,
         "steps": steps,
         "accuracy": accuracy_of(state.metrics),
-        "left_out": state.learner.left_out() is not None,
+        "left_out": scores.left_out() is not None,
         "confusions": _confusions(confusion) if confusion else [],
         "network": state.config.network,
         "parameters": _parameters(state),
         "image_size": state.transform.size,
         "preprocessing": state.transform.to_dict(),
-        "memory_budget": {"exemplars": state.config.exemplars, "counted": state.config.memory_budget},
+        "memory_budget": {
+            "exemplars": state.config.exemplars,
+            "counted": state.config.memory_budget,
+        },
         "stored_images": state.stored_images,
         "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
         "features": _features(state),
         # The score below which an image is unknown; None where none is.
-        "threshold": fitted.threshold if fitted and math.isfinite(fitted.threshold) else None,
+        "threshold": scores.threshold(),
         # Back to each earlier state that is kept; and from the first to nothing.
-        "undo": sum(store.remembers(t) for t in range(store.completed() - 1)) + store.remembers(0),
-        "redo": len(taken_back),
-        "undone": taken_back,
+        "undo": sum(not phase.forgotten for phase in (*phases[:-1], phases[0])),
+        "redo": len(store.undone()),
+        "undone": store.undone(),
         "unfinished": store.load_progress() is not None,
         "directory_bytes": directory_size(store.path),
     }
 
 
-def undone(store: RunDirectory) -> list[dict[str, Any]]:
-    """Return the records of the steps that can be brought back, in that order; those after a damaged one cannot."""
-    found: list[dict[str, Any]] = []
-    with suppress(StoreError):
-        found.extend(last_record(store.load_undone(t)) for t in store.undone())
-    return found
-
-
 def _features(state: State) -> dict[str, Any]:
-    """Count the images whose features are kept one by one, and the bytes of these; `sums`: sums over all images are kept."""
-    own = state.learner.memory.own
-    return {
-        "images": state.stored_features,
-        "bytes": sum(tensor.nbytes for name, tensor in own.items() if name.startswith("z.")),
-        "sums": "gram" in own,
-    }
+    """Count the images whose features are kept one by one; `sums`: over all images are kept."""
+    stored = state.model.default.stored()
+    return {"images": stored.images, "bytes": stored.bytes, "sums": stored.sums}
 
 
 def _parameters(state: State) -> int:
     """Count what training can change of the network, without building it: that may need a package that is not there."""
     others = re.compile(r"(running_mean|running_var|num_batches_tracked|head\.(order|alpha|beta))$")
-    return sum(tensor.numel() for name, tensor in state.learner.tensors()[0].items() if not others.search(name))
+    return sum(
+        tensor.numel()
+        for name, tensor in state.model.weights.tensors().items()
+        if not others.search(name)
+    )
 
 
 def _confusions(confusion: Confusion) -> list[dict[str, Any]]:
@@ -100,9 +95,18 @@ def _confusions(confusion: Confusion) -> list[dict[str, Any]]:
 def _stored(state: State) -> list[dict[str, str]]:
     """List the stored images: class, what for, and where it came from."""
     found = []
-    for use, images in (("exemplar", state.learner.memory.images), ("validation", state.validation)):
+    for use, images in (
+        ("exemplar", state.model.memory.images),
+        ("validation", state.validation),
+    ):
         if images is None:
             continue
         for label, digest in zip(images.labels.tolist(), images.item_digests(), strict=True):
-            found.append({"class": state.names[label], "use": use, "from": state.stored.get(digest, "unknown")})
+            found.append(
+                {
+                    "class": state.names[label],
+                    "use": use,
+                    "from": state.stored.get(digest, "unknown"),
+                }
+            )
     return found

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from geodl.app.choices import in_closed_form
 from geodl.app.state import KnownClass
 from geodl.config import RunConfig
-from geodl.memory import quota
-from geodl.metrics import Confusion
-from geodl.text import listed
+from geodl.core.errors import install
+from geodl.core.text import listed
+from geodl.model.memory import quota
+from geodl.model.metrics import Confusion
 
 TINY = 10  # images: below, a class is called tiny
 FEW = 100  # images a class: below, training from scratch is called hard
@@ -14,7 +16,9 @@ WEAK = 60.0  # % accuracy on its validation images: below, a class is called wea
 ENOUGH = 2  # validation images: with fewer, a class is not judged
 
 
-def advise(confusion: Confusion, classes: Sequence[KnownClass], config: RunConfig, present: Sequence[int]) -> list[str]:
+def advise(
+    confusion: Confusion, classes: Sequence[KnownClass], config: RunConfig, present: Sequence[int]
+) -> list[str]:
     """Return the sentences. confusion: of the validation images; `present`: the step's classes."""
     if len(classes) == 1:
         return [
@@ -24,7 +28,9 @@ def advise(confusion: Confusion, classes: Sequence[KnownClass], config: RunConfi
     if max(known.step for known in classes) == 1:  # later it is too late for another network
         sentences += _few(classes, config)
     sentences += [*_weak(confusion), *_mixed(confusion)]
-    if config.method != "analytic" and not quota(len(classes), config.exemplars, config.memory_budget):
+    if not in_closed_form(config.method) and not quota(
+        len(classes), config.exemplars, config.memory_budget
+    ):
         sentences.append(
             f"No images are kept (exemplars {config.exemplars}, {config.memory_budget}): earlier classes will be forgotten faster"
             + ("." if config.exemplars else ", and their accuracy cannot be measured any more.")
@@ -44,7 +50,7 @@ def _few(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[str]:
     if middle < FEW and not config.pretrained and (config.image_size or 0) >= 24:
         yield (
             f"About {middle} images a class are few to train a network from scratch: a pre-trained one would help "
-            "(in a new model, after pip install 'geodl[pretrained]')."
+            f"(in a new model, after {install('pretrained')})."
         )
 
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from geodl.config import Effective, Layer, RunConfig
+from geodl.config import COMMON, SECTIONS, Effective, Layer, RunConfig
+from geodl.core.devices import device_kind
+from geodl.core.errors import ConfigError
+from geodl.core.files import readable
+from geodl.core.text import count
 from geodl.data.intake import Decoded
-from geodl.devices import device_kind
-from geodl.errors import ConfigError
-from geodl.files import readable
-from geodl.methods import configure, kinds
+from geodl.methods import METHODS, configure
 from geodl.nets import expected_images
-from geodl.text import count
 
 TINY = 16
 """Pictures up to this many pixels a side need a small network and one thread."""
@@ -21,9 +21,34 @@ VALIDATION = 10
 PRETRAINED = "efficientnet-lite0"
 ENLARGED, SMALL = 4, 128
 """So many times, up to so many pixels a side, a pre-trained network sees small pictures enlarged."""
-CLOSED_FORM = {"method": "analytic", "distill": "none", "keep_features": True, "exemplars": 10}
-METHODS = ("analytic", "lucir", "finetune")
+CLOSED_FORM: dict[str, Any] = {
+    "method": "analytic",
+    "distill": "none",
+    "keep_features": True,
+    "exemplars": 10,
+}
+OFFERED = (CLOSED_FORM["method"], "lucir", "finetune")
 """The methods that learn a person's images: in closed form, or by training."""
+
+KEPT = frozenset(
+    {"distill", "pretrained", "weights", "seed", "flip", "exemplars", "memory_budget", "selection"}
+)
+"""Common options that later steps take over unless they set them; they take over the options of parts, too."""
+TRAINING = frozenset(SECTIONS["Training"].model_fields) - {"seed"} | {
+    "distill",
+    "jitter",
+    "augment",
+}
+"""Common options that only training uses: setting one asks for training."""
+SET = (TRAINING - {"distill", "base_epochs", "base_lr"}) | {
+    "threads",
+    "accelerator",
+    "precision",
+    "compile",
+    "workers",
+    "checkpoint_steps",
+}
+"""Common options that each step has for itself."""
 
 YOURS = "your option"
 """The origin of what the user set."""
@@ -37,25 +62,49 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {key: value for key, value in options.items() if value is not None}
     adapt = {"adapt": True} if wanted.pop("adapt", False) else {}
     method = wanted.get("method")
-    if method is not None and method not in METHODS:
-        raise ConfigError(f"method = {method!r}: allowed for your own images are {', '.join(METHODS)}")
-    if adapt and method == "analytic":
-        raise ConfigError("adapt: the network is trained, which the method analytic does not do; leave one of them out")
-    kind = method or ("lucir" if training_asked(wanted | adapt) else "analytic")
-    start = {"method": kind} if kind == "analytic" else {"method": kind, "distill": "geodesic"}
+    if method is not None and method not in OFFERED:
+        raise ConfigError(
+            f"method = {method!r}: allowed for your own images are {', '.join(OFFERED)}"
+        )
+    if adapt and in_closed_form(method):
+        raise ConfigError(
+            f"adapt: the network is trained, which the method {method} does not do; leave one out"
+        )
+    kind = method or ("lucir" if training_asked(wanted | adapt) else CLOSED_FORM["method"])
+    start = {"method": kind} | ({} if in_closed_form(kind) else {"distill": "geodesic"})
     config = configure([Layer(YOURS, start | wanted)]).config
-    allowed = config.having("in_model", "fixed", "kept", "set")
+    allowed = _taken_over(config) + [key for key in COMMON if key in SET]
     for key in wanted:
         if key not in allowed:
             raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(allowed)}")
-    return {key: getattr(config, key) for key in wanted} | adapt
+    return {key: config[key] for key in wanted} | adapt
+
+
+def _taken_over(config: RunConfig) -> list[str]:
+    """Return the options that later steps take over: fixed ones, and those that they may set."""
+    found = [key for key in COMMON if key in KEPT.union(config.fixed_in_model())]
+    for part in config.parts.values():
+        found += [key for key in type(part).model_fields if key not in part.research]
+    return found
 
 
 def training_asked(options: Mapping[str, Any]) -> str | None:
     """Return the first option by which the user asks for training: one that the closed form has no use for."""
-    closed = kinds().methods["analytic"]
-    used = set(closed.model_fields) - set(closed.having("training"))
-    return next((key for key in options if key not in used or (key == "network" and options[key] != PRETRAINED)), None)
+    closed = configure([Layer(YOURS, {"method": CLOSED_FORM["method"]})]).config
+    used = closed.flat().keys() - TRAINING
+    return next(
+        (
+            key
+            for key in options
+            if key not in used or (key == "network" and options[key] != PRETRAINED)
+        ),
+        None,
+    )
+
+
+def in_closed_form(method: str | None) -> bool:
+    """Return whether a method leaves the network as it is after phase 0."""
+    return method is not None and METHODS[method].frozen
 
 
 def has_pretrained() -> bool:
@@ -69,15 +118,24 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
     Where pre-trained weights are there and nothing else is asked for: their features, frozen, and the closed form.
     """
     method = options.get("method")
-    frozen = method == "analytic" or (method is None and has_pretrained() and not training_asked(options))
+    usual_way = method is None and has_pretrained() and not training_asked(options)
+    frozen = usual_way or in_closed_form(method)
     usual = PRETRAINED if frozen or options.get("adapt") else _own_network(side, kind)
     network = str(options.get("network") or usual)
-    start = _pretrained(network, side) if expected_images(network) else {"image_size": _own_size(side, kind)}
+    start = (
+        _pretrained(network, side)
+        if expected_images(network)
+        else {"image_size": _own_size(side, kind)}
+    )
     start |= CLOSED_FORM if frozen else {}
     if options.get("weights") is not None:
         start["pretrained"] = False
     given = ("image_size", "pretrained", "mean", "std")
-    return {"network": network} | start | {key: options[key] for key in given if options.get(key) is not None}
+    return (
+        {"network": network}
+        | start
+        | {key: options[key] for key in given if options.get(key) is not None}
+    )
 
 
 def _pretrained(network: str, side: int) -> dict[str, Any]:
@@ -111,29 +169,42 @@ def choose(
     start: Mapping[str, Any],
     last: RunConfig | None,
     *,
-    trained: bool,
     mirrors: bool = True,
 ) -> Effective:
     """Choose all options of a step that trains on `images` images; what the user set wins.
 
-    `last` is the configuration of the step before, None for the first one; `trained`: whether the network is already;
-    `mirrors`: whether mirroring keeps the class of an image.
+    last: the configuration of the step before, None for the first one; mirrors: whether mirroring
+    keeps the class of an image.
     """
     wanted = {key: value for key, value in options.items() if key != "adapt"}
     if last is None:
-        values = {"mean": decoded.mean, "std": decoded.std, "method": "lucir", "distill": "geodesic", "scale": 10.0}
-        closed = start.get("method") == "analytic"  # then the data say whether mirroring keeps the classes
-        values |= {"flip": closed or not decoded.grey, "padding": max(1, int(start["image_size"]) // 8)} | dict(start)
+        values = {
+            "mean": decoded.mean,
+            "std": decoded.std,
+            "method": "lucir",
+            "distill": "geodesic",
+            "scale": 10.0,
+        }
+        # In closed form the data show whether mirroring keeps the classes.
+        closed = in_closed_form(start.get("method"))
+        values |= {
+            "flip": closed or not decoded.grey,
+            "padding": max(1, int(start["image_size"]) // 8),
+        } | dict(start)
     else:
         _refuse_other(last, options)
-        values = {key: getattr(last, key) for key in last.having("in_model", "fixed", "kept")}
-        wanted = {key: value for key, value in wanted.items() if key not in ("weights", "pretrained")}
+        values = {key: last[key] for key in _taken_over(last)}
+        wanted = {
+            key: value for key, value in wanted.items() if key not in ("weights", "pretrained")
+        }
         # Another distillation or method than before has other options.
-        there = kinds().of(*(str(wanted.get(key, getattr(last, key))) for key in ("method", "distill"))).model_fields
+        parts = {key: wanted.get(key, last[key]) for key in ("method", "distill")}
+        there = configure([Layer(YOURS, parts)]).config.flat()
         values = {key: value for key, value in values.items() if key in there}
     kind = device_kind(str(wanted.get("accelerator", "auto")))
-    if (wanted.get("method") or values["method"]) != "analytic":
-        values |= _schedule(images, first=not trained, foreign=bool(values.get("pretrained")), kind=kind)
+    if not in_closed_form(str(wanted.get("method") or values["method"])):
+        foreign = bool(values.get("pretrained"))
+        values |= _schedule(images, first=last is None, foreign=foreign, kind=kind)
         values["flip"] = values["flip"] and mirrors
     return configure([Layer("chosen", values), Layer(YOURS, wanted)])
 
@@ -146,34 +217,50 @@ def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str
         passes, least, most = passes // 8, 4, 12
     epochs = max(least, min(most, round(passes / max(images, 1))))
     lr = (0.01 if first else 0.005) if foreign else 0.1
-    return {"schedule": "onecycle", "batch_size": batch, "epochs": epochs, "lr": lr, "weight_decay": 5e-4}
+    return {
+        "schedule": "onecycle",
+        "batch_size": batch,
+        "epochs": epochs,
+        "lr": lr,
+        "weight_decay": 5e-4,
+    }
 
 
 def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
     asked = training_asked({key: value for key, value in wanted.items() if key != "network"})
-    if asked and last.method == "analytic" and "method" not in wanted:
+    if asked and in_closed_form(last.method) and "method" not in wanted:
         raise ConfigError(
             f"{asked}: only training uses it, and this model is in closed form; training needs a new model"
         )
-    for key in last.having("in_model", "fixed"):
-        there = getattr(last, key)
+    for key in last.fixed_in_model():
+        there = last[key]
         if key in wanted and wanted[key] != there:
-            raise ConfigError(f"{key} = {wanted[key]}: this model was made with {there}; another needs a new model")
+            raise ConfigError(
+                f"{key} = {wanted[key]}: this model was made with {there}; another needs a new model"
+            )
 
 
-def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, first: bool) -> list[Choice]:
+def explain(
+    found: Effective, decoded: Decoded, images: int, classes: int, *, first: bool
+) -> list[Choice]:
     """Put the choices into words; `first`: this step makes the model."""
     config = found.config
-    fixed = config.having("in_model", "fixed")
-    closed = config.method == "analytic"
+    fixed = config.fixed_in_model()
+    closed = in_closed_form(config.method)
 
     def why(option: str, reason: str) -> str:
         if found.origins[option] == YOURS:
             return "as you set it"
         return reason if first or option not in fixed else "as this model was made"
 
-    how = "closed form on frozen pre-trained features" if closed else f"trained, with {config.distill} distillation"
-    asked = training_asked({key: getattr(config, key) for key, origin in found.origins.items() if origin == YOURS})
+    how = (
+        "closed form on frozen pre-trained features"
+        if closed
+        else f"trained, with {config.distill} distillation"
+    )
+    asked = training_asked(
+        {key: config[key] for key, origin in found.origins.items() if origin == YOURS}
+    )
     how += f", since --{asked.replace('_', '-')} is set" if asked and first else ""
     reason = (
         "it has seen other images and is not trained further"
@@ -184,13 +271,25 @@ def explain(found: Effective, decoded: Decoded, images: int, classes: int, *, fi
     lines = [
         ("--method", config.method, why("method", how)),
         ("--backbone", config.network, why("network", reason)),
-        ("--image-size", size, why("image_size", "what the network sees of a picture: its middle square")),
+        (
+            "--image-size",
+            size,
+            why("image_size", "what the network sees of a picture: its middle square"),
+        ),
     ]
     if not closed:
-        mirrored = "gray pictures are often writing" if decoded.grey else "mirrored ones are taken for another class"
+        mirrored = (
+            "gray pictures are often writing"
+            if decoded.grey
+            else "mirrored ones are taken for another class"
+        )
         mirrored = "mirrored ones stay in their class" if config.flip else mirrored
         lines += [
-            ("--flip", "yes" if config.flip else "no", why("flip", f"learn mirrored pictures too? {mirrored}")),
+            (
+                "--flip",
+                "yes" if config.flip else "no",
+                why("flip", f"learn mirrored pictures too? {mirrored}"),
+            ),
             ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),
             ("--batch-size", str(config.batch_size), why("batch_size", "images a training step")),
             ("--lr", f"{config.lr:g}", why("lr", "learning rate, at its highest")),
@@ -203,7 +302,11 @@ def _kept(config: RunConfig, classes: int, closed: bool) -> str:
     pixels = 3 * (config.image_size or 0) ** 2
     if not config.exemplars:
         features = "the features of all images, but no picture" if closed else "no image"
-        cost = "" if closed else ": earlier classes will be forgotten faster, and no accuracy can be measured"
+        cost = (
+            ""
+            if closed
+            else ": earlier classes will be forgotten faster, and no accuracy can be measured"
+        )
         return f"{features} will be stored{cost}"
     if closed:
         most = min(config.exemplars, VALIDATION) * classes

@@ -10,24 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from geodl.config import derive
+from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
+from geodl.core.files import atomic_write, make_directory
+from geodl.core.keys import derive
 from geodl.data.images import ArrayImages
 from geodl.data.names import UNKNOWN
-from geodl.errors import ConfigError, MissingExtraError, TrainingError
-from geodl.files import atomic_write, make_directory
-from geodl.learner import Learner
+from geodl.model.features import Features
+from geodl.model.model import Model
 from geodl.nets import folded
-from geodl.predictors import Features, default_classifier
 
 TOLERANCE = 1e-4
 _CHECKED = 5  # images: more than the two that the graph was traced with, so that the batch size is seen to be free
-
-_MEANINGS = {
-    "analytic": "softmax of the closed form's scores divided by the temperature",
-    "nme": "softmax of the network's scale times the cosines with the means of the exemplars",
-    "ncm": "softmax of the network's scale times the cosines with the class means",
-    "cnn": "softmax of the network's own output",
-}
 
 
 class Exported(nn.Module):
@@ -36,18 +29,16 @@ class Exported(nn.Module):
     factor: Tensor
     offset: Tensor
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        network, transform = learner.known()
-        there = learner.classifiers()
-        # Class means of all images only where there are none of exemplars, and no closed form.
-        names = ["analytic", "nme", *(["ncm"] if not {"analytic", "nme"} & there.keys() else []), "cnn"]
-        self.scorers = {name: there[name] for name in names if name in there}
-        fitted = learner.method.fitted(learner.memory.own)
-        if fitted is not None:
-            self.scorers["analytic"] = replace(there["analytic"], score=lambda seen: fitted.scores_at_once(seen.levels))
-        self.levels = () if fitted is None else tuple(fitted.expansion.sizes)
-        self.network = folded(network).cpu()  # predicting may have moved it to a GPU
+        ranked = sorted(model.classifiers.values(), key=lambda each: each.preference)
+        self.scorers = {each.name: each.scorer(model.network) for each in ranked}
+        self.default = model.default.name
+        self.rejects = model.default.rejects
+        levels = [name for scorer in self.scorers.values() for name in scorer.levels]
+        self.levels = tuple(dict.fromkeys(levels))
+        self.network = folded(model.network).cpu()  # predicting may have moved it to a GPU
+        transform = model.transform
         # As in the batches: x / (255 std) - mean / std.
         mean, std = (torch.tensor(part)[:, None, None] for part in (transform.mean, transform.std))
         self.register_buffer("factor", 1 / (255 * std))
@@ -56,15 +47,18 @@ class Exported(nn.Module):
     @property
     def outputs(self) -> list[str]:
         """The names of what `forward` returns."""
-        return [*self.scorers, *([UNKNOWN] if "analytic" in self.scorers else [])]
+        return [*self.scorers, *([UNKNOWN] if self.rejects else [])]
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """Map pixels: uint8 (B, 3, size, size) to each classifier's confidences (B, C) and, in closed form, unknown: bool (B,)."""
+        """Map pixels: uint8 (B, 3, size, size) to each classifier's confidences (B, C).
+
+        Where the default classifier rejects images, unknown: bool (B,) comes last.
+        """
         x = pixels.float() * self.factor - self.offset
         mirrors = any(scorer.mirrors for scorer in self.scorers.values())
         views = [self._features(view.contiguous()) for view in ([x, x.flip(3)] if mirrors else [x])]
         found = {name: scorer.judge(scorer(*views)) for name, scorer in self.scorers.items()}
-        strange = [found["analytic"][1]] if "analytic" in found else []
+        strange = [found[self.default][1]] if self.rejects else []
         return (*(confidences for confidences, _ in found.values()), *strange)
 
     def _features(self, x: Tensor) -> Features:
@@ -72,8 +66,8 @@ class Exported(nn.Module):
         return Features(output.pooled, output.logits, torch.empty(0), levels)
 
 
-def export(learner: Learner, path: Path) -> dict[str, Any]:
-    """Write a learner to an ONNX file that holds no image, and compare what the file predicts with what the learner does."""
+def export(model: Model, path: Path) -> dict[str, Any]:
+    """Write a model to an ONNX file that holds no image, and compare its predictions with the model's."""
     if path.suffix.lower() != ".onnx":
         raise ConfigError(f"export to {path}: the file must end in .onnx")
     try:
@@ -82,16 +76,21 @@ def export(learner: Learner, path: Path) -> dict[str, Any]:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("onnx", "export") from error
-    model = Exported(learner).eval()
+    graph = Exported(model).eval()
     make_directory(path.parent)  # before tracing, which takes its time
-    graph = onnx.load_from_string(_traced(model, learner.known()[1].size))
-    for key, value in _metadata(learner, model).items():
-        entry = graph.metadata_props.add()
+    file = onnx.load_from_string(_traced(graph, model.transform.size))
+    for key, value in _metadata(model, graph).items():
+        entry = file.metadata_props.add()
         entry.key, entry.value = key, value
-    data = graph.SerializeToString()
-    difference = _compare(learner, model.outputs, data)
+    data = file.SerializeToString()
+    difference = _compare(model, graph, data)
     atomic_write(path, data)
-    return {"file": str(path), "bytes": len(data), "classes": len(learner.classes), "difference": difference}
+    return {
+        "file": str(path),
+        "bytes": len(data),
+        "classes": len(model.classes),
+        "difference": difference,
+    }
 
 
 def _traced(model: Exported, size: int) -> bytes:
@@ -101,8 +100,12 @@ def _traced(model: Exported, size: int) -> bytes:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # torch's own, about its own exporter: nothing a user could do
-            model(pixels)  # the expansion draws its weights at the first use: not while it is traced
+            warnings.simplefilter(
+                "ignore"
+            )  # torch's own, about its own exporter: nothing a user could do
+            model(
+                pixels
+            )  # the expansion draws its weights at the first use: not while it is traced
             program = torch.onnx.export(
                 model,
                 (pixels,),
@@ -119,46 +122,52 @@ def _traced(model: Exported, size: int) -> bytes:
     return content
 
 
-def _metadata(learner: Learner, model: Exported) -> dict[str, str]:
-    _, transform = learner.known()
-    outputs = {name: f"confidences (batch, classes): {_MEANINGS[name]}" for name in model.scorers}
+def _metadata(model: Model, graph: Exported) -> dict[str, str]:
+    transform, size = model.transform, model.transform.size
+    meanings = {name: each.meaning for name, each in model.classifiers.items()}
+    outputs = {name: f"confidences (batch, classes): {each}" for name, each in meanings.items()}
     found = {
-        "labels": json.dumps(learner.classes, ensure_ascii=False),
+        "labels": json.dumps(model.classes, ensure_ascii=False),
         "preprocessing": json.dumps(transform.to_dict()),
-        "input": f"pixels: uint8 (batch, 3, {transform.size}, {transform.size}), RGB, 0..255: the picture's shorter side "
-        f"resized to {transform.shorter_side} (bilinear, antialiased), then its center; colors are normalized inside",
-        "default": default_classifier(model.scorers),
+        "input": f"pixels: uint8 (batch, 3, {size}, {size}), RGB, 0..255: the picture's shorter side "
+        f"resized to {transform.shorter_side} (bilinear, antialiased), then its center; colors are "
+        "normalized inside",
+        "default": graph.default,
         "producer": "geodl",
     }
-    if "analytic" in model.scorers:
-        scorer = model.scorers["analytic"]
-        outputs[UNKNOWN] = "bool (batch): unlike all classes, the largest score is below the threshold"
+    if graph.rejects:
+        scorer = graph.scorers[graph.default]
+        outputs[UNKNOWN] = (
+            "bool (batch): unlike all classes, the largest score is below the threshold"
+        )
         found |= {"temperature": repr(1 / scorer.scale), "threshold": repr(scorer.threshold)}
         found["mirrored"] = json.dumps(scorer.mirrors)
     return found | {"outputs": json.dumps(outputs)}
 
 
-def _compare(learner: Learner, outputs: list[str], data: bytes) -> float:
-    """Run the file on made-up pictures and return the largest difference from the learner's own confidences."""
+def _compare(model: Model, graph: Exported, data: bytes) -> float:
+    """Run the file on made-up pictures; return the largest difference from the model's confidences."""
     import onnxruntime
 
-    transform = replace(learner.known()[1], crop="pad", resize=None)  # the pictures have the size of the input
+    # The pictures have the size of the input.
+    transform = replace(model.transform, crop="pad", resize=None)
     generator = torch.Generator().manual_seed(derive(0, "export"))
-    pixels = torch.randint(0, 256, (_CHECKED, 3, *2 * [transform.size]), dtype=torch.uint8, generator=generator)
+    shape = (_CHECKED, 3, transform.size, transform.size)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     images = ArrayImages(pixels, torch.zeros(_CHECKED, dtype=torch.int64))
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    theirs = dict(zip(outputs, map(torch.from_numpy, session.run(outputs, {"pixels": pixels.numpy()})), strict=True))
-    worst = 0.0
-    for name in (name for name in outputs if name != UNKNOWN):
-        recognizer = replace(learner.recognizer(name), transform=transform, bf16=False)
+    answers = map(torch.from_numpy, session.run(graph.outputs, {"pixels": pixels.numpy()}))
+    theirs, worst = dict(zip(graph.outputs, answers, strict=True)), 0.0
+    for name in graph.scorers:
+        recognizer = replace(model.recognizer(name), transform=transform)
         scores = recognizer.scores(images)
         confidences, strange = recognizer.scorer.judge(scores)
         worst = max(worst, float((theirs[name] - confidences).abs().max()))
-        clear = (scores.amax(1) - recognizer.scorer.threshold).abs() > TOLERANCE  # else rounding may decide
-        if name == "analytic" and not torch.equal(theirs[UNKNOWN][clear], strange[clear]):
-            raise TrainingError("the exported file calls other images unknown than the model does: not written")
+        # Nearer to the threshold rounding may decide.
+        clear = (scores.amax(1) - recognizer.scorer.threshold).abs() > TOLERANCE
+        rejects = graph.rejects and name == graph.default
+        if rejects and not torch.equal(theirs[UNKNOWN][clear], strange[clear]):
+            raise TrainingError("not written: the file calls other images unknown than the model")
     if not worst <= TOLERANCE:
-        raise TrainingError(
-            f"the exported file differs from the model by {worst:.2g}, more than {TOLERANCE}: not written"
-        )
+        raise TrainingError(f"not written: the file differs from the model by {worst:.2g}")
     return worst

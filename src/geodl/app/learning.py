@@ -10,27 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl import events
 from geodl.app.advice import advise
 from geodl.app.before import announce
-from geodl.app.choices import TINY, VALIDATION, choose, choose_start, explain, training_asked
+from geodl.app.choices import (
+    TINY,
+    VALIDATION,
+    choose,
+    choose_start,
+    explain,
+    in_closed_form,
+    training_asked,
+)
 from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
 from geodl.config import RunConfig
+from geodl.core import events
+from geodl.core.devices import available_cores, device_kind
+from geodl.core.errors import Interrupted
+from geodl.core.files import fingerprint
 from geodl.data.batches import fit
 from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.intake import Decoded, Intake, decode, typical_side
-from geodl.devices import available_cores, device_kind
-from geodl.errors import Interrupted
-from geodl.files import fingerprint
-from geodl.learner import Learner
-from geodl.memory import Memory
-from geodl.metrics import confusions_of, finite, to_metrics
+from geodl.learning.learner import Learner
+from geodl.learning.loop import SAMPLE
+from geodl.model.classifiers import default_classifier
+from geodl.model.memory import Memory
+from geodl.model.metrics import confusions_of, finite, to_metrics
+from geodl.model.model import Model
 from geodl.nets import build_network
-from geodl.predictors import default_classifier
-from geodl.store import RunDirectory
-from geodl.training.angles import SAMPLE
+from geodl.store import Directory
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ def _keeping_threads() -> Iterator[None]:
 
 @_keeping_threads()
 def learn_step(
-    store: RunDirectory,
+    store: Directory,
     last: State | None,
     intake: Intake,
     options: Mapping[str, Any],
@@ -99,34 +108,40 @@ def learn_step(
     decoded = _decoded(intake, size, workers, strict=strict, listener=listener, stop=stop)
     ready = prepare(intake, decoded, last, step)
     insist(strict, ready.problems)
-    listener(events.IntakeDone(intake.title, len(ready.images), len(intake.classes), side, ready.problems))
-    closed = (last.config.method if last else start.get("method")) == "analytic"
+    found = (len(ready.images), len(intake.classes), side, ready.problems)
+    listener(events.IntakeDone(intake.title, *found))
+    closed = in_closed_form(last.config.method if last else start.get("method"))
     # In closed form every image is judged by the fit without it: none has to be set aside.
     held = torch.zeros(len(ready.images), dtype=torch.bool) if closed else set_aside(ready, last)
-    train = ready.images.select(~held)
-    kept = 0 if last is None or last.learner.memory.images is None else len(last.learner.memory.images)
-    images, classes = len(train) + kept, len(ready.classes)
+    images = int((~held).sum()) + (last.stored_exemplars if last else 0)
     chosen = choose(
         decoded,
         images,
         options,
         start,
         last.config if last else None,
-        trained=last is not None and last.learner.trained,
         mirrors=closed or "flip" in options or mirrors(ready.images),
     )
+    classes = len(ready.classes)
     listener(events.OptionsChosen(explain(chosen, decoded, images, classes, first=last is None)))
-    unasked = last is None and not {"method", "weights"} & options.keys() and not training_asked(options)
+    asked = {"method", "weights"} & options.keys() or training_asked(options)
+    unasked = last is None and not asked
     announce(chosen.config, images, classes, unasked=unasked, listener=listener, confirm=confirm)
-    state = _Step(store, last, ready, chosen.config, step, intake.key, listener, stop).learn(train, held)
+    taken = _Step(store, last, ready, held, chosen.config, step, intake.key, listener, stop)
+    state = taken.learn()
     if stop():
         raise Interrupted("stopped before anything was changed")
     save(store, state)
-    earlier = last is not None and last.stored_images > 0
     result = summarize(
-        state, ready.known, ready.present, problems=ready.problems, images=len(train), earlier_images=earlier
+        state,
+        ready.known,
+        ready.present,
+        problems=ready.problems,
+        images=len(taken.train),
+        earlier_images=last is not None and last.stored_images > 0,
     )
-    store.events("learned", phase=store.completed() - 1, step=step, classes=list(result.new), images=len(train))
+    done = {"step": step, "classes": list(result.new), "images": len(taken.train)}
+    store.events("learned", phase=store.completed() - 1, **done)
     return result
 
 
@@ -134,12 +149,24 @@ def _start(side: int, options: Mapping[str, Any]) -> dict[str, Any]:
     """Choose what a new model is made with; a network that cannot be built is named before thousands of images are read."""
     start = choose_start(side, options, device_kind(str(options.get("accelerator") or "auto")))
     weights = Path(options["weights"]) if options.get("weights") else None
-    build_network(start["network"], 1, head="cosine", weights=weights, pretrained=bool(start.get("pretrained")))
+    build_network(
+        start["network"],
+        1,
+        head="cosine",
+        weights=weights,
+        pretrained=bool(start.get("pretrained")),
+    )
     return start
 
 
 def _decoded(
-    intake: Intake, size: int, workers: int, *, strict: bool, listener: events.Listener, stop: Callable[[], bool]
+    intake: Intake,
+    size: int,
+    workers: int,
+    *,
+    strict: bool,
+    listener: events.Listener,
+    stop: Callable[[], bool],
 ) -> Decoded:
     """Read the images, and tell how far that is."""
 
@@ -154,14 +181,16 @@ def _decoded(
 
 @dataclass
 class _Step:
-    """What is around the learner in one step: progress, validation images, the story of the images.
+    """What surrounds the training of one step: checkpoints, validation images, notes.
 
-    The store's checkpoint is valid only for the same images, options and place in the model's life.
+    held: (N,) bool, the images that are set aside; learned: the key of the step's images. The store's
+    checkpoint is valid only for the same images, options and place in the model's life.
     """
 
-    store: RunDirectory
+    store: Directory
     last: State | None
     ready: Prepared
+    held: Tensor
     config: RunConfig
     step: int
     learned: str
@@ -169,79 +198,96 @@ class _Step:
     stop: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        store, last, config, listener = self.store, self.last, self.config, self.listener
-        identity = {"images": self.learned, "config": config.identity(), "phase": store.completed()}
+        self.train = self.ready.images.select(~self.held)
+        phase = self.store.completed()
+        identity = {"images": self.learned, "config": self.config.identity(), "phase": phase}
         self.key = fingerprint(identity)
-        unfinished = self.load_progress()
-        if unfinished is None and store.load_progress() is not None:
-            listener(
-                events.Advised("A learn step of other images or options was stopped before; this one gives it up.")
-            )
-        # Another number of threads gives other last digits: a step is finished with as many as it was begun with.
-        began = unfinished[1]["threads"] if unfinished else None
-        # Work on tiny pictures is over before a second thread has begun.
-        usual = 1 if (config.image_size or 0) <= TINY else available_cores()
-        if unfinished:
-            listener(events.StepContinued(unfinished[1]["epoch"]))
-        how: dict[str, Any] = {"listener": self._tell, "stop": self.stop}
-        self.learner = last.learner.continued(config, **how) if last else Learner(config, **how)
-        torch.set_num_threads(began or config.threads or usual)
 
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        self.store.save_progress(tensors, {**state, "key": self.key, "threads": torch.get_num_threads()})
+        """Replace the checkpoint."""
+        more = {"key": self.key, "threads": torch.get_num_threads()}
+        self.store.save_progress(tensors, {**state, **more})
 
     def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the last checkpoint of this step."""
         found = self.store.load_progress()
         return found if found is not None and found[1].get("key") == self.key else None
 
+    def learn(self) -> State:
+        """Learn, and evaluate on all validation images or by leave-one-out."""
+        model, ready = self._learned(), self.ready
+        left_out = model.left_out()
+        checks = self._checks(self.held if left_out is None else self._shown(model))
+        if left_out is None:
+            learner = Learner(self.config, model=model)
+            found = learner.evaluate(replace(checks, names=ready.names_of_classes))
+        else:
+            found = {model.default.name: left_out}
+        metrics = to_metrics(self.store.completed(), found)
+        validation = checks if self.config.exemplars and len(checks) else None
+        history = self.last.history if self.last else ()
+        return State(
+            model=model,
+            validation=validation,
+            seen=self._seen(),
+            classes=ready.classes,
+            stored=self._sources(model.memory.images, validation),
+            learned=self.learned,
+            history=(*history, self._record(len(self.train), metrics)),
+            metrics=metrics,
+        )
+
+    def _learned(self) -> Model:
+        """Train on the step's images; an interrupted step resumes with the threads it began with."""
+        config, unfinished = self.config, self.load_progress()
+        if unfinished is not None:
+            self.listener(events.StepContinued(unfinished[1]["epoch"]))
+        elif self.store.load_progress() is not None:
+            words = "A learn step of other images or options was interrupted; this one discards it."
+            self.listener(events.Advised(words))
+        model = self.last.model if self.last else None
+        if model is not None:
+            model = replace(model, memory=_without_incoming(model.memory, self.ready.digests))
+        learner = Learner(config, model=model, listener=self._tell, stop=self.stop)
+        # Work on tiny pictures is over before a second thread has begun.
+        usual = 1 if (config.image_size or 0) <= TINY else available_cores()
+        began = unfinished[1]["threads"] if unfinished else None
+        torch.set_num_threads(began or config.threads or usual)
+        named = replace(self.train, names=self.ready.names_of_classes)
+        learner.learn(named, progress=self)
+        model = learner.known
+        model.network.cpu().eval()
+        images = model.memory.images
+        if images is None or isinstance(images, ArrayImages):
+            return model
+        return replace(model, memory=replace(model.memory, images=self._fitted(images)))
+
     def _tell(self, event: events.Event) -> None:
         self.listener(event)
-        # A long pass asks nobody whether to stop. The sample after an epoch is short, and its epoch is not saved yet.
+        # A long pass asks nobody whether to stop. The sample after an epoch is short, and its epoch
+        # is not saved yet.
         if isinstance(event, events.FeaturesTaken) and event.total > SAMPLE and self.stop():
             raise Interrupted("stopped before anything was changed")
         if not isinstance(event, events.FREQUENT):
             self.store.events(event.kind, **event.record())
 
-    def learn(self, train: Images, aside: Tensor) -> State:
-        """Learn, and see how good the network is on all validation images, `aside` (N,) being new ones."""
-        learner, last, ready = self.learner, self.last, self.ready
-        learner.memory = _without_incoming(learner.memory, ready.digests)
-        learner.learn(replace(train, names=ready.names_of_classes), progress=self)
-        if learner.memory.images is not None and not isinstance(learner.memory.images, ArrayImages):
-            learner.memory = replace(learner.memory, images=self._fitted(learner.memory.images))
-        left_out = learner.left_out()
-        held = ready.images.select(aside if left_out is None else self._shown())
-        parts = [held] if last is None or last.validation is None else [last.validation, held]
-        checks = self._fitted(concat(parts))
-        checks = checks.select(checks.labels.argsort(stable=True))
-        labelled = replace(checks, names=ready.names_of_classes)
-        found = learner.evaluate(labelled) if left_out is None else {"analytic": left_out}
-        metrics = to_metrics(self.store.completed(), found)
-        keeps = bool(self.config.exemplars and len(checks))
-        learner.known()[0].cpu().eval()
-        return State(
-            learner=learner,
-            validation=checks if keeps else None,
-            seen=self._seen(aside),
-            classes=ready.classes,
-            stored=self._sources(learner.memory.images, checks if keeps else None),
-            learned=self.learned,
-            history=(*(last.history if last else ()), self._record(len(train), metrics)),
-            metrics=metrics,
-        )
+    def _checks(self, chosen: Tensor) -> ArrayImages:
+        """Return the validation images with those that are chosen, (N,) bool, sorted by class."""
+        held = self.ready.images.select(chosen)
+        before = self.last.validation if self.last else None
+        checks = self._fitted(concat([held] if before is None else [before, held]))
+        return checks.select(checks.labels.argsort(stable=True))
 
     def _fitted(self, images: Images) -> ArrayImages:
         assert self.config.image_size is not None
         return fit(images, self.config.image_size, workers=self.config.workers)
 
-    def _shown(self) -> Tensor:
-        """Choose pictures to keep and show, (N,) bool: of each class, as many as are wanted and it lacks, mistaken ones first."""
-        labels, own = self.ready.images.labels, self.learner.memory.own
-        order = torch.arange(len(labels))
-        if "last" in own:  # where the images of this step are among those whose features are kept
-            truth, said = own["validated"].T
-            mistaken = torch.isin(own["last"][: len(labels)], own["rows"][truth != said])
-            order = order[mistaken.logical_not().long().argsort(stable=True)]
+    def _shown(self, model: Model) -> Tensor:
+        """Choose pictures to keep and show, (N,) bool: what each class lacks, mistaken ones first."""
+        labels = self.ready.images.labels
+        order, left_out = torch.arange(len(labels)), model.default.left_out()
+        if left_out is not None and left_out.mistaken is not None:
+            order = (~left_out.mistaken).long().argsort(stable=True)
         have = self.last.checks if self.last else Counter[int]()
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         for label in self.ready.present:
@@ -263,10 +309,12 @@ class _Step:
             "validated": int((judged > 0).sum()),
         }
 
-    def _seen(self, aside: Tensor) -> Tensor:
+    def _seen(self) -> Tensor:
         """Return the short hashes of all images trained on so far."""
-        now = short_hashes(self.ready.digests)[~aside]
-        return now if self.last is None else torch.cat([self.last.seen, now[~torch.isin(now, self.last.seen)]])
+        now = short_hashes(self.ready.digests)[~self.held]
+        if self.last is None:
+            return now
+        return torch.cat([self.last.seen, now[~torch.isin(now, self.last.seen)]])
 
     def _sources(self, *parts: Images | None) -> dict[str, str]:
         """Say where each stored image came from."""
@@ -308,7 +356,7 @@ def summarize(
         accuracy=finite(confusion.accuracy),
         interval=confusion.interval,
         judged=confusion.images,
-        left_out=state.learner.left_out() is not None,
+        left_out=state.model.default.left_out() is not None,
         before=finite(confusion.rate(range(known))),
         after=finite(confusion.rate(range(known, len(names)))),
         per_class={name: finite(value) for name, value in confusion.per_class.items()},
@@ -316,15 +364,9 @@ def summarize(
         stored_bytes=state.stored_bytes,
         stored_features=state.stored_features,
         earlier_images=earlier_images,
-        warnings=(*advise(confusion, state.classes, state.config, present), *_mirrored(state)),
+        warnings=(
+            *advise(confusion, state.classes, state.config, present),
+            *state.model.default.notes(),
+        ),
         skipped=problems,
     )
-
-
-def _mirrored(state: State) -> list[str]:
-    """Say so where the images have shown that mirroring changes the class."""
-    if state.learner.memory.own.get("mirrors", True):
-        return []
-    return [
-        "Mirrored images of a class look like another class: images are not mirrored, neither learning nor predicting."
-    ]

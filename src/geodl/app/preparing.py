@@ -10,16 +10,15 @@ from torch import Tensor
 from geodl.app.choices import VALIDATION
 from geodl.app.state import KnownClass, State, short_hashes
 from geodl.closed_form import near_duplicates
-from geodl.config import derive
+from geodl.closed_form.kept_features import mirroring_changes_nothing
+from geodl.core.errors import DataError
+from geodl.core.keys import derive
 from geodl.data.batches import fit
 from geodl.data.dataset import Skipped
 from geodl.data.images import Images
 from geodl.data.intake import Decoded, Intake
 from geodl.data.names import UNKNOWN
-from geodl.errors import DataError
-from geodl.herding import first_of_each
-from geodl.methods.kept_features import KeptFeatures, mirroring_keeps_classes
-from geodl.methods.kept_features import fit as fit_features
+from geodl.model.herding import first_of_each
 
 SIDE = 16
 ALIKE = 0.99
@@ -75,7 +74,9 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     # A class of which every image was skipped is not learned: the others move up.
     counts = torch.bincount(images.labels, minlength=len(position)).tolist()
     added = [name for name, i in position.items() if i >= len(old) and counts[i]]
-    final = {known.name: i for i, known in enumerate(old)} | {name: len(old) + k for k, name in enumerate(added)}
+    final = {known.name: i for i, known in enumerate(old)} | {
+        name: len(old) + k for k, name in enumerate(added)
+    }
     shift = torch.tensor([final.get(name, -1) for name in position], dtype=torch.int64)
     images = images.relabel(shift)
     more = torch.bincount(images.labels[fresh], minlength=len(final)).tolist()
@@ -116,7 +117,7 @@ def _without_repeats(
 ) -> tuple[list[int], list[tuple[str, str]]]:
     """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for validation."""
     checks = _labels_of(last.validation) if last else {}
-    stored = _labels_of(last.learner.memory.images) | checks if last else {}
+    stored = _labels_of(last.model.memory.images) | checks if last else {}
     equal: dict[str, list[int]] = {}
     for i, digest in enumerate(digests):
         equal.setdefault(digest, []).append(i)
@@ -126,9 +127,16 @@ def _without_repeats(
         elsewhere = [j for j in twins if labels[j] != label]
         if digest in stored and stored[digest] != label:
             assert last is not None
-            problems.append((names[i], f"the same picture is stored as class {last.names[stored[digest]]!r} already"))
+            problems.append(
+                (
+                    names[i],
+                    f"the same picture is stored as class {last.names[stored[digest]]!r} already",
+                )
+            )
         elif elsewhere:  # one of the labels is wrong, and nobody knows which
-            problems.append((names[i], f"the same picture as {names[elsewhere[0]]} in another class"))
+            problems.append(
+                (names[i], f"the same picture as {names[elsewhere[0]]} in another class")
+            )
         elif twins[0] != i:
             problems.append((names[i], f"the same picture as {names[twins[0]]}"))
         elif digest not in checks:
@@ -137,7 +145,11 @@ def _without_repeats(
 
 
 def _labels_of(images: Images | None) -> dict[str, int]:
-    return {} if images is None else dict(zip(images.item_digests(), images.labels.tolist(), strict=True))
+    return (
+        {}
+        if images is None
+        else dict(zip(images.item_digests(), images.labels.tolist(), strict=True))
+    )
 
 
 def set_aside(ready: Prepared, last: State | None) -> Tensor:
@@ -161,7 +173,10 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
         for i, group in zip(mine.tolist(), groups.tolist(), strict=True):
             series.setdefault(group, []).append(i)
         whole = [rows for rows in series.values() if all(ready.fresh[i] for i in rows)]
-        for rows in sorted(whole, key=lambda rows: min(derive(0, "validation image", ready.digests[i]) for i in rows)):
+        for rows in sorted(
+            whole,
+            key=lambda rows: min(derive(0, "validation image", ready.digests[i]) for i in rows),
+        ):
             if int(held[mine].sum()) + len(rows) <= limit:
                 held[rows] = True
     return held
@@ -174,7 +189,5 @@ def mirrors(images: Images) -> bool:
     rows = first_of_each(labels, THUMBNAILS)
     rows = rows[:: max(1, len(rows) // MOST_THUMBNAILS)]
     pixels, labels = fit(images.select(rows), SIDE).pixels, labels[rows]
-    data = KeptFeatures.of({"pixels": pixels.flatten(1).float()}, labels)
-    found = fit_features(data, len(classes), seed=0)
-    copies = {"pixels": pixels.flip(-1).flatten(1).float()}
-    return mirroring_keeps_classes(found, data, torch.arange(len(rows)), copies)
+    thumbnails, copies = (each.flatten(1).float() for each in (pixels, pixels.flip(-1)))
+    return mirroring_changes_nothing(thumbnails, copies, labels)

@@ -1,8 +1,7 @@
-"""What a model directory holds after a step: a learner, validation images, and the story of a person's images."""
+"""What a model directory holds after a step: a model, and notes about a person's images."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -10,15 +9,16 @@ import torch
 from torch import Tensor
 
 from geodl.config import RunConfig
+from geodl.core.files import interpreting, part
 from geodl.data.batches import Transform
 from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.data.names import typed_name
-from geodl.files import interpreting, part
-from geodl.learner import Learner
-from geodl.memory import insist_on_labels, without_class
-from geodl.metrics import confusions_of, to_metrics
-from geodl.predictors import default_classifier
-from geodl.store import Phase, RunDirectory, read_steadily
+from geodl.learning.saving import MEMORY, METRICS, RECORD, load_model, save_model
+from geodl.model.classifiers import default_classifier
+from geodl.model.memory import insist_on_labels, without_class
+from geodl.model.metrics import confusions_of, to_metrics
+from geodl.model.model import Model
+from geodl.store import Directory, Phase, reading
 
 UNDO = 3
 """So many steps can be taken back; states before them are removed."""
@@ -35,18 +35,19 @@ class KnownClass:
 
 @dataclass(frozen=True)
 class State:
-    """A complete state of a model; the position of a class in `classes` is its row in the learner's head and means.
+    """A complete state of a model directory.
 
-    learner:    network, memory and class means.
+    model:      all that was learned.
     validation: images set aside to measure accuracy on; never trained on.
-    seen:       short hashes (N,) of all images that were ever trained on: none of them can become a validation image.
+    seen:       short hashes (N,) of all images ever trained on: none becomes a validation image.
+    classes:    notes about each class, in the order of the model's rows.
     stored:     hash of a stored image -> where it came from.
     learned:    the key of the last learn step's images.
-    history:    one record for every step since a learner was saved by itself, if ever; oldest first.
+    history:    one record for every step, oldest first; a model that `Learner.save` wrote has none.
     metrics:    how good the model was on the validation images.
     """
 
-    learner: Learner
+    model: Model
     validation: Images | None
     seen: Tensor
     classes: tuple[KnownClass, ...]
@@ -58,23 +59,24 @@ class State:
     @property
     def config(self) -> RunConfig:
         """The options of the last learn step."""
-        return self.learner.config
+        return self.model.config
 
     @property
     def transform(self) -> Transform:
         """From a picture to the network's input."""
-        assert self.learner.transform is not None
-        return self.learner.transform
+        return self.model.transform
 
     @property
     def names(self) -> tuple[str, ...]:
         """The class names in the order of their rows."""
-        return self.learner.classes
+        return self.model.classes
 
     @property
     def steps(self) -> int:
-        """How many learn steps were taken; what a learner that was saved by itself knows counts as one."""
-        return max((record["step"] for record in self.history if record["action"] == "learn"), default=1)
+        """How many learn steps were taken; a model that `Learner.save` wrote counts as one."""
+        return max(
+            (record["step"] for record in self.history if record["action"] == "learn"), default=1
+        )
 
     @property
     def checks(self) -> Counter[int]:
@@ -82,14 +84,19 @@ class State:
         return Counter(() if self.validation is None else self.validation.labels.tolist())
 
     @property
+    def stored_exemplars(self) -> int:
+        """How many exemplars the model keeps."""
+        return 0 if self.model.memory.images is None else len(self.model.memory.images)
+
+    @property
     def stored_images(self) -> int:
         """How many images the model keeps: exemplars and validation images."""
-        return sum(len(part) for part in (self.learner.memory.images, self.validation) if part is not None)
+        return self.stored_exemplars + (0 if self.validation is None else len(self.validation))
 
     @property
     def stored_features(self) -> int:
         """Of how many images it keeps the features, one by one."""
-        return len(self.learner.memory.own.get("labels", ()))
+        return self.model.default.stored().images
 
     @property
     def stored_bytes(self) -> int:
@@ -97,20 +104,27 @@ class State:
         return self.stored_images * 3 * self.transform.size**2
 
 
-def save(store: RunDirectory, state: State) -> None:
-    """Add a state as the next phase, whole or not at all, and remove states that are too old to go back to."""
-    model, memory, statistics = state.learner.tensors()
-    memory |= {"seen": state.seen}
+def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
+    """Add a state as the next phase, whole or not at all; so many states are kept."""
+    tensors = {"seen": state.seen}
     if state.validation is not None:
-        memory |= {f"validation.{key}": tensor for key, tensor in to_tensors(state.validation).items()}
-    extra = state.learner.facts() | {
+        stored = to_tensors(state.validation)
+        tensors |= {f"validation.{key}": tensor for key, tensor in stored.items()}
+    notes = {
         "known": [asdict(known) for known in state.classes],
         "stored": dict(state.stored),
         "learned": state.learned,
         "history": [dict(record) for record in state.history],
     }
-    store.save_phase(store.completed(), model, memory, dict(state.metrics), extra, statistics)
-    forget(store, before=store.completed() - 1 - UNDO)
+    save_model(
+        store,
+        state.model,
+        action=state.history[-1],
+        metrics=state.metrics,
+        notes=notes,
+        tensors=tensors,
+        states=states,
+    )
 
 
 def short_hashes(digests: Sequence[str]) -> Tensor:
@@ -124,89 +138,78 @@ def accuracy_of(metrics: Mapping[str, Any]) -> float | None:
     return accuracy[default_classifier(accuracy)] if accuracy else None
 
 
-def forget(store: RunDirectory, *, before: int) -> None:
-    """Remove network and images of the states before a phase; what they were and how good they were stays."""
-    for t in range(before):
-        store.forget_phase(t)
-
-
-def load(store: RunDirectory) -> State | None:
+def load(store: Directory) -> State | None:
     """Read the last complete state; None where there is none."""
-    return read_steadily(
-        store.path, lambda here: _state(here.load_phase(done - 1)) if (done := here.completed()) else None
-    )
-
-
-def last_record(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of the step that led to a state; a learner that was saved by itself has none."""
-    history = extra.get("history")
-    return dict(history[-1]) if history else {"action": "save"}
+    return reading(store.path, lambda here: _state(here.phase(-1)) if here.completed() else None)
 
 
 def _state(found: Phase) -> State:
+    model = load_model(found)
     with interpreting(found.path):
-        extra, held = found.extra, part(found.memory, "validation")
-        learner = Learner.restored(found)
-        # A learner that was saved by itself, or the learner of a run, has no story.
-        unknown = [{"name": name, "step": 1, "images": 0} for name in learner.classes]
+        notes, metrics, tensors = found.json(RECORD), found.json(METRICS), found.tensors(MEMORY)
+        held = part(tensors, "validation")
+        # A model that `Learner.save` or a run wrote has no notes.
+        unknown = [{"name": name, "step": 1, "images": 0} for name in model.classes]
         validation = from_tensors(held) if held else None
-        insist_on_labels(len(learner.classes), validation)
-        if found.metrics:
-            confusions_of(found.metrics)  # here, where what is wrong with them is the file's fault
+        insist_on_labels(len(model.classes), validation)
+        if metrics:
+            confusions_of(metrics)  # here, where what is wrong with them is the file's fault
         return State(
-            learner=learner,
+            model=model,
             validation=validation,
-            seen=found.memory.get("seen", torch.empty(0, dtype=torch.int64)),
-            classes=tuple(KnownClass(**known) for known in extra.get("known", unknown)),
-            stored=extra.get("stored", {}),
-            learned=extra.get("learned", ""),
-            history=tuple(extra.get("history", ())),
-            metrics=found.metrics,
+            seen=tensors.get("seen", torch.empty(0, dtype=torch.int64)),
+            classes=tuple(KnownClass(**known) for known in notes.get("known", unknown)),
+            stored=notes.get("stored", {}),
+            learned=notes.get("learned", ""),
+            history=tuple(notes.get("history", ())),
+            metrics=metrics,
         )
 
 
 def renamed(state: State, old: str, new: str) -> State:
     """Give a class another name."""
     new = typed_name(new)
-    position = state.learner.position(old)
-    learner = copy(state.learner)
-    learner.rename(old, new)
-    classes = list(state.classes)
-    classes[position] = replace(classes[position], name=new)
+    model = state.model.renamed(old, new)
+    row, classes = state.model.row(old), list(state.classes)
+    classes[row] = replace(classes[row], name=new)
     return replace(
         state,
-        learner=learner,
+        model=model,
         classes=tuple(classes),
         history=(*state.history, {"action": "rename", "old": old, "new": new}),
-        metrics=dict(state.metrics) | {"classes": list(learner.classes)} if state.metrics else {},
+        metrics=dict(state.metrics) | {"classes": list(model.classes)} if state.metrics else {},
     )
 
 
 def without(state: State, name: str, *, again: bool = False) -> State:
-    """Remove a class: its row in the head, its mean, its images; `again`: one that was removed before is no error."""
+    """Remove a class with all notes of it; `again`: one that was removed before is no error."""
     record = {"action": "remove", "class": name}
     if again and name not in state.names and record in state.history:
         return replace(state, history=(*state.history, record))
-    gone = state.learner.position(name)
-    learner = copy(state.learner)
-    learner.remove(name)
-    validation = None if state.validation is None else without_class(state.validation, gone)
-    kept = [images for images in (learner.memory.images, validation) if images is not None]
+    row, model = state.model.row(name), state.model.without(name)
+    validation = None if state.validation is None else without_class(state.validation, row)
+    kept = [images for images in (model.memory.images, validation) if images is not None]
     left = {digest for images in kept for digest in images.item_digests()}
-    metrics: dict[str, Any] = {}
-    if state.metrics:
-        left_out = learner.left_out()  # where the fit is another without the class, so is what it says of the rest
-        before = confusions_of(state.metrics) if left_out is None else {}
-        rest = {each: confusion.without(gone) for each, confusion in before.items()}
-        metrics = to_metrics(state.metrics["phase"], rest if left_out is None else {"analytic": left_out})
     # The key of the last step goes, too: the same images may be learned again.
     return replace(
         state,
-        learner=learner,
+        model=model,
         validation=validation,
-        classes=tuple(known for i, known in enumerate(state.classes) if i != gone),
+        classes=tuple(known for i, known in enumerate(state.classes) if i != row),
         stored={digest: source for digest, source in state.stored.items() if digest in left},
         learned="",
         history=(*state.history, record),
-        metrics=metrics,
+        metrics=_metrics_without(state, model, row),
     )
+
+
+def _metrics_without(state: State, model: Model, row: int) -> dict[str, Any]:
+    """Return how good the model is without a class; where its fit is another, by that fit."""
+    if not state.metrics:
+        return {}
+    left_out = model.left_out()
+    if left_out is not None:
+        return to_metrics(state.metrics["phase"], {model.default.name: left_out})
+    before = confusions_of(state.metrics)
+    rest = {each: confusion.without(row) for each, confusion in before.items()}
+    return to_metrics(state.metrics["phase"], rest)

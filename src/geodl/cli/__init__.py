@@ -6,144 +6,162 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
 
 from geodl import __version__
 from geodl.cli import signals
-from geodl.errors import GeodlError, Interrupted
-from geodl.text import one_line, printable
+from geodl.core.errors import GeodlError, Interrupted
+from geodl.core.text import one_line, printable
 
 OWN = Group("Your own images", sort_key=1)
 RESEARCH = Group("Experiments", sort_key=2)
 ABOUT = Group("About this installation", sort_key=3)
-ACTIONS = Group("What it can do")
+ACTIONS = Group("Actions")
+
+
+class Command(NamedTuple):
+    """A command: its name, the function behind it (MODULE:FUNCTION below geodl.cli), its help and an example."""
+
+    name: str
+    function: str
+    group: Group
+    text: str
+    example: str
+
+
+# Commands with commands of their own.
+PARENTS = {
+    "config": (RESEARCH, "Show the effective configuration, or list the presets."),
+    "runs": (RESEARCH, "List runs with their state and result; show or remove one."),
+    "cache": (ABOUT, "Show or clear the cache of trained base phases."),
+}
+COMMANDS = [
+    Command(
+        "learn", "own:learn", OWN,
+        "Learn the classes in a folder of class folders: new classes, and more images of known ones. An interrupted step resumes with "
+        "the same command.\n\nThe first step makes the model's directory. Afterwards the images are not needed any more: `geodl info` "
+        "lists what the model keeps of them.",
+        "learn flowers/ week1/",
+    ),
+    Command(
+        "predict", "own:predict", OWN,
+        'Name the class of images, with a confidence, or "unknown" for an image unlike all classes.\n\n'
+        "The confidence is the softmax of the classifier's scores: in closed form at a temperature fitted to learned images, each left "
+        "out in turn; of a trained network, the learned scale times the cosines with the class means (with --classifier cnn, with the "
+        "rows of the last layer). Only models in closed form answer unknown by themselves; --threshold makes any do so.",
+        "predict flowers/ photo.jpg more/ --top 3",
+    ),
+    Command(
+        "evaluate", "own:evaluate", OWN,
+        "Measure accuracy on images with known classes that the model has not learned: overall, by class, by learning step, and the most "
+        'frequent confusions. Accuracy is of the likeliest class; "unknown" is not counted.',
+        "evaluate flowers/ test/",
+    ),
+    Command(
+        "info", "own:info", OWN,
+        "Describe a model: classes and when they were learned, stored images, sizes, accuracy so far.",
+        "info flowers/",
+    ),
+    Command(
+        "undo", "own:undo", OWN,
+        "Undo the last step (learn, rename, remove, relabel or forget); `geodl redo` restores it until the next change.",
+        "undo flowers/",
+    ),
+    Command(
+        "redo", "own:redo", OWN,
+        "Restore the step that `geodl undo` undid last, unless the model was changed since.",
+        "redo flowers/",
+    ),
+    Command("rename", "own:rename", OWN, "Rename a class.", "rename flowers/ daisy marguerite"),
+    Command("remove", "own:remove", OWN, "Remove a class and its images.", "remove flowers/ daisy"),
+    Command(
+        "relabel", "own:relabel", OWN,
+        "Move a learned image to its right class, as if it had been learned so from the start (closed form, while features are kept).",
+        "relabel flowers/ week1/daisy/7.jpg rose",
+    ),
+    Command(
+        "forget", "own:forget", OWN,
+        "Forget learned images, as if they had never been learned (closed form, while features are kept). Earlier states, to which "
+        "`geodl undo` goes back, still hold them.",
+        "forget flowers/ week1/daisy/7.jpg",
+    ),
+    Command(
+        "export", "own:export", OWN,
+        "Write a model as one ONNX file with labels and preprocessing and without images, checked against the model.",
+        "export flowers/ flowers.onnx",
+    ),
+    Command(
+        "serve", "serve:serve", OWN,
+        "Serve a model as a web page to predict, teach, correct and undo, and to programs over HTTP.\n\n"
+        "Only this machine can reach it unless --host says otherwise. Changes of the model need a token: it is part of the printed "
+        "address, or the value of the environment variable GEODL_TOKEN.",
+        "serve flowers/",
+    ),
+    Command(
+        "run", "run:run", RESEARCH,
+        "Run one incremental experiment: base classes first, then new classes phase by phase. Killed at any moment, the same command "
+        "resumes; a complete run prints its result.",
+        "run --preset digits --method lucir --distill geodesic",
+    ),
+    Command(
+        "compare", "run:compare", RESEARCH,
+        "Run several methods under one protocol, one after the other, and show them in one table; with several seeds "
+        "(--seed 1,2,3) mean and standard deviation.",
+        "compare finetune lucir lucir+geodesic --preset digits",
+    ),
+    Command(
+        "sweep", "sweep:app", RESEARCH,
+        "Run a grid or a search, several runs at a time: here, on a Ray cluster or by SLURM. Complete runs are skipped; "
+        "`geodl sweep status` shows the progress.",
+        "sweep --preset digits --grid method=lucir,lucir+geodesic,icarl --grid seed=1,2,3",
+    ),
+    Command("methods", "installation:methods", RESEARCH, "List the methods, their papers and defaults.", "methods"),
+    Command(
+        "config show", "installation:show", RESEARCH,
+        "Print every option with its value and origin: default, default of the method, preset, file, command line.",
+        "config show --preset cifar100 --method bic",
+    ),
+    Command("config presets", "installation:show_presets", RESEARCH, "List the presets.", "config presets"),
+    Command(
+        "runs list", "runs:list_all", RESEARCH,
+        "List the runs below a directory with state and result.",
+        "runs list",
+    ),
+    Command("runs show", "runs:show", RESEARCH, "Show the result of one run so far.", "runs show runs/NAME"),
+    Command("runs rm", "runs:rm", RESEARCH, "Remove a run's directory.", "runs rm runs/NAME"),
+    Command(
+        "report", "report:report", RESEARCH,
+        "Write one self-contained HTML page about one or several runs, or about a model. Runs that differ in their seed alone are "
+        "averaged; published numbers of the same protocol are shown beside them.",
+        "report runs/* --out comparison.html --figures figures/ --tables tables/",
+    ),
+    Command(
+        "reproduce", "reproduce:reproduce", RESEARCH,
+        "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to table4, init10, "
+        "fig-phases, fig-classifiers, fig-cca, or all of them; or beyond (the closed form over given weights). Complete runs are skipped.",
+        "reproduce table1 --length smoke --runs 1",
+    ),
+    Command("cache show", "runs:show_cache", ABOUT, "Show the cache's place and size.", "cache show"),
+    Command("cache clear", "runs:clear", ABOUT, "Remove all trained base phases.", "cache clear"),
+    Command(
+        "doctor", "installation:doctor", ABOUT,
+        "Print what a bug report needs: versions, devices, threads, extras, data.",
+        "doctor",
+    ),
+]  # fmt: skip
 
 app = App(
     name="geodl",
     version=__version__,
     help="Teach an image classifier new classes without forgetting the old ones.\n\n"
     "Start with `geodl learn MODEL FOLDER` for images of your own, or `geodl compare finetune lucir lucir+geodesic --preset digits` "
-    "for an experiment; `geodl COMMAND --help` says more.",
+    "for an experiment; `geodl COMMAND --help` explains a command. "
+    "Every command takes `--import FILE.py` for parts of your own.",
     result_action="return_value",
     suppress_keyboard_interrupt=False,  # main has a sentence for it
 )
-
-# Commands with commands of their own.
-_GROUPS = {
-    "config": (RESEARCH, "Show the effective configuration and where each value comes from, or list the presets."),
-    "runs": (RESEARCH, "List runs with their state and result; show or remove one."),
-    "results": (RESEARCH, "Keep the results of runs as small files; write a page from them."),
-    "cache": (ABOUT, "Show or clear the cache of trained base phases."),
-}
-# group -> where it is -> what it does, and an example, which begins with its name
-_COMMANDS = {
-    OWN: {
-        "own:learn": (
-            "Learn the classes in a folder of class folders: new ones, and more images of known ones. Old images are "
-            "not needed. Stopped or killed, the same command goes on.\n\n"
-            "The first learn makes the model's directory. Afterwards the images are not needed any more: the model keeps what "
-            "it needs of them; `geodl info` says what that is.",
-            "geodl learn flowers/ week1/",
-        ),
-        "own:predict": (
-            'Say what is in images: the class and how sure the model is, or "unknown" for an image unlike all classes.\n\n'
-            "How sure is the softmax of the classifier's scores: in closed form at a temperature fitted to learned images, "
-            "each left out in turn; of a trained network, the learned scale times the cosines with the class means (with "
-            "--classifier cnn, with the rows of the last layer). Only models in closed form say unknown by themselves; "
-            "--threshold makes any do so.",
-            "geodl predict flowers/ photo.jpg more/ --top 3",
-        ),
-        "own:evaluate": (
-            "Say how good a model is on images whose classes you know, none of which it has learned: overall, by class, by "
-            "learning step, and what it mixes up. "
-            'Accuracy is by the likeliest class; "unknown" is not counted.',
-            "geodl evaluate flowers/ test/",
-        ),
-        "own:info": (
-            "Say what a model knows and keeps: classes and when they were learned, stored images, sizes, accuracy so far.",
-            "geodl info flowers/",
-        ),
-        "own:undo": (
-            "Take the last step back (learn, rename or remove); `geodl info` says how many steps can be. `geodl redo` brings it "
-            "back until the next change.",
-            "geodl undo flowers/",
-        ),
-        "own:redo": (
-            "Bring back what `geodl undo` took back last, unless the model was changed since.",
-            "geodl redo flowers/",
-        ),
-        "own:rename": ("Give a class another name.", "geodl rename flowers/ daisy marguerite"),
-        "own:remove": ("Remove a class and its images from a model.", "geodl remove flowers/ daisy"),
-        "own:export": (
-            "Write a model as one ONNX file with labels and preprocessing inside and no images, checked against the model.",
-            "geodl export flowers/ flowers.onnx",
-        ),
-        "serve:serve": (
-            "Serve a model on a page, where one can recognize, teach, correct and take back; and to programs over HTTP.\n\n"
-            "Only this machine can reach it unless --host says otherwise. What changes the model needs a token: it is part "
-            "of the address that is printed, or the value of the environment variable GEODL_TOKEN.",
-            "geodl serve flowers/",
-        ),
-    },
-    RESEARCH: {
-        "run:run": (
-            "Run one incremental experiment: base classes first, then new classes phase by phase. Killed at any "
-            "moment, the same command continues; a complete run prints its result.",
-            "geodl run --preset digits --method lucir --distill geodesic",
-        ),
-        "run:compare": (
-            "Run several methods under one protocol, one after the other, and put them in one table.",
-            "geodl compare finetune lucir lucir+geodesic --preset digits",
-        ),
-        "sweep:app": (
-            "Run a grid or a search, several runs at a time: here, on a Ray cluster or by SLURM. Complete runs are "
-            "left out; `geodl sweep status` shows how far it is.",
-            "geodl sweep --preset digits --grid method=lucir,icarl --grid seed=1,2,3",
-        ),
-        "about:methods": ("List the methods with their papers and their own defaults.", "geodl methods"),
-        "about:show": (
-            "Print every option with its value and where it comes from: default, default of the method, preset, file, "
-            "command line.",
-            "geodl config show --preset cifar100 --method bic",
-        ),
-        "about:show_presets": ("List the presets that ship with the package.", "geodl config presets"),
-        "runs:list_all": ("List the runs below a directory with state and result.", "geodl runs list"),
-        "runs:show": ("Show the result of one run so far.", "geodl runs show runs/NAME"),
-        "runs:rm": ("Remove a run's directory.", "geodl runs rm runs/NAME"),
-        "report:report": (
-            "Write one self-contained HTML page about one or several runs, or about a model. Runs that differ in their "
-            "seed alone are averaged; runs whose protocol the paper has numbers for stand beside them.",
-            "geodl report runs/* --out comparison.html --figures figures/ --tables tables/",
-        ),
-        "reproduce:reproduce": (
-            "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to "
-            "table4, init10, fig-phases, fig-classifiers, fig-cca, time-memory, or all of them; or beyond (the closed form "
-            "over given weights). Complete runs are not run again.",
-            "geodl reproduce table1 --length smoke --runs 1",
-        ),
-        "results:add": (
-            "Write what complete runs reached into small JSON files, one a run.",
-            "geodl results add runs/* --to results/cifar100-cpu",
-        ),
-        "results:write": (
-            "Write a page from the files of `geodl results add`: every row of the paper, and its comparisons with their intervals.",
-            "geodl results write results/cifar100-cpu --out docs/results/cifar100-cpu.md",
-        ),
-    },
-    ABOUT: {
-        "runs:show_cache": ("Show where the cache is and how large.", "geodl cache show"),
-        "runs:clear": ("Remove all trained base phases from the cache.", "geodl cache clear"),
-        "about:doctor": ("Say what a bug report needs: versions, devices, threads, extras, data.", "geodl doctor"),
-    },
-}
-COMMANDS = [
-    (" ".join(example.split()[1 : 3 if example.split()[1] in _GROUPS else 2]), target, group, text, example)
-    for group, commands in _COMMANDS.items()
-    for target, (text, example) in commands.items()
-]
-"""Name, where it is, group, what it does, an example."""
 
 
 def _list_runs() -> None:
@@ -152,16 +170,25 @@ def _list_runs() -> None:
     list_all()
 
 
+def example_of(name: str) -> str:
+    """Return the last line of a command's help."""
+    (example,) = [command.example for command in COMMANDS if command.name == name]
+    return f"Example: `geodl {example}`"
+
+
 def _register() -> None:
-    parents = {name: App(name=name, help=text, group=group) for name, (group, text) in _GROUPS.items()}
+    parents = {name: App(name=name, help=text, group=g) for name, (g, text) in PARENTS.items()}
     parents["runs"].default(_list_runs)
     for parent in parents.values():
         app.command(parent)
-    for path, target, group, text, example in COMMANDS:
-        *above, name = path.split()
-        place, own = (parents[above[0]], ACTIONS) if above else (app, group)
-        more = {} if target.endswith(":app") else {"help_epilogue": f"Example: `{example}`"}  # it has its own
-        place.command(f"geodl.cli.{target}", name=name, help=text, group=own, **more)
+    for command in COMMANDS:
+        parent_name, _, name = command.name.rpartition(" ")
+        place, group = (parents[parent_name], ACTIONS) if parent_name else (app, command.group)
+        more = {"help_epilogue": example_of(command.name)}
+        if command.function.endswith(":app"):
+            more = {}  # an App takes none here: it asks for its example itself
+        function = f"geodl.cli.{command.function}"
+        place.command(function, name=name, help=command.text, group=group, **more)
 
 
 _register()
@@ -169,44 +196,64 @@ app.register_install_completion_command(group=ABOUT)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; errors on purpose are one line and exit code 2."""
+    """Run the command line; an error of the package is one line and exit code 2."""
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # of the libraries, for developers: a user could do nothing about them
+        warnings.simplefilter("ignore")  # of libraries, for developers
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         with signals.handled(signals.leave, signal.SIGTERM):
-            status = app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
-    except UnknownCommandError as error:
-        _fail(_no_such_command(error.unused_tokens or []))
-    except UnusedCliTokensError as error:
-        _fail(
-            f"{' '.join(error.unused_tokens or [])}: more than this command takes; `geodl COMMAND --help` says what it takes"
-        )
-    except CycloptsError as error:
-        _fail(one_line(error))
-    except Interrupted as stop:
-        _fail(str(stop), signals.status())
-    except GeodlError as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("interrupted; what was complete before is kept", 130)
-    except signals.Terminated:
-        _fail("terminated; what was complete before is kept", 143)
+            status = app(_with_imports(words), exit_on_error=False, print_error=False)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left: nothing to say, nobody to hear it
+        sys.stderr.close()  # whoever read our output has left
         sys.exit(0)
-    except OSError as error:  # what a user named cannot be there, such as a name that is too long
-        _fail(f"{one_line(str(error.filename), 100)}: {error.strerror}" if error.filename else one_line(error))
+    except (CycloptsError, GeodlError, OSError, KeyboardInterrupt, signals.Terminated) as error:
+        message, code = _explained(error)
+        print(f"geodl: {printable(message)}", file=sys.stderr)
+        sys.exit(code)
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def _explained(error: BaseException) -> tuple[str, int]:
+    """Return the line and the exit code of an error."""
+    match error:
+        case UnknownCommandError():
+            return _no_such_command(error.unused_tokens or []), 2
+        case UnusedCliTokensError():
+            words = " ".join(error.unused_tokens or [])
+            return f"{words}: too many arguments; see `geodl COMMAND --help`", 2
+        case Interrupted():
+            return str(error), signals.status()
+        case GeodlError():
+            return str(error), 2
+        case KeyboardInterrupt():
+            return "interrupted; what was complete before is kept", 130
+        case signals.Terminated():
+            return "terminated; what was complete before is kept", 143
+        case OSError(filename=str() | bytes()):  # such as a name that is too long
+            return f"{one_line(str(error.filename), 100)}: {error.strerror}", 2
+    return one_line(error), 2
+
+
+def _with_imports(arguments: Sequence[str]) -> list[str]:
+    """Import what --import names, before the options of a command are declared; return the other arguments."""
+    rest, names, words = list[str](), list[str](), iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "--import":
+            names.append(value if equals else next(words, ""))
+        else:
+            rest.append(word)
+    if names:  # only then: its packages take a moment
+        from geodl.config import import_parts
+
+        import_parts(names)
+    return rest
+
+
 def _no_such_command(tokens: list[str]) -> str:
-    names = sorted({*_GROUPS, *(path for path, *_ in COMMANDS)})
+    names = sorted({*PARENTS, *(command.name for command in COMMANDS)})
     word = tokens[0] if tokens else ""
     close = difflib.get_close_matches(word, names, n=1)
-    return f"{word}: no such command; " + (f"did you mean {close[0]}?" if close else "`geodl --help` lists them")
-
-
-def _fail(message: str, status: int = 2) -> NoReturn:
-    print(f"geodl: {printable(message)}", file=sys.stderr)
-    sys.exit(status)
+    hint = f"did you mean {close[0]}?" if close else "`geodl --help` lists them"
+    return f"{word}: no such command; {hint}"

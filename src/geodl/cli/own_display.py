@@ -1,8 +1,7 @@
 """How a learn step, predictions, an evaluation and a model look to a person."""
 
-import csv as csv_format
+import csv
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,82 +9,69 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.progress import TaskID
-from rich.table import Column, Table
-
 from geodl.app.choices import VALIDATION
-from geodl.classifier import Evaluation
-from geodl.cli.display import console, errors, plain, progress_bar, say
+from geodl.app.classifier import Evaluation
+from geodl.cli.display import Display, console, errors, plain, progress_bar, say, table
+from geodl.core import events
+from geodl.core.files import readable
+from geodl.core.text import count, duration, listed
 from geodl.data.dataset import Skipped
-from geodl.events import (
-    Advised,
-    EpochEnded,
-    Event,
-    FeaturesTaken,
-    ImagesPredicted,
-    ImagesRead,
-    IntakeDone,
-    Listener,
-    OptionsChosen,
-    StageStarted,
-    StepContinued,
-    StepTaken,
-    TimeEstimated,
-    part_of,
-)
-from geodl.files import readable
-from geodl.predicting import Predictions
-from geodl.text import count, duration, listed
+from geodl.model.recognizer import Predictions
 
-SECONDS = 30.0  # between two signs of life in a log
-REASONS = 3  # the most frequent ones, where not all that was skipped is named
-SHOWN = 20  # lines of what was skipped, of classes, of confusions; --json has all
+REASONS = 3
+"""Reasons that are named, the most frequent ones, where not all that was skipped is."""
+SHOWN = 20
+"""Lines of what was skipped, of classes, of confusions; --json has all."""
 
 
-class LearnWatch:
-    """Shows a learn step while it runs."""
+class LearnWatch(Display):
+    """Shows a learn step while it runs; ``training``: whether it has begun to train."""
 
     def __init__(self, *, quiet: bool) -> None:
-        self.quiet = quiet
+        super().__init__(quiet=quiet)
         self.training = False
-        self._stage = StageStarted(0, "", 1, 1, 0)
-        self._tasks: dict[str, TaskID] = {}
-        self._said = time.monotonic()
-        self.bar = progress_bar(console, quiet=quiet)
+        self._stage = events.StageStarted(0, "", 1, 1, 0)
+        self.shows = {
+            events.ImagesRead: lambda event: self.advance("reading", event.done, event.total),
+            events.IntakeDone: self._read,
+            events.OptionsChosen: self._chosen,
+            events.Advised: lambda event: _note(event.sentence),
+            events.TimeEstimated: self._estimated,
+            events.StepContinued: lambda event: say(
+                f"resuming after {count(event.epoch, 'epoch')}"
+            ),
+            events.FeaturesTaken: self._features,
+            events.StepTaken: self._step,
+            events.EpochEnded: self.epoch,
+        }
 
-    def __call__(self, event: Event) -> None:
-        """Hear what happens."""
-        self.training = self.training or isinstance(event, StageStarted)
-        if self.quiet:
-            return
-        match event:
-            case ImagesRead():
-                self._advance("reading", event.done, event.total)
-            case IntakeDone():
-                say_skipped(event.skipped)
-                what = f"{count(event.images, 'image')} of {count(event.classes, 'class')}"
-                say(f"{event.title}: {what}, typically {event.side} pixels a side", "bold")
-            case OptionsChosen():
-                self._chosen(event)
-            case Advised():
-                say(plain("note: ", "yellow") + plain(event.sentence))
-            case TimeEstimated():
-                if event.seconds > 10:
-                    say(f"this will take about {duration(event.seconds)} (estimated from a few steps)")
-            case StepContinued():
-                say(f"going on where it was stopped: {count(event.epoch, 'epoch')} done")
-            case FeaturesTaken() if not self.training:  # in closed form this is all
-                self._advance("learning", event.done, event.total)
-            case StageStarted():
-                self._stage = event
-                self._tasks["learning"] = self.bar.add_task("  learning", total=1.0, state="")
-            case StepTaken():
-                state = f"epoch {event.epoch + 1}/{self._stage.epochs}, {event.rate:.0f} images/s"
-                self.bar.update(self._tasks["learning"], completed=part_of(event, self._stage), state=state)
-            case EpochEnded():
-                if not console.is_terminal and time.monotonic() - self._said > SECONDS:  # a log wants a sign of life
-                    say(f"  epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
-                    self._said = time.monotonic()
+    def __call__(self, event: events.Event) -> None:
+        """Show an event."""
+        if isinstance(event, events.StageStarted):
+            self.training, self._stage = True, event
+        super().__call__(event)
+
+    def _read(self, event: events.IntakeDone) -> None:
+        say_skipped(event.skipped)
+        what = f"{count(event.images, 'image')} of {count(event.classes, 'class')}"
+        say(f"{event.title}: {what}, typically {event.side} pixels a side", "bold")
+
+    def _chosen(self, event: events.OptionsChosen) -> None:
+        say("chosen, unless you set it otherwise:")
+        rows = [(f"  {option}", value, why) for option, value, why in event.choices]
+        say(table("", "", "", rows=rows))
+
+    def _estimated(self, event: events.TimeEstimated) -> None:
+        if event.seconds > 10:
+            say(f"this will take about {duration(event.seconds)} (estimated from a few steps)")
+
+    def _features(self, event: events.FeaturesTaken) -> None:
+        if not self.training:  # in closed form this is all
+            self.advance("learning", event.done, event.total)
+
+    def _step(self, event: events.StepTaken) -> None:
+        state = f"epoch {event.epoch + 1}/{self._stage.epochs}, {event.rate:.0f} images/s"
+        self.advance("learning", events.part_of(event, self._stage), 1.0, state)
 
     def confirm(self, seconds: float) -> bool:
         """Ask a person at a terminal whether to start a training that takes so long."""
@@ -96,28 +82,19 @@ class LearnWatch:
         self.bar.start()
         return answer.strip().lower() in ("y", "yes")
 
-    def _advance(self, what: str, done: int, total: int) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self.bar.add_task(f"  {what}", total=total, state="")
-        self.bar.update(self._tasks[what], completed=done, visible=done < total)
 
-    def _chosen(self, event: OptionsChosen) -> None:
-        say("chosen, unless you set it otherwise:")
-        columns = Column(no_wrap=True), Column(no_wrap=True), Column(style="dim")
-        table = Table(*columns, box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for option, value, why in event.choices:
-            table.add_row(f"  {option}", plain(value), plain(why))
-        say(table)
+def _note(sentence: str) -> None:
+    say(plain("note: ", "yellow") + plain(sentence))
 
 
 @contextmanager
-def predicting() -> Iterator[Listener]:
+def predicting() -> Iterator[events.Listener]:
     """Yield a listener that shows, on a terminal, how many images were predicted; what is printed stays free of it."""
     with progress_bar(errors) as bar:
         task = bar.add_task("  predicting", total=None, state="", visible=False)
 
-        def listener(event: Event) -> None:
-            if isinstance(event, ImagesPredicted):
+        def listener(event: events.Event) -> None:
+            if isinstance(event, events.ImagesPredicted):
                 bar.update(task, total=event.total, advance=event.images, visible=True)
 
         yield listener
@@ -128,27 +105,23 @@ def percent(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.1f} %"
 
 
-def plain_table(*columns: str) -> Table:
-    """Make a plain table; a column whose name begins with > is set to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        table.add_column(column.removeprefix(">"), justify="right" if column.startswith(">") else "left")
-    return table
-
-
-def say_more(number: int, what: str) -> None:
-    """Say that a list of things goes on."""
+def _say_more(number: int, what: str) -> None:
+    """Print that a list goes on."""
     if number > SHOWN:
         say(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
+
+
+# ---------------------------------------------------------------------------------------------------- learn, predict
 
 
 def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
     """Name what was skipped, and why."""
     if not skipped:
         return
-    out = errors if to_errors else console
-    kinds = Counter(reason for _, reason in skipped).most_common(REASONS) if len(skipped) > SHOWN else []
-    summary = "".join(f"; {number} times: {reason}" for reason, number in kinds)
+    out, summary = errors if to_errors else console, ""
+    if len(skipped) > SHOWN:
+        reasons = Counter(reason for _, reason in skipped).most_common(REASONS)
+        summary = "".join(f"; {number} times: {reason}" for reason, number in reasons)
     out.print(plain(f"skipped: {len(skipped)}{summary}", "yellow"))
     for name, reason in skipped[:SHOWN]:
         out.print(plain(f"  {name}: {reason}"))
@@ -157,97 +130,115 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
 
 
 def say_learned(model: Path, done: Any) -> None:
-    """Say what a learn step did and how good the model is now."""
-    if done.new or done.returning:
-        parts = [
-            f"{word}: {listed(names, SHOWN)}"
-            for word, names in (("new", done.new), ("known before", done.returning))
-            if names
-        ]
+    """Print what a learn step did and how good the model is now."""
+    named = [("new", done.new), ("known before", done.returning)]
+    parts = [f"{word}: {listed(names, SHOWN)}" for word, names in named if names]
+    if parts:
         say(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
-        judged = count(done.judged, "image" if done.left_out else "validation image")
-        what = f"{judged}, each left out in turn," if done.left_out else judged
-        validated = sum(value is not None for value in done.per_class.values())
-        parts = [
-            f"{value:.1f} % on {what}"
-            for value, what in ((done.before, "the classes known before"), (done.after, "the new ones"))
-            if value is not None and done.before is not None and done.after is not None
-        ]
-        old_and_new = f": {', '.join(parts)}" if parts else ""
-        rest = len(done.per_class) - validated
-        lacking = f"; no validation images of {count(rest, 'class')}" if rest else ""
-        low, high = done.interval
-        say(
-            f"accuracy {done.accuracy:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(validated, 'class')}"
-            f"{old_and_new}{lacking}",
-            "bold",
-        )
-    features = f", and the features of {count(done.stored_features, 'image')}" if done.stored_features else ""
-    earlier = "; states kept for undo hold images still" if done.earlier_images and not done.stored_images else ""
+        _say_accuracy(done)
+    features = earlier = ""
+    if done.stored_features:
+        features = f", and the features of {count(done.stored_features, 'image')}"
+    if done.earlier_images and not done.stored_images:
+        earlier = "; states kept for undo still hold images"
     say(
         f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{features}{earlier}; your folder is not needed any more"
     )
     for sentence in done.warnings:
-        say(plain("note: ", "yellow") + plain(sentence))
+        _note(sentence)
+
+
+def _say_accuracy(done: Any) -> None:
+    judged = count(done.judged, "image" if done.left_out else "validation image")
+    what = f"{judged}, each left out in turn," if done.left_out else judged
+    measured = sum(value is not None for value in done.per_class.values())
+    old_and_new = lacking = ""
+    if done.before is not None and done.after is not None:
+        old_and_new = (
+            f": {done.before:.1f} % on the classes known before, {done.after:.1f} % on the new ones"
+        )
+    if rest := len(done.per_class) - measured:
+        lacking = f"; no validation images of {count(rest, 'class')}"
+    low, high = done.interval
+    say(
+        f"accuracy {done.accuracy:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(measured, 'class')}"
+        f"{old_and_new}{lacking}",
+        "bold",
+    )
 
 
 def skipped_json(skipped: Skipped) -> list[dict[str, str]]:
     """Return what was skipped, ready for JSON."""
-    return [{"image": name, "reason": reason} for name, reason in skipped]
+    return [{"name": name, "reason": reason} for name, reason in skipped]
+
+
+def predictions_json(found: Predictions) -> dict[str, Any]:
+    """Return predictions, ready for JSON."""
+    entries = [each.to_json() for each in found]
+    skipped = skipped_json(found.skipped)
+    return {"predictions": entries, "skipped": skipped, "images_per_second": found.rate}
 
 
 def csv_predictions(found: Predictions) -> None:
     """Print predictions as CSV."""
-    writer = csv_format.writer(sys.stdout, lineterminator="\n")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     most = len(found[0].top) if found else 1  # there may be fewer classes than were asked for
     more = [part for rank in range(2, most + 1) for part in (f"label {rank}", f"confidence {rank}")]
     writer.writerow(["image", "label", "confidence", *more])
     for each in found:
-        first, *others = [(label, f"{value:.4f}") for label, value in each.top]
-        shown = [(each.label, "") if each.unknown else first, *others]  # how sure it is of "unknown" nobody knows
-        writer.writerow([each.name, *(part for pair in shown for part in pair)])
+        cells = [part for label, value in each.top for part in (label, f"{value:.4f}")]
+        if each.unknown:  # nobody knows how sure it is of that
+            cells[:2] = [each.label, ""]
+        writer.writerow([each.name, *cells])
 
 
 def table_predictions(found: Predictions, top: int) -> None:
     """Print predictions as a table."""
-    table = plain_table("image", "class", ">confidence", *(["next likeliest"] if top > 1 else []))
+    columns = ("image", "class", ">confidence", "next likeliest")[: 4 if top > 1 else 3]
+    rows = []
     for each in found:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
-        label = f"{each.label} (nearest: {each.top[0][0]})" if each.unknown else each.label
-        sure = "" if each.unknown else f"{each.confidence:.1%}"
-        table.add_row(plain(each.name), plain(label), sure, *([plain(others)] if top > 1 else []))
-    say(table)
+        row = (each.name, each.label, f"{each.confidence:.1%}", others)
+        if each.unknown:
+            row = (each.name, f"{each.label} (nearest: {each.top[0][0]})", "", others)
+        rows.append(row[: len(columns)])
+    say(table(*columns, rows=rows))
 
 
-def say_classes(found: Evaluation) -> None:
-    """Print the accuracy of each class, the weakest first."""
-    counts = dict(zip(found.confusion.classes, found.confusion.counts.sum(dim=1).tolist(), strict=True))
-    table = plain_table("class", ">images", ">accuracy")
-    order = sorted((name for name in counts if counts[name]), key=lambda name: found.per_class[name] or 0.0)
-    for name in order[:SHOWN]:
-        table.add_row(plain(name), str(counts[name]), percent(found.per_class[name]))
-    say(table)
-    say_more(len(order), "better class")
+# ------------------------------------------------------------------------------------------------------- evaluate
 
 
-def say_confusion(found: Evaluation) -> None:
-    """Name the most frequent confusions."""
+def say_evaluation(found: Evaluation) -> None:
+    """Print the accuracy: overall, by learning step, by class, the weakest first; and the most frequent confusions."""
+    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}", "bold")
+    for step, value in found.per_step.items():
+        say(f"  classes learned in step {step}: {percent(value)}")
     confusion = found.confusion
+    totals = confusion.counts.sum(dim=1).tolist()
+    counts = dict(zip(confusion.classes, totals, strict=True))
+    order = sorted(filter(counts.get, counts), key=lambda name: found.per_class[name] or 0.0)
+    rows = [(name, counts[name], percent(found.per_class[name])) for name in order[:SHOWN]]
+    say(table("class", ">images", ">accuracy", rows=rows))
+    _say_more(len(order), "better class")
     mistakes = confusion.mistakes(10)
     if mistakes:
         say("most frequent confusions:")
     for i, j, number in mistakes:
-        say(f"  {confusion.classes[i]} taken for {confusion.classes[j]}: {number} of {int(confusion.counts[i].sum())}")
+        names = confusion.classes
+        say(f"  {names[i]} predicted as {names[j]}: {number} of {totals[i]}")
 
 
-def when(time: str | None) -> str:
+# ------------------------------------------------------------------------------------------------------------ info
+
+
+def _when(time: str | None) -> str:
     """Write a time of the log in local time."""
     return f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 def describe_step(record: Mapping[str, Any]) -> str:
-    """Say what a step did, in a few words."""
+    """Describe a step in a few words."""
     match record["action"]:
         case "learn":
             what = listed((*record["new"], *record["returning"]), SHOWN)
@@ -256,43 +247,73 @@ def describe_step(record: Mapping[str, Any]) -> str:
             return f"renaming {record['old']} to {record['new']}"
         case "remove":
             return f"removing {record['class']}"
+        case "relabel":
+            return f"moving an image from {record['old']} to {record['new']}"
+        case "forget":
+            return f"forgetting {count(record['images'], 'image')}"
     return "the last state that was saved"
 
 
-def say_history(facts: dict[str, Any]) -> None:
-    """Print one line for each step, and for each that can be brought back."""
-    say("history" + (" (accuracy: each image judged by the model without it):" if facts["left_out"] else ":"))
+def say_known(model: Path, facts: Mapping[str, Any]) -> None:
+    """Print the classes: when each was learned, from how many images, how good it is."""
+    learned = [record["step"] for record in facts["steps"] if record["action"] == "learn"]
+    steps = count(max(learned, default=1), "step")
+    say(f"{model}: {count(len(facts['classes']), 'class')}, learned in {steps}", "bold")
+    if facts["unfinished"]:
+        say("a learn step was interrupted; the same learn command resumes it", "yellow")
+    kept = {"exemplars": ">kept", "validation": ">for validation"}
+    if facts["left_out"]:  # then pictures are kept for show alone
+        kept = {"validation": ">kept to show"}
+    rows = []
+    for each in facts["classes"][:SHOWN]:
+        numbers = [each[key] for key in ("images", *kept)]
+        known = (each["name"], each["step"], _when(each["learned"]))
+        rows.append((*known, *numbers, percent(each["accuracy"])))
+    columns = ("class", "step", "learned", ">images seen", *kept.values(), ">accuracy")
+    say(table(*columns, rows=rows))
+    _say_more(len(facts["classes"]), "class")
+
+
+def say_history(facts: Mapping[str, Any]) -> None:
+    """Print one line for each step, and for each that can be restored."""
+    left_out = facts["left_out"]
+    say(f"history{' (accuracy: each image judged by the model without it)' if left_out else ''}:")
     for record in facts["steps"]:
         judged = ""
         if record["action"] == "learn":
-            validated = f" on the validation images of {count(record['validated'], 'class')}"
-            judged = f"; accuracy {percent(record['accuracy'])}{'' if facts['left_out'] else validated}"
-        say(f"  {when(record['time'])}  {describe_step(record)}{judged}")
+            judged = f"; accuracy {percent(record['accuracy'])}"
+            if not left_out:
+                judged += f" on the validation images of {count(record['validated'], 'class')}"
+        say(f"  {_when(record['time'])}  {describe_step(record)}{judged}")
     for record in facts["undone"]:
-        say(f"  taken back, `geodl redo` brings it back: {describe_step(record)}")
+        say(f"  undone, `geodl redo` restores it: {describe_step(record)}")
 
 
-def say_kept(facts: dict[str, Any], *, listed: bool) -> None:
-    """Say which images are stored and how large the model is."""
-    budget = facts["memory_budget"]
-    per = "a class" if budget["counted"] == "per_class" else "in all"
-    checks = f" and up to {VALIDATION} validation images a class" if budget["exemplars"] else ""
-    why = "to show, not to learn from" if facts["left_out"] else f"memory budget: {budget['exemplars']} {per}{checks}"
+def say_kept(facts: Mapping[str, Any], *, listed: bool) -> None:
+    """Print which images are stored and how large the model is."""
+    budget, why = facts["memory_budget"], "to show, not to learn from"
+    if not facts["left_out"]:
+        per = "a class" if budget["counted"] == "per_class" else "in all"
+        checks = f" and up to {VALIDATION} validation images a class" if budget["exemplars"] else ""
+        why = f"memory budget: {budget['exemplars']} {per}{checks}"
     say(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
-    if listed:
-        for each in facts["stored"]:
-            say(f"  {each['from']} ({each['class']}, {each['use']})")
-    elif facts["stored"]:
+    for each in facts["stored"] if listed else ():
+        say(f"  {each['from']} ({each['class']}, {each['use']})")
+    if facts["stored"] and not listed:
         say("  --images lists them")
-    if facts["features"]["images"]:
+    features = facts["features"]
+    if features["images"]:
         say(
-            f"stored features: of {count(facts['features']['images'], 'image')}, {readable(facts['features']['bytes'])}, no pixels. "
-            "They are enough to tell whether a given picture was learned and to rebuild a rough likeness of it: keep the model as "
-            "private as the images. `geodl remove --for-good` removes those of a class."
+            f"stored features: of {count(features['images'], 'image')}, {readable(features['bytes'])}, no pixels. They are enough to "
+            "tell whether a given picture was learned and to rebuild a rough likeness of it: keep the model as private as the images. "
+            "`geodl remove --for-good` removes those of a class."
         )
     if facts["threshold"] is not None:
-        say(f"unknown: an image whose largest score is below {facts['threshold']:.3g} (`geodl predict --threshold`)")
+        say(
+            f"unknown: an image whose largest score is below {facts['threshold']:.3g} (`geodl predict --threshold`)"
+        )
+    size = facts["image_size"]
     say(
-        f"network: {facts['network']}, {count(facts['parameters'], 'parameter')}, sees {facts['image_size']} x {facts['image_size']} "
-        f"pixels; directory: {readable(facts['directory_bytes'])}; can be taken back: {count(facts['undo'], 'step')}"
+        f"network: {facts['network']}, {count(facts['parameters'], 'parameter')}, sees {size} x {size} pixels; directory: "
+        f"{readable(facts['directory_bytes'])}; undo: {count(facts['undo'], 'step')}"
     )

@@ -1,19 +1,21 @@
-"""``geodl report``: the HTML page, figures and tables of runs."""
+"""``geodl report``: the HTML page, figures and tables of runs, or the page of a model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from geodl.app import page as owner
+from geodl.bench.report import page
+from geodl.bench.report.plots import write_figures
+from geodl.bench.report.results import Setting, read_settings
+from geodl.bench.report.tables import write_tables
+from geodl.bench.runs import list_runs
 from geodl.cli.display import say
-from geodl.cli.runs import without_files
-from geodl.files import make_directory, writing
-from geodl.report import page
-from geodl.report.plots import write_figures
-from geodl.report.results import read_settings
-from geodl.report.tables import write_tables
-from geodl.store import has_record, list_runs
-from geodl.text import count
+from geodl.core.files import atomic_write, make_directory, writing
+from geodl.core.text import count
+from geodl.store import exists
 
 
 def report(
@@ -25,7 +27,7 @@ def report(
     tables: Path | None = None,
     with_images: Annotated[bool | None, Parameter(negative="--without-images")] = None,
 ) -> None:
-    """Write one HTML page about one or several runs.
+    """Write one HTML page about one or several runs, or about a model.
 
     Parameters
     ----------
@@ -38,25 +40,36 @@ def report(
     tables
         Also write the tables as Markdown, CSV and LaTeX into this directory.
     with_images
-        Show pictures even if they may be private (exemplars; of a model, those that it took for another class), or show none;
+        Show pictures even if they may be private (exemplars; of a model, wrongly classified ones), or show none;
         unset: only those of public datasets.
     """
-    runs = [run for given in without_files(runs) for run in _runs_of(given)]
-    settings = read_settings(runs)
-    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    # Files such as report.html among `runs/*` are left out; where there is nothing else, they are refused.
+    given = [path for path in runs if not path.is_file()] or runs
+    paths = [run for path in given for run in _runs_of(path)]
+    settings = read_settings(paths)
+    target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
     make_directory(target.parent)
-    say(f"page: {page.write(settings, target, with_images=with_images)}")
+    atomic_write(target, render(settings, with_images).encode())
+    say(f"page: {target}")
     if figures is not None:
         with writing(figures):
             say(f"figures: {count(len(write_figures(settings, figures)), 'file')} in {figures}")
     if tables is not None:
         with writing(tables):
-            say(f"tables: {', '.join(str(path) for path in write_tables(settings, tables))}")
+            say(f"tables: {', '.join(map(str, write_tables(settings, tables)))}")
+
+
+def render(settings: Sequence[Setting], with_images: bool | None = None) -> str:
+    """Return the page: of a single model the one for its owner, with what a researcher looks at folded below."""
+    first = settings[0].first
+    if len(settings) > 1 or not first.is_model:
+        return page.render(settings, with_images=with_images)
+    below = page.research(settings, with_images=with_images)
+    return owner.render(first.path, with_images=bool(with_images), research=below)
 
 
 def _runs_of(path: Path) -> list[Path]:
     """Return the runs below a directory that is none itself; a path as it is where there are none."""
-    if has_record(path):
+    if exists(path) or not path.is_dir():
         return [path]
-    below = [run.path for run in list_runs(path)] if path.is_dir() else []
-    return below or [path]
+    return [run.path for run in list_runs(path)] or [path]

@@ -1,52 +1,56 @@
 """``geodl sweep``: many runs by one command, and ``geodl sweep status``."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from geodl.cli.display import LEGEND, comparison_table, say
-from geodl.cli.many import ROWS, Where, carry_out, confirm, table_of
+from geodl.bench.report import page
+from geodl.bench.report.results import read_settings
+from geodl.bench.sweep.jobs import Job, Spec, expand, jobs_in, parse_grid, parse_over, read_spec
+from geodl.bench.sweep.status import rank, status_of, value_of
+from geodl.cli import example_of
+from geodl.cli.display import say
+from geodl.cli.grids import ROWS, Where, carry_out, confirm, legend, results_table, table_of
 from geodl.cli.options import Flags, layers_of
 from geodl.config import Layer
-from geodl.errors import ConfigError
-from geodl.experiment import results_of
+from geodl.core.errors import ConfigError
+from geodl.core.text import count
 from geodl.methods import configure
-from geodl.report import page
-from geodl.report.results import read_settings
-from geodl.store import RunDirectory
-from geodl.sweep.jobs import Job, Spec, expand, jobs_in, parse_grid, parse_over, read_spec
-from geodl.sweep.status import METRICS, status_of, value_of, worst
-from geodl.text import count
 
 MANY = 1000
 """More runs than so many are asked about first."""
+Root = Annotated[Path, Parameter(help="The directory that holds the runs.")]
 
-app = App(
-    name="sweep",
-    help_epilogue="Example: `geodl sweep --preset digits --grid method=lucir,lucir+geodesic,icarl --grid seed=1,2,3`",
-)
+app = App(name="sweep", help_epilogue=example_of("sweep"))
 
 
 @app.default
 def sweep(
     spec: Annotated[
-        Path | None, Parameter(help="A TOML file of options with a table [grid], [[grid]] or [over].")
+        Path | None,
+        Parameter(help="A TOML file of options with a table [grid], [[grid]] or [over]."),
     ] = None,
     /,
     *,
     grid: Annotated[
-        list[str] | None, Parameter(help="OPTION=A,B,...: values to combine; METHOD+DISTILLATION too.", negative=())
+        list[str] | None,
+        Parameter(help="OPTION=A,B,...: values to combine; METHOD+DISTILLATION too.", negative=()),
     ] = None,
     search: Annotated[
         Literal["random", "asha"] | None,
-        Parameter(help="Draw points at random; asha (on Ray) also stops poor runs after early phases."),
+        Parameter(
+            help="Draw points at random; asha (on Ray) also stops poor runs after early phases."
+        ),
     ] = None,
     over: Annotated[
         list[str] | None,
         Parameter(
-            help="OPTION=LOW:HIGH, log:LOW:HIGH or A,B,...: what to draw from.", consume_multiple=True, negative=()
+            help="OPTION=LOW:HIGH, log:LOW:HIGH or A,B,...: what to draw from.",
+            consume_multiple=True,
+            negative=(),
         ),
     ] = None,
     trials: Annotated[int, Parameter(help="Points to draw.")] = 20,
@@ -54,14 +58,23 @@ def sweep(
         Literal["average", "average_incremental", "final", "forgetting"],
         Parameter(help="What a search compares runs by, in %."),
     ] = "average",
-    out: Annotated[Path, Parameter(help="The directory that holds the runs.")] = Path("runs"),
-    dry_run: Annotated[bool, Parameter(help="List the runs and start nothing.", negative=())] = False,
-    yes: Annotated[bool, Parameter(help=f"Start more than {MANY} runs without asking.", negative=())] = False,
+    out: Root = Path("runs"),
+    dry_run: Annotated[
+        bool, Parameter(help="List the runs and start nothing.", negative=())
+    ] = False,
+    yes: Annotated[
+        bool, Parameter(help=f"Start more than {MANY} runs without asking.", negative=())
+    ] = False,
     where: Annotated[Where, Parameter(name="*")] = Where(),  # noqa: B008  # frozen
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
 ) -> None:
     """Run a grid or a search."""
-    where = _searching(search, where)
+    if search == "asha" and where.ray is None:
+        if where.submit is not None or where.jobs is not None:
+            raise ConfigError(
+                "search = asha: it runs on Ray; allowed is --ray auto, local, HOST:PORT"
+            )
+        where = replace(where, ray="auto")
     wanted = _wanted(spec, grid, over, search, flags)
     if (points := wanted.count(trials)) > MANY:
         confirm(f"these are {points:,} runs", yes or dry_run)
@@ -73,30 +86,28 @@ def sweep(
             say(f"{number:3d}  {job.label}  ({status_of(job).state}; {job.out})")
         return
     if search == "random" and where.ray is None:
-        say("random search; on Ray (--ray auto), --search asha would stop poor runs after early phases")
+        say("random search; on Ray (--ray auto), --search asha stops poor runs after early phases")
     if carry_out(jobs, where, metric=metric if search == "asha" else None):
         _conclude(jobs, out, metric if search else None)
 
 
-def _searching(search: str | None, where: Where) -> Where:
-    if search != "asha" or where.ray is not None:
-        return where
-    if where.submit is not None or where.jobs is not None:
-        raise ConfigError("search = asha: it runs on Ray: --ray auto, local or HOST:PORT are allowed with it")
-    return Where(ray="auto", allow_environment_change=where.allow_environment_change)
-
-
 def _wanted(
-    spec: Path | None, grid: list[str] | None, over: list[str] | None, search: str | None, flags: object
+    spec: Path | None,
+    grid: list[str] | None,
+    over: list[str] | None,
+    search: str | None,
+    flags: object,
 ) -> Spec:
-    """Put together what the file and the command line say."""
+    """Combine the file and the command line."""
     read = read_spec(spec) if spec else Spec()
     given = parse_grid(grid or [])
     ranges = dict(read.over or {}) | parse_over(over or [])
     if bool(ranges) != (search is not None):
-        raise ConfigError("--search and --over belong together: --search random --over lr=log:0.01:0.3")
-    grids = [each | given for each in map(dict, read.grids)] if read.grids else [given] * bool(given)
-    return Spec(layers_of(flags, *read.layers), grids, ranges)
+        raise ConfigError(
+            "--search and --over belong together: --search random --over lr=log:0.01:0.3"
+        )
+    grids = [{**each, **given} for each in read.grids or [{}]]
+    return Spec(layers_of(flags, *read.layers), [each for each in grids if each], ranges)
 
 
 def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
@@ -105,28 +116,28 @@ def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
     if not complete:
         return
     if metric:
-        values = {job: value_of(RunDirectory(job.out), metric) for job in complete}
-        ranks = {job: METRICS[metric] * (worst(metric) if value is None else value) for job, value in values.items()}
-        complete.sort(key=lambda job: ranks[job], reverse=True)
+        complete.sort(key=lambda job: rank(job.out, metric))
         best, stopped = complete[0], len(jobs) - len(complete)
-        reached = "unknown" if values[best] is None else f"{values[best]:.2f}"
+        value = value_of(best.out, metric)
+        reached = "unknown" if value is None else f"{value:.2f}"
         more = f"; stopped early: {count(stopped, 'run')}" if stopped else ""
         say(f"best {metric}: {reached} of {best.label}, {best.out}{more}")
-    rows = {job.label: results_of(RunDirectory(job.out)) for job in complete[:ROWS]}
-    first = f", the first {ROWS}" if len(rows) < len(complete) else ""
-    say(comparison_table(f"{count(len(complete), 'run')}{first} (%)", rows))
-    say(LEGEND)
-    say(f"all in one report: {page.write(read_settings([job.out for job in complete]), out / 'report.html')}")
+    settings = read_settings([job.out for job in complete])
+    first = f", the first {ROWS} settings" if len(settings) > ROWS else ""
+    say(results_table(f"{count(len(complete), 'run')}{first}", settings[:ROWS]))
+    say(legend(settings))
+    say(f"all in one report: {page.write(settings, out / 'report.html')}")
 
 
 @app.command(help_epilogue="Example: `geodl sweep status runs`")
-def status(out: Annotated[Path, Parameter(help="The directory that holds the runs.")] = Path("runs"), /) -> None:
-    """Show how the runs of a sweep stand, also while it runs: state, phases, accuracy, last error, time left."""
+def status(out: Root = Path("runs"), /) -> None:
+    """Show how far the runs of a sweep are, also while it runs: state, phases, accuracy, last error, time left."""
     jobs = jobs_in(out)
     if not jobs:
         say(f"no sweep in {out}; `geodl sweep` starts one")
         return
-    found = [(job, status_of(job)) for job in jobs]
+    found = [(job.label, status_of(job)) for job in jobs]
     say(table_of(found))
     counts = Counter(each.state for _, each in found)
-    say(f"{count(len(found), 'run')}: " + ", ".join(f"{number} {state}" for state, number in sorted(counts.items())))
+    known = [f"{number} {state}" for state, number in sorted(counts.items())]
+    say(f"{count(len(found), 'run')}: {', '.join(known)}")

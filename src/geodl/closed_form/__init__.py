@@ -11,12 +11,20 @@ What the fit without some image would say of it needs no second fit (`leave_one_
 chosen, temperature and threshold fitted on that, never on test images.
 """
 
-from geodl.closed_form.choices import GAMMAS, Choice, choose, judged, near_duplicates, temperature, threshold
-from geodl.closed_form.drift import moved
+from geodl.closed_form.choices import (
+    GAMMAS,
+    Choice,
+    choose,
+    judged,
+    near_duplicates,
+    temperature,
+    threshold,
+)
 from geodl.closed_form.dual import Dual, class_weights, kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
 from geodl.closed_form.fitted import Fitted
 from geodl.closed_form.primal import Primal, Statistics, solve
+from geodl.closed_form.random_features import RandomFeatures
 
 __all__ = [
     "GAMMAS",
@@ -26,6 +34,7 @@ __all__ = [
     "Expansion",
     "Fitted",
     "Primal",
+    "RandomFeatures",
     "Standardization",
     "Statistics",
     "choose",
@@ -33,7 +42,6 @@ __all__ = [
     "judged",
     "kept",
     "kernels",
-    "moved",
     "near_duplicates",
     "share_out",
     "solve",

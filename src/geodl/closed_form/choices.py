@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from geodl.closed_form.dual import class_weights, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks
-from geodl.errors import ConfigError
+from geodl.core.errors import ConfigError
 
 GAMMAS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 """What `choose` tries. On CIFAR-100 the first three are nearly the same; a few hundred photographs want about 0.1."""
@@ -34,7 +34,9 @@ def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
     rows = F.normalize(z.float(), dim=1)
     pairs = (rows @ rows.T > least).fill_diagonal_(True)
     groups = torch.arange(len(rows))
-    for _ in range(len(rows)):  # the least number in the neighborhood spreads, at most along the longest series
+    for _ in range(
+        len(rows)
+    ):  # the least number in the neighborhood spreads, at most along the longest series
         first = torch.where(pairs, groups, len(rows)).amin(1)
         if torch.equal(first, groups):
             break
@@ -48,7 +50,11 @@ def judged(labels: Tensor, groups: Tensor | None = None) -> Tensor:
     Of a single class none: there is nothing else to take them for.
     """
     kin = labels.unsqueeze(1) == labels
-    own = torch.eye(len(labels), dtype=torch.bool) if groups is None else groups.unsqueeze(1) == groups
+    own = (
+        torch.eye(len(labels), dtype=torch.bool)
+        if groups is None
+        else groups.unsqueeze(1) == groups
+    )
     return (kin & ~own).any(1) & ~kin.all()
 
 

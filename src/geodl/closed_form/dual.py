@@ -56,7 +56,9 @@ class Dual:
         return products @ self.coefficients - lost
 
     def _gone(self) -> Tensor:
-        return self.coefficients / self.inverse.diagonal().unsqueeze(1)  # (A_SS)^-1 a_S for a group S of one image
+        return self.coefficients / self.inverse.diagonal().unsqueeze(
+            1
+        )  # (A_SS)^-1 a_S for a group S of one image
 
 
 def _repeated(groups: Tensor | None) -> list[list[int]]:
@@ -67,7 +69,9 @@ def _repeated(groups: Tensor | None) -> list[list[int]]:
     return [rows for rows in members.values() if len(rows) > 1]
 
 
-def solve_dual(kernel: Tensor, targets: Tensor, gamma: float, width: int, weights: Tensor | None = None) -> Dual:
+def solve_dual(
+    kernel: Tensor, targets: Tensor, gamma: float, width: int, weights: Tensor | None = None
+) -> Dual:
     """Fit in dual form. kernel: float64 (N, N), products of the h of all images; targets: (N, classes); width: M; weights: (N,)."""
     if weights is None:
         weights = kernel.new_ones(len(kernel))

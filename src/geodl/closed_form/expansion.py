@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from geodl.config import derive
-from geodl.errors import TrainingError
-from geodl.files import part
+from geodl.core.errors import TrainingError
+from geodl.core.files import part
+from geodl.core.keys import derive
 from geodl.geometry import working_dtype
 
 Blocks = Mapping[str, Tensor]
@@ -49,7 +49,9 @@ class Standardization:
             rows, count = block.double(), max(len(block), 1)
             center = rows.sum(0) / count
             deviation = ((rows - center).square().sum(0) / count).sqrt()
-            alive = deviation > _DEAD * deviation.median()  # false too where every image has the same features
+            alive = (
+                deviation > _DEAD * deviation.median()
+            )  # false too where every image has the same features
             mean[name] = center.float()
             scale[name] = torch.where(alive, 1 / deviation, 0.0).float()
         return cls(mean, scale)
@@ -57,13 +59,19 @@ class Standardization:
     def __call__(self, z: Blocks) -> dict[str, Tensor]:
         """Return the blocks of z with mean 0 and deviation 1, cut off at 6 deviations, in float32 (float64 for float64)."""
         return {
-            name: ((block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]).clamp_(-_FAR, _FAR)
+            name: ((block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]).clamp_(
+                -_FAR, _FAR
+            )
             for name, block in z.items()
         }
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all numbers as named tensors."""
-        return {f"{kind}.{name}": x for kind in ("mean", "scale") for name, x in getattr(self, kind).items()}
+        return {
+            f"{kind}.{name}": x
+            for kind in ("mean", "scale")
+            for name, x in getattr(self, kind).items()
+        }
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Standardization:
@@ -77,7 +85,10 @@ def share_out(total: int, widths: Mapping[str, int]) -> dict[str, int]:
     for name, width in widths.items():
         seen += width
         ends[name] = round(total * seen / sum(widths.values()))
-    return {name: end - start for (name, end), start in zip(ends.items(), [0, *ends.values()], strict=False)}
+    return {
+        name: end - start
+        for (name, end), start in zip(ends.items(), [0, *ends.values()], strict=False)
+    }
 
 
 @dataclass(frozen=True)
@@ -107,7 +118,10 @@ class Expansion:
 
     def blocks(self, z: Blocks) -> dict[str, Tensor]:
         """Return h_b: (N, M_b) of the standardized z_b: (N, d_b)."""
-        return {name: (z[name] @ self.weights(name, z[name].shape[1]).to(z[name])).relu_() for name in self.sizes}
+        return {
+            name: (z[name] @ self.weights(name, z[name].shape[1]).to(z[name])).relu_()
+            for name in self.sizes
+        }
 
     def __call__(self, z: Blocks) -> Tensor:
         """Return h: (N, M) of the standardized z."""

@@ -26,19 +26,15 @@ class Fitted:
     temperature: float
     threshold: float = -math.inf
 
-    def scores(self, z: Blocks, chunk: int = 2048) -> Tensor:
-        """Return the scores (N, classes) of features z: (N, d_b) by block, some images at a time."""
-        count = len(next(iter(z.values())))
-        some = [{name: z[name][start : start + chunk] for name in z} for start in range(0, count, chunk)]
-        return torch.cat([self.head.new_empty(0, self.head.shape[1]), *map(self.scores_at_once, some)])
-
-    def scores_at_once(self, z: Blocks) -> Tensor:
-        """Return the scores (N, classes) without a loop over N, as a graph for any number of images needs it."""
-        return self.expand(z) @ self.head
+    def scores(self, z: Blocks) -> Tensor:
+        """Return the scores (N, classes) of features z: (N, d_b) by block."""
+        return self.expand(z).to(self.head.dtype) @ self.head
 
     def expand(self, z: Blocks) -> Tensor:
         """Return the random features h (N, M) of features z: (N, d_b) by block."""
-        return self.expansion(self.standardization({name: z[name] for name in self.expansion.sizes}))
+        return self.expansion(
+            self.standardization({name: z[name] for name in self.expansion.sizes})
+        )
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""
@@ -48,11 +44,17 @@ class Fitted:
         """Return all numbers as named tensors; the expansion as its sizes, in the order of the blocks' names."""
         sizes = torch.tensor([self.expansion.sizes[name] for name in sorted(self.expansion.sizes)])
         numbers = torch.tensor([self.temperature, self.threshold], dtype=torch.float64)
-        return self.standardization.to_tensors() | {"head": self.head, "numbers": numbers, "sizes": sizes}
+        return self.standardization.to_tensors() | {
+            "head": self.head,
+            "numbers": numbers,
+            "sizes": sizes,
+        }
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], seed: int) -> Fitted:
         """Undo `to_tensors`; the expansion is drawn again from its seed."""
         standardization = Standardization.from_tensors(tensors)
         sizes = dict(zip(sorted(standardization.mean), tensors["sizes"].tolist(), strict=True))
-        return cls(standardization, Expansion(sizes, seed), tensors["head"], *tensors["numbers"].tolist())
+        return cls(
+            standardization, Expansion(sizes, seed), tensors["head"], *tensors["numbers"].tolist()
+        )

@@ -1,27 +1,32 @@
 """The options of a run: one validated definition for the command line, TOML files and Python.
 
-``RunConfig`` declares what every method has. A method's own class, in the method's file, inherits it, adds its options and
-restates the defaults it wants otherwise; a distillation declares its options beside its loss, and they are there only where
-it is in use. Values come in layers (preset, file, command line; later ones win) and ``resolve`` merges them, so that the
-origin of every value can be told.
+`RunConfig` declares the options that every run has. A part (a method, a distillation, ...) declares its own beside its code in
+a subclass of `Options`, and registers itself in the `Registry` of its kind: its options are there where it is in use.
+Values come in layers (preset, file, command line; later ones win), and `resolve` merges them and keeps the origin of each.
 """
 
-from geodl.config.layers import Effective, Kinds, Layer, file_layers, preset_layer, presets, resolve
-from geodl.config.options import MANY, SEEDS, RunConfig, derive, groups_of_options, option, restate
+from geodl.config.layers import Effective, Layer, file_layers, preset_layer, presets, resolve
+from geodl.config.options import COMMON, MANY, SECTIONS, SEEDS, Options, RunConfig
+from geodl.config.plugins import import_installed, import_parts, imported
+from geodl.config.registry import Registry, all_options, owners
 
 __all__ = [
+    "COMMON",
     "MANY",
+    "SECTIONS",
     "SEEDS",
     "Effective",
-    "Kinds",
     "Layer",
+    "Options",
+    "Registry",
     "RunConfig",
-    "derive",
+    "all_options",
     "file_layers",
-    "groups_of_options",
-    "option",
+    "import_installed",
+    "import_parts",
+    "imported",
+    "owners",
     "preset_layer",
     "presets",
     "resolve",
-    "restate",
 ]

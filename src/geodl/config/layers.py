@@ -1,20 +1,22 @@
 """Layers of values (preset, file, command line) merged into one checked configuration."""
 
 import difflib
+import reprlib
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import ValidationError
 
-from geodl.config.options import RunConfig, roles_of
-from geodl.errors import ConfigError, StoreError
-from geodl.files import read_file
-from geodl.text import one_line
+from geodl.config.options import COMMON, Options, RunConfig
+from geodl.config.plugins import import_parts
+from geodl.config.registry import REGISTRIES, all_options, options_of, owners
+from geodl.core.errors import ConfigError, StoreError
+from geodl.core.files import read_file
+from geodl.core.text import one_line
 
 TOML_LIMIT = 2**20  # bytes
 
@@ -23,18 +25,21 @@ TOML_LIMIT = 2**20  # bytes
 class Layer:
     """Values from one origin.
 
-    A key that is a method's name holds a table for that method alone, and ``distillation`` a table of such tables.
+    A key that is a method's name holds a table for that method alone; other parts have theirs in a table of their kind, such
+    as ``[distillation.geodesic]``.
     """
 
     origin: str
     values: Mapping[str, Any]
 
-    def table(self, name: str) -> Mapping[str, Any]:
+    def table(self, name: str) -> "Layer":
         """Return a table by its name; an empty one where there is none."""
         found = self.values.get(name, {})
         if not isinstance(found, Mapping):
-            raise ConfigError(f"{name} = {one_line(repr(found))} in {self.origin}: a table of options is allowed here")
-        return found
+            raise ConfigError(
+                f"{name} = {one_line(repr(found))} ({self.origin}): a table of options is allowed"
+            )
+        return Layer(f"{self.origin}, table {name}", found)
 
 
 @dataclass(frozen=True)
@@ -45,86 +50,112 @@ class Effective:
     origins: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Kinds:
-    """The classes of options there are: those of the methods, and what the distillations add."""
-
-    methods: Mapping[str, type[RunConfig]]
-    distillations: Mapping[str, type[BaseModel]]
-
-    def of(self, method: str, distill: str) -> type[RunConfig]:
-        """Return the class of a method with a distillation: its options are there only where it is in use."""
-        return self.methods[method] if distill == "none" else _joined(self.methods[method], self.distillations[distill])
-
-
-@cache
-def _joined(method: type[RunConfig], distillation: type[BaseModel]) -> type[RunConfig]:
-    bases: Any = (distillation, method)
-    made: Any = create_model(f"{method.__name__}And{distillation.__qualname__}", __base__=bases)
-    return cast(type[RunConfig], made)
-
-
-def resolve(layers: Sequence[Layer], kinds: Kinds) -> Effective:
+def resolve(layers: Sequence[Layer]) -> Effective:
     """Merge layers, later ones winning, over the defaults of the method they name, and check the result."""
-    method = _last(layers, "method", RunConfig.model_fields["method"].default, kinds.methods)
-    flats = []
     for layer in layers:
-        _check_tables(layer, kinds)
-        common = {key: value for key, value in layer.values.items() if key not in (*kinds.methods, "distillation")}
-        flats.append(Layer(layer.origin, {**common, **layer.table(method)}))
-    allowed = ["none", *kinds.distillations]
-    distill = _last(flats, "distill", kinds.methods[method].model_fields["distill"].default, allowed)
-    kind = kinds.of(method, distill)
+        _check_tables(layer)
+    ((method, chosen),) = _named("method", layers).items()
+    base = Layer(f"default of {method}", options_of(chosen).defaults)
+    flat = [base, *(_flat(layer, method) for layer in layers)]
+    used = {("method", method): options_of(chosen)}
+    used |= {
+        (kind, name): options_of(part)
+        for kind in REGISTRIES
+        for name, part in _in_use(kind, flat, chosen).items()
+    }
     values: dict[str, Any] = {}
-    origins = {name: _default_origin(name, info, method, distill) for name, info in kind.model_fields.items()}
-    for layer, flat in zip(layers, flats, strict=True):
-        own = {**flat.values, **layer.table("distillation").get(distill, {})}
-        for key in own:
-            if key not in kind.model_fields:
-                raise ConfigError(_unknown(key, layer.origin, f"{method} with distill = {distill}", kind, kinds))
+    origins = dict.fromkeys(COMMON, "default")
+    for (_, name), options in used.items():
+        origins |= dict.fromkeys(options.model_fields, f"default of {name}")
+    for layer, given in zip([base, *layers], flat, strict=True):
+        own = dict(given.values)
+        for kind, name in used:
+            own |= layer.table(kind).table(name).values if kind != "method" else {}
+        for key, value in own.items():
+            if key not in origins:
+                raise ConfigError(_unknown(key, value, layer.origin, used))
         values |= own
         origins |= dict.fromkeys(own, layer.origin)
+    return Effective(_build(values, used, origins), origins)
+
+
+def _in_use(kind: str, layers: Sequence[Layer], method: Any) -> dict[str, Any]:
+    """Return the parts of a kind, with options of their own, that are in use with a method."""
+    registry = REGISTRIES[kind]
+    if registry.option:
+        used = _named(kind, layers)
+    else:
+        used = {name: part for name, part in registry.items() if registry.used(part, method)}
+    return {name: part for name, part in used.items() if options_of(part).model_fields}
+
+
+def _named(kind: str, layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return the part of a kind that the last layer names which names any."""
+    registry = REGISTRIES[kind]
+    value, origin = COMMON[registry.option].default, ""
+    for layer in layers:
+        if registry.option in layer.values:
+            value, origin = layer.values[registry.option], layer.origin
+    return registry.in_use(value, origin)
+
+
+def _flat(layer: Layer, method: str) -> Layer:
+    """Return a layer without its tables, but with the values of the method's."""
+    tables = ({*REGISTRIES} - {"method"}) | {*REGISTRIES["method"]}
+    common = {key: value for key, value in layer.values.items() if key not in tables}
+    return Layer(layer.origin, {**common, **layer.table(method).values})
+
+
+def _build(
+    values: Mapping[str, Any],
+    used: Mapping[tuple[str, str], type[Options]],
+    origins: Mapping[str, str],
+) -> RunConfig:
+    """Return the configuration of these values, checked."""
+
+    def those_of(fields: Collection[str]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if key in fields}
+
     try:
-        return Effective(kind(**values), origins)
+        own = {
+            f"{kind} {name}": options(**those_of(options.model_fields))
+            for (kind, name), options in used.items()
+        }
+        config = RunConfig(**those_of(COMMON), parts=own)
+        for part in own.values():
+            part.check(config)
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from None
-
-
-def _last(layers: Sequence[Layer], key: str, default: str, allowed: Collection[str]) -> str:
-    """Return what the last layer says of a choice by name."""
-    named = [layer for layer in layers if key in layer.values]
-    value, origin = (named[-1].values[key], f" ({named[-1].origin})") if named else (default, "")
-    if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{key} = {one_line(repr(value))}{origin}: {', '.join(allowed)} are allowed")
-    return value
-
-
-def _default_origin(name: str, info: Any, method: str, distill: str) -> str:
-    common = RunConfig.model_fields.get(name)
-    if name == "method" or (common is not None and common.default == info.default):
-        return "default"
-    return f"default of {distill if roles_of(info)['group'] == 'Distillation' else method}"
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return config
 
 
 def presets() -> dict[str, str]:
     """Return the names of the presets in the package, each with its first comment line."""
-    files = (item for item in resources.files("geodl").joinpath("presets").iterdir() if item.name.endswith(".toml"))
+    folder = resources.files("geodl.config").joinpath("presets")
     found = {
-        item.name.removesuffix(".toml"): item.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for item in files
+        item.name.removesuffix(".toml"): item.read_text(encoding="utf-8").partition("\n")[0]
+        for item in folder.iterdir()
+        if item.name.endswith(".toml")
     }
-    return dict(sorted(found.items()))
+    return {name: found[name].lstrip("# ") for name in sorted(found)}
 
 
 def preset_layer(name: str) -> Layer:
     """Read a preset that ships inside the package."""
     if not isinstance(name, str) or name not in presets():
-        raise ConfigError(f"preset = {one_line(repr(name))}: {', '.join(presets())} are allowed")
-    text = resources.files("geodl").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
-    return Layer(f"preset {name}", tomllib.loads(text))
+        allowed = ", ".join(presets())
+        raise ConfigError(f"preset = {one_line(repr(name))}: allowed values are {allowed}")
+    file = resources.files("geodl.config").joinpath("presets", f"{name}.toml")
+    return Layer(f"preset {name}", tomllib.loads(file.read_text(encoding="utf-8")))
 
 
-def file_layers(path: Path) -> list[Layer]:
-    """Read a TOML file of options; its key ``preset`` names a preset to stand on."""
+def file_layers(path: Path, *, imports: bool = True) -> list[Layer]:
+    """Read a TOML file of options; its key ``preset`` names a preset to start from, ``import`` parts to import.
+
+    imports: False leaves them out, for a file that nobody named: what it imports is code that runs.
+    """
     try:
         values = tomllib.loads(read_file(path, limit=TOML_LIMIT).decode())
     except StoreError as error:
@@ -132,42 +163,46 @@ def file_layers(path: Path) -> list[Layer]:
         reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause or error
         raise ConfigError(f"config file {path}: {reason}") from None
     except RecursionError:
-        raise ConfigError(f"config file {path}: tables or lists inside each other too deep") from None
+        raise ConfigError(f"config file {path}: tables or lists are nested too deeply") from None
     except ValueError as error:  # not TOML, not UTF-8, a number of thousands of digits
         raise ConfigError(f"config file {path}: not TOML: {one_line(error)}") from None
+    names = values.pop("import", [])
+    import_parts(names if imports else [])
     below = [preset_layer(values.pop("preset"))] if "preset" in values else []
     return [*below, Layer(f"file {path}", values)]
 
 
-def _check_tables(layer: Layer, kinds: Kinds) -> None:
-    """Refuse unknown keys also in the tables of methods and distillations that are not used now."""
-    distillations = layer.table("distillation")
-    for name in distillations:
-        if name not in kinds.distillations:
-            allowed = ", ".join(kinds.distillations)
-            shown = f"distillation.{one_line(repr(name)[1:-1])} ({layer.origin})"
-            raise ConfigError(f"{shown}: no such distillation; {allowed} are allowed")
-    tables: list[tuple[str, type[BaseModel], Mapping[str, Any]]]
-    tables = [(name, kind, layer.table(name)) for name, kind in kinds.methods.items()]
-    inner = Layer(f"{layer.origin}, table distillation", distillations)
-    tables += [(name, kind, inner.table(name)) for name, kind in kinds.distillations.items()]
-    for name, kind, table in tables:
-        for key in table:
-            # A method's table may also hold options of the distillation that it is used with.
-            distills = any(key in each.model_fields for each in kinds.distillations.values())
-            if key not in kind.model_fields and not (name in kinds.methods and distills):
-                raise ConfigError(_unknown(key, f"{layer.origin}, table {name}", name, kind, kinds))
+def _check_tables(layer: Layer) -> None:
+    """Refuse unknown parts and keys also in tables that are not in use."""
+    for kind, registry in REGISTRIES.items():
+        outer = layer if kind == "method" else layer.table(kind)
+        for name in registry if kind == "method" else outer.values:
+            if name not in registry:
+                shown = f"{kind}.{one_line(repr(name)[1:-1])} ({layer.origin})"
+                raise ConfigError(f"{shown}: allowed values are {', '.join(registry)}")
+            table = outer.table(name)
+            for key, value in table.values.items():
+                if not _allowed_in_table(key, kind, name):
+                    used = {(kind, name): options_of(registry[name])}
+                    raise ConfigError(_unknown(key, value, table.origin, used))
 
 
-def _unknown(key: str, origin: str, user: str, kind: type[BaseModel], kinds: Kinds) -> str:
-    owners = [name for name, each in kinds.methods.items() if key in each.model_fields]
-    owners += [f"the distillation {name}" for name, each in kinds.distillations.items() if key in each.model_fields]
-    shown = one_line(repr(key)[1:-1])
-    if owners:
-        return f"{shown} ({origin}): an option of {', '.join(owners)}, not of {user}"
-    close = difflib.get_close_matches(key, [*kind.model_fields, "preset"], n=1)
+def _allowed_in_table(key: str, kind: str, name: str) -> bool:
+    """Return whether a part's table may have an option: a method's also common ones, and those of parts it is used with."""
+    having = owners(key)
+    others = kind == "method" and (key in COMMON or any(other != "method" for other, _ in having))
+    return others or (kind, name) in having
+
+
+def _unknown(key: str, value: Any, origin: str, used: Collection[tuple[str, str]]) -> str:
+    # Tables may be nested as deeply as no repr can follow.
+    shown = f"{one_line(repr(key)[1:-1])} = {one_line(reprlib.repr(value))} ({origin})"
+    if having := owners(key):
+        allowed, there = (", ".join(map(" ".join, each)) for each in (having, used))
+        return f"{shown}: allowed only with {allowed}, not with {there}"
+    close = difflib.get_close_matches(key, [*all_options(), "preset"], n=1)
     hint = f"did you mean {close[0]}?" if close else "`geodl config show` lists the options"
-    return f"{shown} ({origin}): no such option; {hint}"
+    return f"{shown}: no such option; {hint}"
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:

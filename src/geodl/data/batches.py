@@ -21,17 +21,19 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from geodl.config import RunConfig, derive
-from geodl.data.images import ArrayImages, Images, open_image
-from geodl.data.trivial import NUMBERS, trivial, trivial_batch
-from geodl.errors import ConfigError, DataError
+from geodl.config import RunConfig
+from geodl.core.errors import ConfigError, DataError
+from geodl.core.keys import derive
+from geodl.data.images import ArrayImages, Images, insist_on_images
+from geodl.data.trivial import AUGMENTATIONS, augmented
 
 K = TypeVar("K")
 R = TypeVar("R")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Areas and aspect ratios of a random resized crop."""
 _ATTEMPTS = 10  # at a crop that fits into the picture, before the center is taken
-_COLUMNS = 6 + 2 * _ATTEMPTS  # random numbers an image: flip, row, column, three of color jitter, then the attempts
+# Random numbers an image: flip, row, column, three of color jitter, then the attempts.
+_COLUMNS = 6 + 2 * _ATTEMPTS
 _AHEAD = 3  # batches that the threads may be ahead of the consumer
 
 
@@ -52,9 +54,10 @@ class Transform:
     jitter: float = 0.0
     crop: Literal["pad", "resized"] = "pad"
     resize: int | None = None
-    augment: Literal["none", "trivial"] = "none"
+    augment: str = "none"
 
     def __post_init__(self) -> None:
+        augmentations = ", ".join(AUGMENTATIONS.allowed)
         checks = {
             "size": (self.size, self.size >= 1, "at least 1"),
             "mean": (self.mean, len(self.mean) == 3, "three numbers"),
@@ -62,8 +65,12 @@ class Transform:
             "padding": (self.padding, self.padding >= 0, "at least 0"),
             "jitter": (self.jitter, 0 <= self.jitter <= 1, "0 to 1"),
             "crop": (self.crop, self.crop in ("pad", "resized"), "pad, resized"),
-            "augment": (self.augment, self.augment in ("none", "trivial"), "none, trivial"),
-            "resize": (self.resize, self.resize is None or self.resize >= self.size, f"none, or at least {self.size}"),
+            "augment": (self.augment, AUGMENTATIONS.knows(self.augment), augmentations),
+            "resize": (
+                self.resize,
+                self.resize is None or self.resize >= self.size,
+                f"none, or at least {self.size}",
+            ),
         }
         for key, (value, good, allowed) in checks.items():
             if not good:
@@ -139,8 +146,9 @@ class Batches:
         world: int = 1,
         workers: int = 0,
     ) -> None:
+        insist_on_images(images)
         if batch_size < world:
-            raise ConfigError(f"batch_size: {batch_size} given, at least {world} needed for {world} processes")
+            raise ConfigError(f"batch_size = {batch_size}: {world} processes need {world} or more")
         if len(images) < world:
             raise DataError(f"{len(images)} training images cannot be shared by {world} processes")
         self.images, self.transform, self.seed = images, transform, seed
@@ -167,9 +175,11 @@ class Batches:
         size = len(indices)
         generator = torch.Generator().manual_seed(derive(self.seed, "augment", e, step))
         numbers = torch.rand((size, _COLUMNS), dtype=torch.float64, generator=generator)
-        if self.transform.augment == "trivial":  # drawn apart, so that all else is as without it
-            generator = torch.Generator().manual_seed(derive(self.seed, "trivial", e, step))
-            more = torch.rand((size, NUMBERS), dtype=torch.float64, generator=generator)
+        augment = AUGMENTATIONS.get(self.transform.augment)
+        if augment is not None:  # drawn apart, so that all else is as without it
+            key = derive(self.seed, self.transform.augment, e, step)
+            generator = torch.Generator().manual_seed(key)
+            more = torch.rand((size, augment.count), dtype=torch.float64, generator=generator)
             numbers = torch.cat([numbers, more], dim=1)
         share = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
         return _Plan(indices[share], numbers[share], size)
@@ -201,6 +211,7 @@ def evaluation(
 
     A process gets a contiguous share of all images, so that the shares in the order of the ranks are the whole.
     """
+    insist_on_images(images)
     first, last = rank * len(images) // world, (rank + 1) * len(images) // world
     for plan, pixels in _decoded(images, transform, _in_order(first, last, batch_size), workers):
         inputs = _normalize(pixels.to(torch.float32, memory_format=torch.channels_last), transform)
@@ -218,7 +229,8 @@ def _in_order(first: int, last: int, batch_size: int) -> Iterator[_Plan]:
 def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
     """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, center."""
     transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    parts = [pixels for _, pixels in _decoded(images, transform, _in_order(0, len(images), 64), workers)]
+    plans = _in_order(0, len(images), 64)
+    parts = [pixels for _, pixels in _decoded(images, transform, plans, workers)]
     pixels = torch.cat(parts) if parts else torch.empty((0, 3, size, size), dtype=torch.uint8)
     return ArrayImages(pixels.contiguous(), images.labels, images.names)
 
@@ -230,17 +242,24 @@ def _decoded(
     images: Images, transform: Transform, plans: Iterable[_Plan], workers: int
 ) -> Iterator[tuple[_Plan, Tensor]]:
     """Yield each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
-    if isinstance(images, ArrayImages) and transform.crop == "pad" and images.pixels.shape[2:] == (transform.size,) * 2:
+    if (
+        isinstance(images, ArrayImages)
+        and transform.crop == "pad"
+        and images.pixels.shape[2:] == (transform.size,) * 2
+    ):
         for plan in plans:
             yield plan, images.pixels[plan.indices]
     else:
-        groups = ((plan, ((images, i, numbers, transform) for i, numbers in _tasks(plan))) for plan in plans)
+        groups = ((plan, _tasks(images, plan, transform)) for plan in plans)
         for plan, squares in in_threads(_square, groups, workers, _AHEAD):
             yield plan, torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
 def in_threads(
-    work: Callable[..., R], groups: Iterable[tuple[K, Iterable[tuple[Any, ...]]]], workers: int, ahead: int
+    work: Callable[..., R],
+    groups: Iterable[tuple[K, Iterable[tuple[Any, ...]]]],
+    workers: int,
+    ahead: int,
 ) -> Iterator[tuple[K, list[R]]]:
     """Yield each group with the results of its tasks, in order; threads are up to `ahead` groups in advance.
 
@@ -263,18 +282,23 @@ def in_threads(
         pool.shutdown(cancel_futures=True)
 
 
-def _tasks(plan: _Plan) -> Iterator[tuple[int, list[float] | None]]:
+def _tasks(images: Images, plan: _Plan, transform: Transform) -> Iterator[tuple[Any, ...]]:
     rows = [None] * len(plan.indices) if plan.numbers is None else plan.numbers.tolist()
-    return zip(plan.indices.tolist(), rows, strict=True)
+    for i, numbers in zip(plan.indices.tolist(), rows, strict=True):
+        yield images, i, numbers, transform
 
 
-def _square(images: Images, i: int, numbers: list[float] | None, transform: Transform) -> NDArray[np.uint8]:
+def _square(
+    images: Images, i: int, numbers: list[float] | None, transform: Transform
+) -> NDArray[np.uint8]:
     """Decode image i and bring it to (size, size, 3): the center, or a random part if training wants that."""
     size = transform.size
     random_part = numbers if transform.crop == "resized" else None
     # Enough detail for the smallest part that may be magnified to `size`, or twice that of the final picture.
-    enough = math.ceil(size / math.sqrt(SCALE[0])) if random_part is not None else 2 * transform.shorter_side
-    image = images.decode(i) if isinstance(images, ArrayImages) else open_image(images.items[i], at_least=enough)
+    enough = 2 * transform.shorter_side
+    if random_part is not None:
+        enough = math.ceil(size / math.sqrt(SCALE[0]))
+    image = images.decode(i, at_least=enough)
     if random_part is not None:
         box = random_box(image.width, image.height, random_part)
     elif image.size == (size, size) and transform.shorter_side == size:
@@ -284,10 +308,11 @@ def _square(images: Images, i: int, numbers: list[float] | None, transform: Tran
         left, top = (image.width - side) / 2, (image.height - side) / 2
         box = (left, top, left + side, top + side)
     square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-    if random_part is not None and transform.augment == "trivial":
+    augment = AUGMENTATIONS.get(transform.augment)
+    if random_part is not None and augment is not None:
         # After the flip, which the whole batch takes later: mirrored here, and back again.
         mirrored = transform.flip and random_part[0] < 0.5
-        square = trivial(ImageOps.mirror(square) if mirrored else square, random_part[_COLUMNS:])
+        square = augment(ImageOps.mirror(square) if mirrored else square, random_part[_COLUMNS:])
         square = ImageOps.mirror(square) if mirrored else square
     return np.asarray(square)
 
@@ -311,7 +336,9 @@ def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, fl
 # --------------------------------------------------------------------------------------------- from pixels to inputs
 
 
-def as_inputs(pixels: Tensor, transform: Transform, generator: torch.Generator | None = None) -> Tensor:
+def as_inputs(
+    pixels: Tensor, transform: Transform, generator: torch.Generator | None = None
+) -> Tensor:
     """Return the center of pixels in memory as the network sees it at test time, differentiably.
 
     pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size); with a generator each is padded,
@@ -337,10 +364,13 @@ def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
         columns = torch.where(numbers[:, :1] < 0.5, size - 1 - columns, columns)
     # One gather crops, flips, and puts the channels last.
     cropped = padded.permute(0, 2, 3, 1)[
-        torch.arange(count)[:, None, None], (top[:, None] + steps)[:, :, None], (left[:, None] + columns)[:, None, :]
+        torch.arange(count)[:, None, None],
+        (top[:, None] + steps)[:, :, None],
+        (left[:, None] + columns)[:, None, :],
     ]
-    if transform.augment == "trivial" and transform.crop == "pad":
-        cropped = trivial_batch(cropped, numbers[:, _COLUMNS:])
+    if transform.augment != "none" and transform.crop == "pad":
+        augment = AUGMENTATIONS[transform.augment]
+        cropped = augmented(cropped, numbers[:, _COLUMNS:], augment)
     inputs = cropped.float()
     if transform.jitter:
         inputs = _jitter(inputs, 1 + transform.jitter * (2 * numbers[:, 3:6].float() - 1))

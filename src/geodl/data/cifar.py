@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from geodl.core.errors import DataError, MissingExtraError
+from geodl.core.files import open_regular, read_file
+from geodl.core.text import one_line
 from geodl.data.dataset import Dataset, fingerprint_of, need_root, source
 from geodl.data.images import ArrayImages, stack_pixels
-from geodl.errors import DataError, MissingExtraError
-from geodl.text import one_line
 
 PER_CLASS = {"train": 500, "test": 100}
 """How many images of each of the 100 classes the complete dataset has."""
@@ -35,7 +36,8 @@ def read_cifar100(root: Path | None) -> Dataset:
     (train, names), (test, _) = read("train"), read("test")
     for split, part in (("train", train), ("test", test)):
         _check(root, split, part, names)
-    return Dataset("cifar100", train, test, names, fingerprint_of(train, test), split=f"official ({kind})")
+    fingerprint = fingerprint_of(train, test)
+    return Dataset("cifar100", train, test, names, fingerprint, split=f"official ({kind})")
 
 
 def _find(root: Path) -> tuple[str, Callable[[str], Part]]:
@@ -47,21 +49,21 @@ def _find(root: Path) -> tuple[str, Callable[[str], Part]]:
     for folder in (root, root / "cifar-100-python", root / "cifar100" / "cifar-100-python"):
         if all((folder / part).is_file() for part in ("train", "test", "meta")):
             return "python archive", partial(_read_folder, folder)
-    for archive in (root, root / "cifar-100-python.tar.gz", root / "cifar100" / "cifar-100-python.tar.gz"):
-        if archive.is_file():
-            return "python archive", partial(_read_archive, archive)
+    archive = Path("cifar-100-python.tar.gz")
+    for file in (root, root / archive, root / "cifar100" / archive):
+        if file.is_file():
+            return "python archive", partial(_read_archive, file)
     raise DataError(f"{root}: no CIFAR-100 found; needed: {_LAYOUTS}")
 
 
 def _check(root: Path, split: str, images: ArrayImages, names: tuple[str, ...]) -> None:
     """Refuse anything but the complete dataset: a partial copy would give results that look like CIFAR-100's."""
-    counts = torch.bincount(images.labels, minlength=100)
-    expected = PER_CLASS[split]
-    if len(names) != 100 or counts.tolist() != [expected] * 100 or images.pixels.shape[1:] != (3, 32, 32):
-        raise DataError(
-            f"{root}: the {split} part has {len(images)} images of {images.pixels.shape[2:]} pixels in {len(names)} classes, "
-            f"CIFAR-100 has {expected} of 32 x 32 in each of 100"
-        )
+    counts = torch.bincount(images.labels, minlength=100).tolist()
+    expected, shape = PER_CLASS[split], images.pixels.shape[1:]
+    if len(names) != 100 or counts != [expected] * 100 or shape != (3, 32, 32):
+        found = f"{len(images)} images of {tuple(shape[1:])} pixels in {len(names)} classes"
+        complete = f"CIFAR-100 has {expected} of 32 x 32 in each of 100"
+        raise DataError(f"{root}: the {split} part has {found}, {complete}")
 
 
 def _read_parquet(shards_of: dict[str, list[Path]], split: str) -> Part:
@@ -70,18 +72,22 @@ def _read_parquet(shards_of: dict[str, list[Path]], split: str) -> Part:
         import pyarrow.parquet as parquet
     except ImportError:
         raise MissingExtraError("parquet", "reading parquet files") from None
+    tables = []
     try:
-        tables = [parquet.read_table(shard, columns=["img", "fine_label"]) for shard in shards]
+        for shard in shards:
+            with open_regular(shard) as file:
+                tables.append(parquet.read_table(file, columns=["img", "fine_label"]))
         encoded = [picture["bytes"] for table in tables for picture in table["img"].to_pylist()]
-        labels = np.concatenate([table["fine_label"].to_numpy() for table in tables]).astype(np.int64)
+        labels = np.concatenate([table["fine_label"].to_numpy() for table in tables])
         metadata = json.loads(tables[0].schema.metadata[b"huggingface"])
         names = metadata["info"]["features"]["fine_label"]["names"]
-    except Exception as error:  # pyarrow raises its own exceptions for damaged files, KeyError for other columns
-        raise DataError(f"{shards[0]}: not CIFAR-100 in the hub's layout ({one_line(error)})") from None
+    except Exception as error:  # pyarrow's own for damaged files, KeyError for other columns
+        reason = one_line(error)
+        raise DataError(f"{shards[0]}: not CIFAR-100 in the hub's layout ({reason})") from None
     pixels = stack_pixels(encoded, (32, 32))
     if pixels is None:
         raise DataError(f"{shards[0]}: a picture is not 32 x 32 pixels, as those of CIFAR-100 are")
-    return ArrayImages(pixels, torch.from_numpy(labels)), tuple(names)
+    return ArrayImages(pixels, torch.from_numpy(labels.astype(np.int64))), tuple(names)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -89,7 +95,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         # the archive was written by Python 2 and an old numpy, hence the old module's name
-        if (module, name) in (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct")):
+        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
             return np.empty(0).__reduce__()[0]  # the same function, wherever numpy keeps it now
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
@@ -107,19 +113,23 @@ def _unpickle(data: bytes, name: str) -> dict[bytes, Any]:
 
 
 def _read_folder(folder: Path, split: str) -> Part:
-    return _read_pickles(lambda name: (folder / name).read_bytes(), split)
+    return _read_pickles(lambda name: read_file(folder / name), split)
 
 
 def _read_archive(archive: Path, split: str) -> Part:
     def part(name: str) -> bytes:
-        member = tar.extractfile(f"cifar-100-python/{name}")
-        return member.read() if member else b""
+        member = tar.getmember(f"cifar-100-python/{name}")
+        if not member.isreg():  # a link may lead to itself
+            raise tarfile.TarError(f"{name} is not a regular file")
+        content = tar.extractfile(member)
+        return content.read() if content else b""
 
     try:
-        with tarfile.open(archive) as tar:
+        with open_regular(archive) as file, tarfile.open(fileobj=file) as tar:
             return _read_pickles(part, split)
     except (tarfile.TarError, OSError, EOFError, KeyError) as error:
-        raise DataError(f"{archive}: not the CIFAR-100 python archive ({one_line(error)})") from None
+        reason = one_line(error)
+        raise DataError(f"{archive}: not the CIFAR-100 python archive ({reason})") from None
 
 
 def _read_pickles(part: Callable[[str], bytes], split: str) -> Part:
@@ -129,5 +139,6 @@ def _read_pickles(part: Callable[[str], bytes], split: str) -> Part:
         labels = torch.tensor(content[b"fine_labels"], dtype=torch.int64)
         names = tuple(name.decode() for name in meta[b"fine_label_names"])
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{split}: not a CIFAR-100 file ({type(error).__name__}: {one_line(error)})") from None
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise DataError(f"{split}: not a CIFAR-100 file ({reason})") from None
     return ArrayImages(torch.from_numpy(pixels.copy()), labels), names

@@ -9,20 +9,21 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from geodl.config import derive
-from geodl.data.images import ArrayImages, FileImages, Images, check_header, pack
+from geodl.config import Registry, import_installed
+from geodl.core.errors import ConfigError, DataError
+from geodl.core.keys import derive
+from geodl.core.text import count
+from geodl.data.decoding import check_header
+from geodl.data.images import ArrayImages, Images, Some, pack
 from geodl.data.names import class_names
-from geodl.errors import ConfigError, DataError
-from geodl.text import count
 
-Some = TypeVar("Some", ArrayImages, FileImages)
 Skipped = tuple[tuple[str, str], ...]
 """What was skipped, and why: (file, folder or class; reason)."""
 
@@ -49,25 +50,28 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not self.classes or not len(self.train):
-            raise DataError(
-                f"{self.name}: {count(len(self.classes), 'class')} and {count(len(self.train), 'training image')} found"
-            )
+            found = count(len(self.classes), "class"), count(len(self.train), "training image")
+            raise DataError(f"{self.name}: {found[0]} and {found[1]} found")
         try:
             class_names(self.classes)
         except DataError as error:
             raise DataError(f"{self.name}: {error}") from None
-        for part in (self.train, self.test):
-            if len(part) and not 0 <= int(part.labels.min()) <= int(part.labels.max()) < len(self.classes):
-                low, high = int(part.labels.min()), int(part.labels.max())
-                raise DataError(f"{self.name}: labels go from {low} to {high}, 0 to {len(self.classes) - 1} allowed")
+        for part in ("train", "test"):  # the images carry the names of their classes
+            object.__setattr__(self, part, replace(getattr(self, part), names=tuple(self.classes)))
+        for labels in (self.train.labels, self.test.labels):
+            low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+            if low < 0 or high >= len(self.classes):
+                allowed = f"0 to {len(self.classes) - 1} allowed"
+                raise DataError(f"{self.name}: labels go from {low} to {high}, {allowed}")
 
     def summary(self, most: int = 20) -> str:
         """Describe the dataset in a few lines: classes, images, sizes, and what was skipped (at most `most` lines)."""
         counts = torch.bincount(self.train.labels, minlength=len(self.classes))
         images = f"{len(self.train)} training and {count(len(self.test), 'test image')}"
+        a_class = f"{int(counts.min())} to {int(counts.max())}"
         lines = [
             f"{self.name}: {count(len(self.classes), 'class')}, {images}",
-            f"  images a class: {int(counts.min())} to {int(counts.max())}; size: {_size(self.train)}",
+            f"  images a class: {a_class}; size: {_size(self.train)}",
         ]
         if self.split:
             lines.append(f"  split: {self.split}")
@@ -90,35 +94,31 @@ def _size(images: Images, looks: int = 200) -> str:
             sizes.append(check_header(item))
     if not sizes:
         return "unknown"
-    (width, height), (most_width, most_height) = map(min, zip(*sizes, strict=True)), map(max, zip(*sizes, strict=True))
+    widths, heights = zip(*sizes, strict=True)
     seen = "" if len(sizes) == len(images) else f" ({len(sizes)} files looked at)"
-    return f"{width} x {height} to {most_width} x {most_height} pixels, in files{seen}"
+    most = f"{max(widths)} x {max(heights)}"
+    return f"{min(widths)} x {min(heights)} to {most} pixels, in files{seen}"
 
 
 Reader = Callable[..., Dataset]
-_readers: dict[str, Reader] = {}
-
-
-def source(name: str) -> Callable[[Reader], Reader]:
-    """Register a reader `(root, **options) -> Dataset` under a name; the first line of its docstring describes it."""
-
-    def register(reader: Reader) -> Reader:
-        _readers[name] = reader
-        return reader
-
-    return register
+SOURCES = Registry[Reader]("source", "data")
+source = SOURCES.register
+"""Registers a reader `(root, **options) -> Dataset` under a name; the first line of its docstring describes it."""
 
 
 def sources() -> dict[str, str]:
     """Return the names of the sources, each with one line that says what it reads."""
-    return {name: (inspect.getdoc(reader) or "").splitlines()[0] for name, reader in sorted(_readers.items())}
+    lines = {name: inspect.getdoc(reader) or "" for name, reader in sorted(SOURCES.items())}
+    return {name: text.partition("\n")[0] for name, text in lines.items()}
 
 
 def source_options(name: str) -> list[str]:
     """Return the names of a source's options: the keyword arguments of its reader."""
-    if not isinstance(name, str) or name not in _readers:
-        raise ConfigError(f"data: unknown source {name!r}, allowed: {', '.join(sorted(_readers))}")
-    return list(inspect.signature(_readers[name]).parameters)[1:]
+    if not SOURCES.knows(name):
+        import_installed()
+    if not SOURCES.knows(name):
+        raise ConfigError(f"data: unknown source {name!r}, allowed: {', '.join(sorted(SOURCES))}")
+    return list(inspect.signature(SOURCES[name]).parameters)[1:]
 
 
 def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
@@ -126,16 +126,23 @@ def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
     known = source_options(name)
     for key in options:
         if key not in known:
-            raise ConfigError(f"data: {name} has no option {key!r}, allowed: {', '.join(known) or 'none'}")
+            allowed = ", ".join(known) or "none"
+            raise ConfigError(f"data: {name} has no option {key!r}, allowed: {allowed}")
     if not isinstance(root, str | os.PathLike | None):
         raise ConfigError(f"data_dir: {type(root).__name__} given, a file or folder is needed")
-    return _readers[name](None if root is None else Path(root).expanduser(), **options)
+    return SOURCES[name](None if root is None else Path(root).expanduser(), **options)
+
+
+def data_directory(root: Path | None) -> Path | None:
+    """Return the data directory that the user names: root, or else $GEODL_DATA."""
+    if root is None and os.environ.get("GEODL_DATA"):
+        return Path(os.environ["GEODL_DATA"])
+    return root
 
 
 def need_root(root: Path | None, name: str, what: str, *, shared: bool = False) -> Path:
     """Return the root (for a well-known dataset, `shared`, $GEODL_DATA if none is given), or say what it should be."""
-    if root is None and shared and os.environ.get("GEODL_DATA"):
-        root = Path(os.environ["GEODL_DATA"])
+    root = data_directory(root) if shared else root
     if root is None:
         where = "data_dir (or the environment's GEODL_DATA)" if shared else "data_dir"
         raise ConfigError(f"{where}: {name} needs {what}")
@@ -144,22 +151,25 @@ def need_root(root: Path | None, name: str, what: str, *, shared: bool = False) 
     return root
 
 
-def stratified(labels: Tensor, names: Sequence[str], fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+def stratified(
+    labels: Tensor, names: Sequence[str], fraction: float, seed: int
+) -> tuple[Tensor, Tensor]:
     """Split each class into training and test positions, both in their old order. labels: int64 (N,).
 
     A class keeps at least one training image, and gives at least one test image if it has two. Its split depends on
     its name and its number of images only, so that other classes can come and go.
     """
     if not 0 <= fraction < 1:
-        raise ConfigError(f"test_fraction: {fraction} given, at least 0 and below 1 allowed")
+        raise ConfigError(f"test_fraction = {fraction}: allowed values are 0 to below 1")
     is_test = torch.zeros(len(labels), dtype=torch.bool)
     for label, name in enumerate(names):
         positions = (labels == label).nonzero().flatten()
-        count = round(fraction * len(positions))
+        share = round(fraction * len(positions))
         if fraction > 0:
-            count = min(max(count, 1), len(positions) - 1)
-        order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(derive(seed, "split", name)))
-        is_test[positions[order[: max(count, 0)]]] = True
+            share = min(max(share, 1), len(positions) - 1)
+        generator = torch.Generator().manual_seed(derive(seed, "split", name))
+        order = torch.randperm(len(positions), generator=generator)
+        is_test[positions[order[: max(share, 0)]]] = True
     return (~is_test).nonzero().flatten(), is_test.nonzero().flatten()
 
 

@@ -1,160 +1,31 @@
-"""Images in memory or on disk, with their labels: decoding any picture to RGB, and two containers with one interface."""
+"""Images in memory or on disk with their labels: two containers with one interface, and how they are stored."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
-from geodl.errors import DataError
-from geodl.text import one_line, printable
-
-T = TypeVar("T")
-
-Item = Path | bytes
-"""One picture: a file, or the contents of one."""
-
-PIXEL_LIMIT = 89_478_485
-"""Larger pictures are refused before they are decoded (Pillow's own threshold: 256 MB of RGB)."""
-
-
-# ---------------------------------------------------------------------------------------------------------- decoding
-
-
-def shown(item: Item) -> str:
-    """Name an item in a message: its path, printable even where the file name is not valid text."""
-    if isinstance(item, bytes):
-        return f"an embedded image of {len(item)} bytes"
-    return printable(os.fsencode(item).decode("utf-8", "backslashreplace"))
-
-
-def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
-    """Decode a picture to RGB, upright as its EXIF orientation says; the first frame of an animation.
-
-    `at_least` lets the JPEG decoder skip detail: it may return a picture reduced by 2, 4 or 8 as long as both sides
-    keep that many pixels. Anything that cannot be decoded completely is a DataError that names the file.
-    """
-    return _guarded(item, lambda image: upright_rgb(image, at_least))
-
-
-def check_header(item: Item) -> tuple[int, int]:
-    """Return (width, height) without decoding the pixels; a DataError if it is no picture or far too large."""
-    return _guarded(item, lambda image: image.size)
-
-
-def read_bytes(item: Item) -> bytes:
-    """Return the encoded picture."""
-    if isinstance(item, bytes):
-        return item
-    try:
-        return item.read_bytes()
-    except OSError as error:
-        raise DataError(f"{shown(item)}: {_reason(error)}") from None
-
-
-def _guarded(item: Item, use: Callable[[Image.Image], T]) -> T:
-    """Open an item and use it, with every failure turned into a DataError of one plain line."""
-    try:
-        with Image.open(io.BytesIO(item) if isinstance(item, bytes) else item) as image:
-            if image.width * image.height > PIXEL_LIMIT:
-                raise DataError(f"{image.width} x {image.height} pixels are over the limit of {PIXEL_LIMIT}")
-            return use(image)
-    except Exception as error:  # decoders raise whatever a damaged file leads them to: struct.error, KeyError, ...
-        raise DataError(f"{shown(item)}: {_reason(error, item)}") from None
-
-
-def _reason(error: Exception, item: Item = b"-") -> str:
-    """Say in plain words why a picture cannot be used."""
-    if isinstance(error, DataError):
-        return str(error)
-    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"the picture is larger than the limit of {PIXEL_LIMIT} pixels"
-    if isinstance(error, FileNotFoundError):
-        return "the file is missing"
-    if isinstance(error, PermissionError):
-        return "no permission to read the file"
-    if isinstance(error, UnidentifiedImageError):
-        return _unidentified(item[:12] if isinstance(item, bytes) else _head(item))
-    detail = one_line(error)
-    return "the file is truncated" if "truncated" in detail.lower() else f"the file is damaged ({detail})"
-
-
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(12)
-
-
-def _unidentified(head: bytes) -> str:
-    """Say what a file is that Pillow does not know, by its first bytes."""
-    if not head:
-        return "the file is empty"
-    if head[4:8] == b"ftyp":  # HEIC, as telephones write it, and films
-        return f"a format that cannot be read ({head[8:12].decode('latin-1').strip()}); save it as JPEG or PNG"
-    if head.lstrip().startswith((b"<svg", b"<?xml")):
-        return "a drawing without pixels (SVG); save it as PNG"
-    return "not an image"
-
-
-def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
-    """Return a picture of any mode as RGB, turned as its EXIF orientation says; `at_least` as for `open_image`."""
-    if at_least is not None:
-        image.draft(None, (at_least, at_least))  # None keeps the mode
-    image.load()
-    rgb = _to_rgb(image)
-    rgb.info = {}  # of all that came with the pixels the orientation alone is kept: the rest may be damaged
-    with suppress(Exception):  # damaged EXIF data are no reason to lose the picture
-        rgb.getexif()[ExifTags.Base.Orientation] = image.getexif()[ExifTags.Base.Orientation]
-        ImageOps.exif_transpose(rgb, in_place=True)
-    return rgb
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode: deep images are scaled to 8 bits, transparency is laid on white."""
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image.copy()
-    if image.mode.startswith(("I", "F")):
-        return Image.fromarray(_eight_bits(image)).convert("RGB")
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-def _eight_bits(image: Image.Image) -> NDArray[np.uint8]:
-    """Scale a 16-bit, 32-bit or floating grey image (H, W) to 0..255 by the full scale its values imply.
-
-    Pillow's own conversion clips at 255, which turns most 16-bit pictures white.
-    """
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    peak = max(float(values.max()), 0.0)
-    if image.mode.startswith("I;16"):
-        full = 65535.0
-    elif image.mode == "I":
-        full = 65535.0 if peak <= 65535 else 2.0**32 - 1
-    else:
-        full = next((scale for scale in (1.0, 255.0, 65535.0) if peak <= scale), peak)
-    return np.rint(values.clip(0, full) * (255.0 / full)).astype(np.uint8)
-
-
-# -------------------------------------------------------------------------------------------------------- containers
+from geodl.core.errors import DataError
+from geodl.data.decoding import Item, Reference, check_header, open_image, read_bytes, shown
 
 
 def _positions(indices: Tensor | Sequence[int]) -> Tensor:
     """Turn a list, an index tensor or a boolean mask into int64 positions."""
     positions = torch.as_tensor(indices)
-    return positions.nonzero().flatten() if positions.dtype == torch.bool else positions.to(torch.int64)
+    if positions.dtype == torch.bool:
+        return positions.nonzero().flatten()
+    return positions.to(torch.int64)
 
 
 def _hash(*parts: bytes) -> str:
@@ -168,9 +39,18 @@ def _raw(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
+def _check_labels(labels: Tensor, count: int) -> None:
+    if labels.dtype != torch.int64 or labels.shape != (count,):
+        given = f"{labels.dtype} {tuple(labels.shape)}"
+        raise DataError(f"labels: {given} given, int64 ({count},) needed")
+
+
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size in memory. pixels: uint8 (N, 3, H, W); labels: int64 (N,); names: those of the labels, if known."""
+    """Images of one size in memory.
+
+    pixels: uint8 (N, 3, H, W); labels: int64 (N,), positions in the class `names`, if these are known.
+    """
 
     pixels: Tensor
     labels: Tensor
@@ -178,7 +58,8 @@ class ArrayImages:
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
-            raise DataError(f"pixels: {self.pixels.dtype} {tuple(self.pixels.shape)} given, uint8 (N, 3, H, W) needed")
+            given = f"{self.pixels.dtype} {tuple(self.pixels.shape)}"
+            raise DataError(f"pixels: {given} given, uint8 (N, 3, H, W) needed")
         _check_labels(self.labels, len(self.pixels))
 
     def __len__(self) -> int:
@@ -193,7 +74,7 @@ class ArrayImages:
         """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
         return replace(self, labels=mapping[self.labels], names=tuple(names))
 
-    def decode(self, i: int) -> Image.Image:
+    def decode(self, i: int, *, at_least: int | None = None) -> Image.Image:
         """Return image i as an RGB picture."""
         return Image.fromarray(self.pixels[i].permute(1, 2, 0).contiguous().numpy())
 
@@ -230,15 +111,16 @@ class FileImages:
     def select(self, indices: Tensor | Sequence[int]) -> FileImages:
         """Return the images at these positions (or under this mask), in this order."""
         positions = _positions(indices)
-        return FileImages(tuple(self.items[i] for i in positions.tolist()), self.labels[positions], self.names)
+        items = tuple(self.items[i] for i in positions.tolist())
+        return FileImages(items, self.labels[positions], self.names)
 
     def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> FileImages:
         """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
         return replace(self, labels=mapping[self.labels], names=tuple(names))
 
-    def decode(self, i: int) -> Image.Image:
-        """Return image i as an RGB picture."""
-        return open_image(self.items[i])
+    def decode(self, i: int, *, at_least: int | None = None) -> Image.Image:
+        """Return image i as an RGB picture; `at_least` as for `open_image`."""
+        return open_image(self.items[i], at_least=at_least)
 
     def encoded(self, i: int) -> bytes:
         """Return image i as it was found: the bytes of the original file."""
@@ -250,15 +132,23 @@ class FileImages:
 
     def item_digests(self) -> list[str]:
         """Hash each file's contents (sha256)."""
-        return [_hash(read_bytes(item)) for item in self.items]
+        return [_sha256(item).hex() for item in self.items]
 
 
 Images = ArrayImages | FileImages
+Some = TypeVar("Some", ArrayImages, FileImages)
 
 
-def _check_labels(labels: Tensor, count: int) -> None:
-    if labels.dtype != torch.int64 or labels.shape != (count,):
-        raise DataError(f"labels: {labels.dtype} {tuple(labels.shape)} given, int64 ({count},) needed")
+def insist_on_images(given: Any) -> None:
+    """Raise a DataError for anything but images of geodl's; `geodl.data.intake` makes them of other things."""
+    if not isinstance(given, ArrayImages | FileImages):
+        kind = type(given).__name__
+        raise DataError(f"images: {kind} given; ArrayImages or FileImages are needed")
+
+
+def _sha256(item: Item) -> bytes:
+    """Return the hash of a file's contents; that of a reference is known."""
+    return item.sha256 if isinstance(item, Reference) else hashlib.sha256(read_bytes(item)).digest()
 
 
 def concat(parts: Sequence[Images]) -> Images:
@@ -273,8 +163,18 @@ def concat(parts: Sequence[Images]) -> Images:
         return ArrayImages(torch.cat(arrays), labels, names)
     items: list[Item] = []
     for part in filled:
-        items += part.items if isinstance(part, FileImages) else (part.encoded(i) for i in range(len(part)))
+        if isinstance(part, FileImages):
+            items += part.items
+        else:
+            items += (part.encoded(i) for i in range(len(part)))
     return FileImages(tuple(items), labels, names)
+
+
+def with_rows(images: Images, classes: Sequence[str]) -> Images:
+    """Return images whose labels are positions in `classes`, found by their names; -1 where there is none."""
+    position = {name: i for i, name in enumerate(classes)}
+    mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
+    return images.relabel(mapping, classes)
 
 
 def pack(images: Images, *, side: int = 64) -> Images:
@@ -291,7 +191,8 @@ def pack(images: Images, *, side: int = 64) -> Images:
 def stack_pixels(items: Sequence[Item], size: tuple[int, int]) -> Tensor | None:
     """Decode pictures of one size (width, height) to uint8 (N, 3, H, W); None if one of them is not of that size."""
     pixels = np.empty((len(items), size[1], size[0], 3), dtype=np.uint8)
-    for i, item in enumerate(items):  # one thread: small pictures spend their time under the interpreter lock
+    # One thread: small pictures spend their time under the interpreter lock.
+    for i, item in enumerate(items):
         image = open_image(item)
         if image.size != size:  # turned by its EXIF orientation
             return None
@@ -309,36 +210,46 @@ def to_tensors(images: Images, *, store_images: bool = True) -> dict[str, Tensor
     """
     if isinstance(images, ArrayImages):
         return {"pixels": images.pixels.contiguous(), "labels": images.labels}
-    referenced = [isinstance(item, Path) and not store_images for item in images.items]
-    blobs = [
-        os.fsencode(item.absolute()) if isinstance(item, Path) and not store_images else read_bytes(item)
-        for item in images.items
-    ]
-    offsets = np.cumsum([0, *(len(blob) for blob in blobs)], dtype=np.int64)
+    items = list(images.items)
+    if not store_images:
+        items = [Reference(i.absolute(), _sha256(i)) if isinstance(i, Path) else i for i in items]
+    blobs = [os.fsencode(i.path) if isinstance(i, Reference) else read_bytes(i) for i in items]
     tensors = {
         "blobs": torch.from_numpy(np.frombuffer(b"".join(blobs), dtype=np.uint8).copy()),
-        "offsets": torch.from_numpy(offsets),
+        "offsets": torch.tensor([0, *(len(blob) for blob in blobs)]).cumsum(0),
         "labels": images.labels,
     }
-    if any(referenced):
-        hashes = b"".join(
-            hashlib.sha256(read_bytes(item)).digest() if by_path else bytes(32)
-            for item, by_path in zip(images.items, referenced, strict=True)
-        )
-        tensors["referenced"] = torch.tensor(referenced)
-        tensors["sha256"] = torch.from_numpy(np.frombuffer(hashes, dtype=np.uint8).reshape(-1, 32).copy())
+    referenced = torch.tensor([isinstance(item, Reference) for item in items])
+    if referenced.any():
+        hashes = [item.sha256 if isinstance(item, Reference) else bytes(32) for item in items]
+        tensors["referenced"] = referenced
+        tensors["sha256"] = torch.tensor([list(each) for each in hashes], dtype=torch.uint8)
     return tensors
 
 
-def from_tensors(tensors: dict[str, Tensor]) -> Images:
-    """Undo `to_tensors`; a referenced file that is missing or has changed is a DataError that names it."""
+def from_tensors(tensors: dict[str, Tensor], data_dir: Path | None = None) -> Images:
+    """Undo `to_tensors`.
+
+    A referenced file is read only below `data_dir`, which the user names; one that is missing or has changed is a
+    DataError that names it. Any other stays a Reference, and reading it is the DataError: the file that names it may be
+    a stranger's.
+    """
     if "pixels" in tensors:
         return ArrayImages(tensors["pixels"], tensors["labels"])
     blobs, offsets = tensors["blobs"].numpy().tobytes(), tensors["offsets"].tolist()
     items: list[Item] = [blobs[a:b] for a, b in pairwise(offsets)]
     if "referenced" in tensors:
         for i in tensors["referenced"].nonzero().flatten().tolist():
-            items[i] = path = Path(os.fsdecode(items[i]))
-            if hashlib.sha256(read_bytes(path)).digest() != _raw(tensors["sha256"][i]):
-                raise DataError(f"{shown(path)}: the file has changed since it was stored")
+            path = Path(os.fsdecode(blobs[offsets[i] : offsets[i + 1]]))
+            items[i] = _resolved(Reference(path, _raw(tensors["sha256"][i])), data_dir)
     return FileImages(tuple(items), tensors["labels"])
+
+
+def _resolved(reference: Reference, data_dir: Path | None) -> Item:
+    """Return the file of a reference below the data directory (links in there are the user's own), else the reference."""
+    path = Path(os.path.normpath(reference.path))
+    if data_dir is None or not path.is_relative_to(os.path.normpath(data_dir.absolute())):
+        return reference
+    if _sha256(path) != reference.sha256:
+        raise DataError(f"{shown(path)}: the file has changed since it was stored")
+    return path

@@ -1,4 +1,4 @@
-"""What a user hands over: folders, arrays, datasets. Whatever cannot be used is skipped and named in one plain line."""
+"""The one entrance for a user's images: folders, arrays, datasets. Whatever cannot be used is skipped and named in one plain line."""
 
 import hashlib
 import io
@@ -15,41 +15,48 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from geodl.core.errors import DataError
+from geodl.core.files import is_folder
+from geodl.core.text import count, one_line
 from geodl.data.batches import fit, in_threads
 from geodl.data.dataset import Skipped
-from geodl.data.folder import identity, natural_key, scan_folder, walk
-from geodl.data.images import ArrayImages, FileImages, Images, Item, check_header, pack, shown, upright_rgb
-from geodl.data.names import class_name, class_names
+from geodl.data.decoding import Item, check_header, shown, upright_rgb
+from geodl.data.folder import Skips, identity, scan_folder, walk
+from geodl.data.images import ArrayImages, FileImages, Images, pack
+from geodl.data.images import with_rows as with_rows  # beside `labelled`
+from geodl.data.listing import read_listing
+from geodl.data.names import class_names, numbered, plain_labels
 from geodl.data.sources import as_pixels
-from geodl.errors import DataError
-from geodl.files import is_folder
-from geodl.text import count, one_line
 
+LISTINGS = (".zip", ".csv", ".tsv")
+"""Files that hold or list labelled images."""
 SMALLEST = 4
 """Pictures with a side below this many pixels show nothing that could be learned."""
 IN_MEMORY = 1 << 30
-"""Bytes of pixels that are kept in memory while a step is learned; more are decoded anew at each use."""
+"""Bytes of pixels that are kept in memory while a step is learned; more are decoded at each use."""
 BATCH = 128
 """Images that are decoded at a time."""
 
 
 @dataclass(frozen=True)
 class Intake:
-    """Images with labels that are positions in `classes`; `names` says for people where each came from."""
+    """Labelled images that carry the names of their classes; `names` says for people where each image came from."""
 
     title: str
     images: Images
-    classes: tuple[str, ...]
     names: tuple[str, ...]
     problems: Skipped = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, which labels are positions in."""
+        return self.images.names
 
     @cached_property
     def key(self) -> str:
         """Hash what there is to learn: class names and image contents, whatever the order and the file names."""
-        labels = self.images.labels.tolist()
-        pairs = sorted(
-            (self.classes[label], digest) for label, digest in zip(labels, self.images.item_digests(), strict=True)
-        )
+        names = [self.classes[label] for label in self.images.labels.tolist()]
+        pairs = sorted(zip(names, self.images.item_digests(), strict=True))
         return hashlib.sha256(repr(pairs).encode()).hexdigest()
 
 
@@ -71,141 +78,133 @@ class Decoded:
     grey: bool
 
 
-# ------------------------------------------------------------------------------------------------------------- taking
+# ---------------------------------------------------------------------------------------------- images with labels
 
 
-def take(source: Any, labels: Any = None, classes: Sequence[str] | None = None, *, strict: bool = False) -> Intake:
-    """Take a folder of class folders, arrays with labels, a torch Dataset of (image, label) pairs, or an intake as it is."""
+def take(
+    source: Any, labels: Any = None, classes: Sequence[str] | None = None, *, strict: bool = False
+) -> Intake:
+    """Take labelled images of any kind.
+
+    Args:
+        source: a folder of class folders, a zip archive of one, or a CSV table of files and labels; arrays, files or PIL images with `labels`; a torch Dataset of (image, label)
+            pairs; images of geodl's; or an Intake, which is returned as it is.
+        labels: one class name or number an image (`geodl.data.names.numbered` has the rule).
+        classes: names for numbered labels.
+        strict: raise a DataError for the first file that would be skipped.
+    """
     if isinstance(source, Intake):
         return source
     if isinstance(source, str | Path):
         if labels is not None:
-            raise DataError(f"labels were given with the folder {source}: the folders of a folder are its classes")
-        return _folder(Path(source), strict)
+            raise DataError(f"labels given with {source}: the folders of a folder are its classes")
+        path = Path(source)
+        if path.suffix.lower() in LISTINGS and not is_folder(path):
+            images, names, skipped = read_listing(path, strict)
+            return Intake(shown(path), images, names, tuple(skipped))
+        return _folder(path, strict)
     if labels is not None:
         pictures, _, _ = as_images(source)
-        named = _listed(labels)
+        named = plain_labels(labels)
         if len(named) != len(pictures):
             given = f"{count(len(pictures), 'image')} with {count(len(named), 'label')}"
             raise DataError(f"{given} given: one each is needed")
-        return _labelled("arrays", pictures, named, classes)
-    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
-        try:
-            pairs = [source[i] for i in range(len(source))]
-        except Exception as error:  # a user's own code, or no dataset at all
-            reason = f"{type(error).__name__}: {one_line(error)}"
-            raise DataError(f"the {type(source).__name__} cannot be read as a dataset ({reason})") from error
-        if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
-            raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
-        images = _unlabelled(tuple(_png(pair[0]) for pair in pairs))
-        return _labelled("dataset", images, _listed([pair[1] for pair in pairs]), classes or _own_names(source))
-    raise DataError(f"{type(source).__name__} given: allowed are a folder, arrays with labels, or a torch Dataset")
+        return _named("arrays", pictures, named, classes)
+    if isinstance(source, ArrayImages | FileImages):
+        return _own(source)
+    return _dataset(source, classes)
 
 
 def labelled(images: Any, labels: Any = None) -> Images:
-    """Return what `take` takes, or images of ours, as images whose labels are positions in their names."""
+    """Return what `take` takes as images whose labels are positions in their names."""
+    found = take(images, labels, strict=True).images
     if isinstance(images, ArrayImages | FileImages) and labels is None:
-        numbers = range(int(images.labels.max()) + 1 if len(images) else 0)
-        if len(images) and int(images.labels.min()) < 0:
-            raise DataError(f"label {int(images.labels.min())} given: labels are numbers from 0")
-        if images.names and len(numbers) > len(images.names):
-            raise DataError(f"label {len(numbers) - 1} has no name: {count(len(images.names), 'class name')} given")
-        return replace(images, names=class_names(images.names or numbers))
-    found = take(images, labels, strict=True)
-    return replace(pack(found.images), names=found.classes)  # those of one small size become what arrays would be
-
-
-def with_rows(images: Images, classes: Sequence[str]) -> Images:
-    """Return images whose labels are positions in `classes`, found by their names; -1 where there is none."""
-    position = {name: i for i, name in enumerate(classes)}
-    mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
-    return images.relabel(mapping, classes)
+        return found
+    return pack(found)  # those of one small size become what arrays would be
 
 
 def _folder(root: Path, strict: bool) -> Intake:
     images, classes, problems = scan_folder(root, strict)
     if not classes:
         first = f"; first: {problems[0][0]}: {problems[0][1]}" if problems else ""
-        raise DataError(
-            f"{shown(root)}: no class folders with images found; put the images of each class into a folder of its own, "
-            f"named after the class{first}"
-        )
+        remedy = "put the images of each class into a folder of its own, named after the class"
+        raise DataError(f"{shown(root)}: no class folders with images found; {remedy}{first}")
     paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
     if all(len(path.parts) > 2 for path in paths):
         # Not the images that are to be tested with, as far as names tell.
-        part = root / min(classes, key=lambda name: (name != "train", name.lower().startswith(("test", "val"))))
-        raise DataError(
-            f"{shown(root)}: its folders hold folders, not images, so they are parts of a dataset, not classes; give one of them, "
-            f"such as {shown(part)}"
-        )
-    names = tuple(shown(path) for path in paths)
-    return Intake(shown(root), images, classes, names, problems)
+        tests = ("test", "val")
+        part = min(classes, key=lambda name: (name != "train", name.lower().startswith(tests)))
+        words = "its folders hold folders, so they are parts of a dataset, not classes"
+        raise DataError(f"{shown(root)}: {words}; give one of them, such as {shown(root / part)}")
+    return Intake(shown(root), images, tuple(shown(path) for path in paths), problems)
 
 
-def _listed(labels: Any) -> list[Any]:
-    """Return labels, (N,) or (N, 1), as a list of plain values."""
+def _own(images: Images) -> Intake:
+    """Take images of geodl's; the classes of labels without names are named by their numbers."""
+    low, high = (int(images.labels.min()), int(images.labels.max())) if len(images) else (0, -1)
+    if low < 0:
+        raise DataError(f"label {low} given: labels are numbers from 0")
+    if images.names and high >= len(images.names):
+        given = count(len(images.names), "class name")
+        raise DataError(f"label {high} has no name: {given} given")
+    named = replace(images, names=class_names(images.names or range(high + 1)))
+    return Intake("images", named, _origins(named))
+
+
+def _dataset(source: Any, classes: Sequence[str] | None) -> Intake:
+    """Take a torch Dataset; its class names are `classes`, or those it has, as the datasets of torchvision do."""
+    kind = type(source).__name__
+    if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+        raise DataError(f"{kind} given: allowed are a folder, arrays with labels, a torch Dataset")
     try:
-        values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-        found = [value.item() if isinstance(value, Tensor | np.generic) else value for value in values]
-    except (TypeError, ValueError, RuntimeError) as error:  # no list at all; several numbers in one; no values (meta)
-        raise DataError(
-            f"labels: {type(labels).__name__} given; one class name or number an image is needed"
-        ) from error
-    return [value[0] if isinstance(value, list | tuple) and len(value) == 1 else value for value in found]
+        pairs = [source[i] for i in range(len(source))]
+    except Exception as error:  # a user's own code, or no dataset at all
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise DataError(f"the {kind} cannot be read as a dataset ({reason})") from error
+    if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
+        raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
+    own = getattr(source, "classes", None)
+    if not isinstance(own, list | tuple) or not all(isinstance(name, str) for name in own):
+        own = None
+    images = _unlabelled(tuple(_png(pair[0]) for pair in pairs))
+    return _named("dataset", images, plain_labels([pair[1] for pair in pairs]), classes or own)
 
 
-def _own_names(dataset: Any) -> Sequence[str] | None:
-    """Return the class names that a dataset has, as those of torchvision do."""
-    names = getattr(dataset, "classes", None)
-    return names if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) else None
-
-
-def _labelled(title: str, images: Images, labels: list[Any], classes: Sequence[str] | None) -> Intake:
-    """Name the classes: by position in `classes` where labels are whole numbers and names are given, else as they are."""
-    if isinstance(classes, str) or not isinstance(classes, Iterable | None):
-        raise DataError(f"classes: {type(classes).__name__} given; a list of class names is needed")
+def _named(title: str, images: Images, labels: list[Any], classes: Sequence[str] | None) -> Intake:
+    """Give images their labels; the classes are those that have images, in the order of their names."""
+    rows, names = numbered(labels, classes)
     if not labels:
         raise DataError(f"{title}: no images given")
-    known = None if classes is None else class_names(classes)
-    if known is not None and all(isinstance(label, int) for label in labels):
-        wrong = [label for label in labels if not 0 <= label < len(known)]
-        if wrong:
-            raise DataError(f"label {wrong[0]} has no name: {count(len(known), 'class name')} given")
-        texts = [known[label] for label in labels]
-    else:
-        texts = [class_name(label) for label in labels]
-        foreign = set(texts) - set(texts if known is None else known)
-        if foreign:
-            raise DataError(f"label {min(foreign)!r} is not one of the classes given")
-    names = tuple(sorted(set(texts), key=lambda text: (natural_key(text), text)))
-    position = {name: i for i, name in enumerate(names)}
-    mapped = torch.tensor([position[text] for text in texts])
-    images = ArrayImages(images.pixels, mapped) if isinstance(images, ArrayImages) else FileImages(images.items, mapped)
-    return Intake(title, images, names, tuple(f"{text}/image {i}" for i, text in enumerate(texts)))
+    if classes is not None:
+        rows, names = numbered([names[row] for row in rows.tolist()])
+    named = replace(images, labels=rows, names=names)
+    return Intake(title, named, _origins(named))
+
+
+def _origins(images: Images) -> tuple[str, ...]:
+    """Name images without files: the class and the position of each."""
+    labels = enumerate(images.labels.tolist())
+    return tuple(f"{images.names[label]}/image {i}" for i, label in labels)
+
+
+# ------------------------------------------------------------------------------------------- images without labels
 
 
 def as_images(source: Any) -> tuple[Images, list[str], Skipped]:
     """Take images without labels: files, folders (with all that is in them), arrays, PIL images; with names for people."""
+    if isinstance(source, ArrayImages | FileImages):
+        return source, [f"image {i}" for i in range(len(source))], ()
     if isinstance(source, np.ndarray | Tensor):
         pixels = as_pixels(source)
         if source.ndim == 3 and 3 in (source.shape[0], source.shape[2]):
-            raise DataError(
-                f"an array of shape {tuple(source.shape)} may be one color picture or {source.shape[0]} grey ones; "
-                "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
-            )
+            either = f"one color picture or {source.shape[0]} grey ones"
+            remedy = "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
+            raise DataError(f"an array of shape {tuple(source.shape)} may be {either}; {remedy}")
         return _unlabelled(pixels), [f"image {i}" for i in range(len(pixels))], ()
-    if not isinstance(source, str | Path | Image.Image | Iterable):
-        raise DataError(f"images: {source!r} given; allowed: files, folders, arrays, PIL images, or several of them")
-    try:
-        parts = [source] if isinstance(source, str | Path | Image.Image) else list(source)
-    except Exception as error:  # whatever a user's own object raises
-        raise DataError(
-            f"images: the {type(source).__name__} cannot be iterated over ({type(error).__name__})"
-        ) from error
     items: list[Item] = []
     names: list[str] = []
-    skipped: list[tuple[str, str]] = []
-    for i, part in enumerate(parts):
+    skipped: Skips = []
+    for i, part in enumerate(_parts(source)):
         if isinstance(part, str | Path):
             paths = _files(Path(part), skipped)
             items += paths
@@ -216,19 +215,35 @@ def as_images(source: Any) -> tuple[Images, list[str], Skipped]:
     return _unlabelled(tuple(items)), names, tuple(skipped)
 
 
+def _parts(source: Any) -> list[Any]:
+    if isinstance(source, str | Path | Image.Image):
+        return [source]
+    kind = type(source).__name__
+    if not isinstance(source, Iterable):
+        raise DataError(f"images: {kind} given; allowed are files, folders, arrays, PIL images")
+    try:
+        return list(source)
+    except Exception as error:  # whatever a user's own object raises
+        reason = type(error).__name__
+        raise DataError(f"images: the {kind} cannot be iterated over ({reason})") from error
+
+
 def _unlabelled(content: Tensor | tuple[Item, ...]) -> Images:
     labels = torch.zeros(len(content), dtype=torch.int64)
-    return ArrayImages(content, labels) if isinstance(content, Tensor) else FileImages(content, labels)
+    if isinstance(content, Tensor):
+        return ArrayImages(content, labels)
+    return FileImages(content, labels)
 
 
-def _files(path: Path, skipped: list[tuple[str, str]]) -> list[Path]:
+def _files(path: Path, skipped: Skips) -> list[Path]:
     """Return a file, or all files below a folder; what cannot be read there is added to `skipped`."""
     if os.path.isfile(path):  # noqa: PTH113  # Path.is_file raises where a name is too long
         return [path]
     if not is_folder(path):  # a pipe or a device would be waited for: it is not opened
-        skipped.append((shown(path), "not a regular file" if os.path.lexists(path) else "no such file or folder"))
+        there = os.path.lexists(path)
+        skipped.append((shown(path), "not a regular file" if there else "no such file or folder"))
         return []
-    found: list[tuple[str, str]] = []
+    found: Skips = []
     files = list(walk(path, path, {identity(path)}, found))
     skipped += [(shown(path / name), reason) for name, reason in found]
     return files
@@ -240,7 +255,8 @@ def _png(image: Any) -> bytes:
         try:
             image = upright_rgb(image)
         except Exception as error:  # a closed file, no pixels: pillow raises whatever it comes to
-            raise DataError(f"a PIL image cannot be used ({type(error).__name__}: {one_line(error)})") from error
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise DataError(f"a PIL image cannot be used ({reason})") from error
     else:
         image = Image.fromarray(as_pixels(image, one=True)[0].permute(1, 2, 0).contiguous().numpy())
     buffer = io.BytesIO()
@@ -251,11 +267,15 @@ def _png(image: Any) -> bytes:
 # ----------------------------------------------------------------------------------------------------------- decoding
 
 
-def square(images: Images, i: int, size: int) -> Tensor | str:
-    """Return one image as uint8 pixels (3, size, size), or why it cannot be used."""
-    item = images.items[i] if isinstance(images, FileImages) else b""
+def square(images: Images, i: int, size: int, reduced: bool = False) -> Tensor | str:
+    """Return one image as uint8 pixels (3, size, size), or why it cannot be used; reduced: as for `check_header`."""
+    item: Item = b""
     try:
-        width, height = check_header(item) if isinstance(images, FileImages) else images.pixels.shape[:1:-1]  # (W, H)
+        if isinstance(images, FileImages):
+            item = images.items[i]
+            width, height = check_header(item, reduced=reduced)
+        else:
+            height, width = images.pixels.shape[2:]
         if min(width, height) < SMALLEST:
             return f"only {width} x {height} pixels; at least {SMALLEST} a side are needed"
         return fit(images.select([i]), size).pixels[0]
@@ -263,22 +283,34 @@ def square(images: Images, i: int, size: int) -> Tensor | str:
         return str(error).removeprefix(f"{shown(item)}: ")
 
 
-def squares(images: Images, size: int, workers: int) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
+def squares(
+    images: Images, size: int, workers: int
+) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
     """Decode images in order, by threads, a few batches ahead; a bad one is named and never stops the others.
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
-    parts = (range(start, min(start + BATCH, len(images))) for start in range(0, len(images), BATCH))
-    groups = ((part, ((images, i, size) for i in part)) for part in parts)
+    starts = range(0, len(images), BATCH)
+    parts = (range(start, min(start + BATCH, len(images))) for start in starts)
+    groups = ((part, ((images, i, size, True) for i in part)) for part in parts)
     for part, found in in_threads(square, groups, max(workers, 1), 2):
-        good = [(i, pixels) for i, pixels in zip(part, found, strict=True) if isinstance(pixels, Tensor)]
-        bad = [(i, reason) for i, reason in zip(part, found, strict=True) if isinstance(reason, str)]
-        empty = torch.empty(0, 3, size, size, dtype=torch.uint8)
-        yield [i for i, _ in good], torch.stack([pixels for _, pixels in good]) if good else empty, bad
+        good: list[int] = []
+        pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]
+        bad: list[tuple[int, str]] = []
+        for i, each in zip(part, found, strict=True):
+            if isinstance(each, str):
+                bad.append((i, each))
+            else:
+                good.append(i)
+                pixels.append(each[None])
+        yield good, torch.cat(pixels), bad
 
 
 def decode(
-    intake: Intake, size: int, workers: int, told: Callable[[int, Skipped], None] = lambda done, problems: None
+    intake: Intake,
+    size: int,
+    workers: int,
+    told: Callable[[int, Skipped], None] = lambda done, problems: None,
 ) -> Decoded:
     """Decode all images of an intake once, at the model's size; `told` hears how many are done, and what is wrong."""
     keep = len(intake.images) * 3 * size * size <= IN_MEMORY
@@ -299,13 +331,15 @@ def decode(
         grey = grey and bool((pixels[:, :1] == pixels).all())
         if keep:
             parts.append(pixels)
-    count = max(len(kept) * size * size, 1)
-    mean = total / count
+    area = max(len(kept) * size * size, 1)
+    mean = total / area
     # Not below 0.05: pictures that are nearly all alike must not be blown up into noise.
-    std = (squared / count - mean.square()).clamp(min=0).sqrt().clamp(min=0.05)
-    chosen = intake.images.select(kept)
-    images = ArrayImages(torch.cat(parts), chosen.labels) if keep and kept else chosen
-    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), _three(mean), _three(std), grey)
+    std = (squared / area - mean.square()).clamp(min=0).sqrt().clamp(min=0.05)
+    images = intake.images.select(kept)
+    if keep and kept:
+        images = ArrayImages(torch.cat(parts), images.labels, images.names)
+    facts = (_three(mean), _three(std), grey)
+    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), *facts)
 
 
 def _three(values: Tensor) -> tuple[float, float, float]:
@@ -320,5 +354,5 @@ def typical_side(images: Images, looks: int = 500) -> int:
     sides = []
     for item in images.items[:: max(1, len(images) // looks)]:
         with suppress(DataError):  # named later, when it is decoded
-            sides.append(min(check_header(item)))
+            sides.append(min(check_header(item, reduced=True)))
     return sorted(sides)[len(sides) // 2] if sides else 32

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import torch
 
-from geodl.data.dataset import Dataset
+from geodl.core.errors import ConfigError, DataError
+from geodl.data.dataset import Dataset, stratified
 from geodl.data.images import Images
-from geodl.errors import ConfigError, DataError
 
 ORDERS = ("lucir-1993", "icarl-1993", "natural", "seed")
 
 # The order of iCaRL's and PODNet's experiments on 100 classes: also said to be "seed 1993", but no shuffle of numpy's gives it.
-_ICARL = (
-    *(87, 0, 52, 58, 44, 91, 68, 97, 51, 15, 94, 92, 10, 72, 49, 78, 61, 14, 8, 86, 84, 96, 18, 24, 32),
-    *(45, 88, 11, 4, 67, 69, 66, 77, 47, 79, 93, 29, 50, 57, 83, 17, 81, 41, 12, 37, 59, 25, 20, 80, 73),
-    *(1, 28, 6, 46, 62, 82, 53, 9, 31, 75, 38, 63, 33, 74, 27, 22, 36, 3, 16, 21, 60, 19, 70, 90, 89),
-    *(43, 5, 42, 65, 76, 40, 30, 23, 85, 2, 95, 56, 48, 71, 64, 98, 13, 99, 7, 34, 55, 54, 26, 35, 39),
-)
+_ICARL = """
+87 0 52 58 44 91 68 97 51 15 94 92 10 72 49 78 61 14 8 86 84 96 18 24 32
+45 88 11 4 67 69 66 77 47 79 93 29 50 57 83 17 81 41 12 37 59 25 20 80 73
+1 28 6 46 62 82 53 9 31 75 38 63 33 74 27 22 36 3 16 21 60 19 70 90 89
+43 5 42 65 76 40 30 23 85 2 95 56 48 71 64 98 13 99 7 34 55 54 26 35 39
+"""
 
 Classes = Sequence[str | int]
 
@@ -44,44 +44,56 @@ class ClassIncremental:
 
     Args:
         data: the dataset.
-        base: classes of phase 0; 0 for none (then phase 0 is the first of the equal groups).
-        phases: number of equal groups after the base group.
+        base: classes of phase 0; None: half of them; 0: as many as in the other phases.
+        phases: number of equal groups after the base group; 0: one phase with all the classes.
         groups: instead of base and phases: the sizes of the groups in the class order, or the classes of each group by
             name or by position in the dataset (which is then the order, too; classes not named are skipped).
         order: lucir-1993, icarl-1993 (100 classes), natural, seed, or the classes by name or position.
         seed: of the order "seed".
+        hold_out: the share of each class's training images that no phase has; `held_out` returns them.
+        split_seed: of the choice of these.
     """
 
     def __init__(
         self,
         data: Dataset,
-        base: int | None = 50,
-        phases: int | None = 10,
+        base: int | None = None,
+        phases: int = 5,
         *,
         groups: Sequence[Classes] | Sequence[int] | None = None,
         order: str | Classes = "lucir-1993",
         seed: int | None = None,
+        hold_out: float = 0.0,
+        split_seed: int = 0,
     ) -> None:
+        if not isinstance(data, Dataset):
+            kind = type(data).__name__
+            raise DataError(f"data: {kind} given, expected a Dataset; geodl.load gives one")
         named = _named_groups(groups)
-        if named is not None:
-            if order != "lucir-1993":
-                raise ConfigError(f"order: {order!r} given, but groups of named classes are an order already")
-            positions = _positions([name for group in named for name in group], data.classes, "groups")
-            sizes = [len(group) for group in named]
-        else:
+        if named is None:
             positions = class_order(order, data.classes, seed)
-            sizes = _sizes(len(positions), base, phases) if groups is None else _given_sizes(groups, len(positions))
+            sizes = _sizes(len(positions), base, phases, groups)
+        elif order != "lucir-1993":
+            raise ConfigError(f"order = {order!r}: groups of named classes are an order already")
+        else:
+            positions = _positions([*chain(*named)], data.classes, "groups")
+            sizes = [len(group) for group in named]
         bounds = [0, *accumulate(sizes)]
         self.data = data
-        self.groups: tuple[tuple[int, ...], ...] = tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
+        self.groups = tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
         self.classes = tuple(data.classes[i] for i in positions)
         internal = torch.full((len(data.classes),), -1, dtype=torch.int64)
         internal[torch.tensor(positions)] = torch.arange(len(positions))
-        self._train, self._test = (part.relabel(internal, self.classes) for part in (data.train, data.test))
+        self._train = data.train.relabel(internal, self.classes)
+        self._test = data.test.relabel(internal, self.classes)
+        self._held_out: Images | None = None
+        if hold_out:
+            rest, held_out = stratified(self._train.labels, self.classes, hold_out, split_seed)
+            self._train, self._held_out = self._train.select(rest), self._train.select(held_out)
         there = set(self._train.labels.tolist())
         for label, name in enumerate(self.classes):
             if label not in there:
-                raise DataError(f"class {name!r} has no training images: at least one is needed to learn it")
+                raise DataError(f"class {name!r} has no training images, at least one is needed")
 
     def __len__(self) -> int:
         """Return the number of phases, phase 0 included."""
@@ -102,8 +114,14 @@ class ClassIncremental:
 
     def test(self, phase: int) -> Images:
         """Return the test images of all classes seen up to and including this phase."""
-        labels = self._test.labels
-        return self._test.select((labels >= 0) & (labels < self.seen(phase)))
+        return self._seen(self._test, phase)
+
+    def held_out(self, phase: int) -> Images | None:
+        """Return the training images held out of all classes seen up to and including this phase; None without `hold_out`."""
+        return None if self._held_out is None else self._seen(self._held_out, phase)
+
+    def _seen(self, images: Images, phase: int) -> Images:
+        return images.select((images.labels >= 0) & (images.labels < self.seen(phase)))
 
     def seen(self, phase: int) -> int:
         """Return the number of classes seen up to and including this phase."""
@@ -117,20 +135,20 @@ class ClassIncremental:
 
 def class_order(order: str | Classes, classes: Sequence[str], seed: int | None = None) -> list[int]:
     """Return the classes' positions in the dataset in the order in which they are learned."""
-    count = len(classes)
     if not isinstance(order, str):
         return _positions(order, classes, "order")
     if order not in ORDERS:
-        raise ConfigError(f"order: {order!r} given, allowed: {', '.join(ORDERS)}, or a list of classes")
+        raise ConfigError(f"order = {order!r}: allowed values are {', '.join(ORDERS)}, or a list")
     if (seed is None) == (order == "seed"):
-        raise ConfigError(f"seed: {seed} given with order {order!r}; the order 'seed' needs one, the others take none")
+        raise ConfigError(f"seed = {seed}: order = 'seed' needs one, order = {order!r} was given")
     if order == "natural":
-        return list(range(count))
+        return list(range(len(classes)))
     if order == "icarl-1993":
-        if count != len(_ICARL):
-            raise ConfigError(f"order: 'icarl-1993' is for {len(_ICARL)} classes, the dataset has {count}")
-        return list(_ICARL)
-    shuffled = np.arange(count)
+        positions = [int(number) for number in _ICARL.split()]
+        if len(classes) != len(positions):
+            raise ConfigError(f"order = {order!r}: for 100 classes, the dataset has {len(classes)}")
+        return positions
+    shuffled = np.arange(len(classes))
     np.random.RandomState(1993 if seed is None else seed).shuffle(shuffled)
     return [int(i) for i in shuffled]
 
@@ -142,39 +160,42 @@ def _positions(wanted: Classes, classes: Sequence[str], key: str) -> list[int]:
     for item in wanted:
         position = by_name.get(item, -1) if isinstance(item, str) else int(item)
         if not 0 <= position < len(classes):
-            raise ConfigError(
-                f"{key}: no class {item!r}; allowed: the names or positions of the {len(classes)} classes"
-            )
+            allowed = f"the names or positions of the {len(classes)} classes"
+            raise ConfigError(f"{key}: no class {item!r}; allowed are {allowed}")
         if position in found:
-            raise ConfigError(f"{key}: class {item!r} is given twice, once allowed")
+            raise ConfigError(f"{key}: class {item!r} is given twice")
         found.append(position)
     if not found:
-        raise ConfigError(f"{key}: no classes given, at least one needed")
+        raise ConfigError(f"{key}: no classes given, at least one is needed")
     return found
 
 
-def _sizes(count: int, base: int | None, phases: int | None) -> list[int]:
-    """Cut `count` classes into a base group and equal groups."""
-    if base is None or phases is None:
-        raise ConfigError(f"base, phases: {base}, {phases} given; both are needed where groups are not given")
-    if not 0 <= base <= count:
-        raise ConfigError(f"base: {base} given, 0 to {count} allowed with {count} classes")
-    rest = count - base
-    divisors = [n for n in range(1, rest + 1) if rest % n == 0] or [0]
+def _sizes(
+    classes: int, base: int | None, phases: int, groups: Sequence[Classes] | Sequence[int] | None
+) -> list[int]:
+    """Cut so many classes into groups of the given sizes, or into a base group and equal groups."""
+    if groups is not None:
+        sizes = [int(size) for size in groups]  # type: ignore[arg-type]  # none is named
+        if min(sizes) < 1 or sum(sizes) != classes:
+            raise ConfigError(
+                f"groups = {sizes}: allowed values are sizes from 1 with sum {classes}"
+            )
+        return sizes
+    if not phases:
+        return [classes]
+    base = classes // 2 if base is None else base
+    if not 0 <= base < classes:
+        raise ConfigError(
+            f"base = {base}: allowed values are 0 to {classes - 1} of the {classes} classes"
+        )
+    rest = classes - base
+    divisors = [n for n in range(1, rest + 1) if rest % n == 0]
     if phases not in divisors:
+        allowed = ", ".join(map(str, divisors))
         raise ConfigError(
-            f"phases: {phases} given, allowed for the {rest} classes after the base: {', '.join(map(str, divisors))}"
+            f"phases = {phases}: allowed for {rest} classes after the base: {allowed}"
         )
-    return [base] * (base > 0) + [rest // phases] * phases if phases else [base]
-
-
-def _given_sizes(groups: Sequence[Classes] | Sequence[int], count: int) -> list[int]:
-    sizes = [int(size) for size in groups]  # type: ignore[arg-type]  # named groups were dealt with before
-    if min(sizes) < 1 or sum(sizes) != count:
-        raise ConfigError(
-            f"groups: sizes {sizes} given (sum {sum(sizes)}); allowed: sizes of at least 1 with sum {count}"
-        )
-    return sizes
+    return [base] * (base > 0) + [rest // phases] * phases
 
 
 def _named_groups(groups: Sequence[Classes] | Sequence[int] | None) -> list[Classes] | None:
@@ -182,10 +203,7 @@ def _named_groups(groups: Sequence[Classes] | Sequence[int] | None) -> list[Clas
     if groups is None:
         return None
     named = [group for group in groups if not isinstance(group, int | np.integer)]
-    if (
-        not groups
-        or len(named) not in (0, len(groups))
-        or any(isinstance(group, str) or len(group) == 0 for group in named)
-    ):
-        raise ConfigError(f"groups: {groups!r} given; allowed: sizes, or for each group a list of classes")
+    bad = any(isinstance(group, str) or len(group) == 0 for group in named)
+    if bad or not groups or len(named) not in (0, len(groups)):
+        raise ConfigError(f"groups = {groups!r}: allowed values are sizes, or lists of classes")
     return named or None

@@ -10,25 +10,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geodl.core.errors import DataError
+from geodl.core.files import open_regular
+from geodl.core.text import count, one_line
 from geodl.data.cifar import read_cifar100
-from geodl.data.dataset import Dataset, drawn, fingerprint_of, load, need_root, source, source_options, sources
+from geodl.data.dataset import (
+    Dataset,
+    drawn,
+    fingerprint_of,
+    load,
+    need_root,
+    source,
+    source_options,
+    sources,
+)
+from geodl.data.decoding import PIXEL_LIMIT
 from geodl.data.folder import scan_folder
 from geodl.data.hub import read_hub
-from geodl.data.images import PIXEL_LIMIT, ArrayImages
-from geodl.data.names import class_name, class_names
-from geodl.errors import DataError
-from geodl.text import count, one_line
+from geodl.data.images import ArrayImages
+from geodl.data.names import numbered, plain_labels
 
-__all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source", "source_options", "sources"]
+__all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source"]
+__all__ += ["source_options", "sources"]
+
+_KINDS = "allowed: integers 0..255, floats 0..1"
 
 
 @source("digits")
 def read_digits(root: Path | None) -> Dataset:
     """8 x 8 handwritten digits that ship with the package (digits.txt says whose they are): 10 classes, 1797 images."""
-    with resources.files("geodl.data").joinpath("digits.npz").open("rb") as file, np.load(file) as stored:
+    file = resources.files("geodl.data") / "digits.npz"
+    with file.open("rb") as opened, np.load(opened) as stored:
         grey = torch.from_numpy(np.rint(stored["images"] * (255 / 16)).astype(np.uint8))
-        images = ArrayImages(grey[:, None].repeat(1, 3, 1, 1), torch.from_numpy(stored["labels"].astype(np.int64)))
-    return _split("digits", images, tuple(str(digit) for digit in range(10)), 0.2, 0)
+        labels = torch.from_numpy(stored["labels"].astype(np.int64))
+    images = ArrayImages(grey[:, None].repeat(1, 3, 1, 1), labels)
+    return _split("digits", images, tuple("0123456789"), 0.2, 0)
 
 
 @source("arrays")
@@ -48,35 +64,49 @@ def read_arrays(
     if x_train is None:
         path = need_root(root, "arrays", "an npz file with x_train and y_train")
         name, found = path.stem, _read_npz(path)
-        x_train, y_train = found.get("x_train", found.get("x")), found.get("y_train", found.get("y"))
-        x_test, y_test, classes = found.get("x_test"), found.get("y_test"), found.get("classes")
+        x_train, y_train = (found.get(f"{k}_train", found.get(k)) for k in ("x", "y"))
+        x_test, y_test, classes = (found.get(key) for key in ("x_test", "y_test", "classes"))
     if x_train is None or y_train is None or (x_test is None) != (y_test is None):
-        raise DataError(f"{name}: x_train and y_train are needed (or x and y); x_test and y_test come together")
-    pixels = [as_pixels(x) for x in (x_train, x_test) if x is not None]
-    for x, y in zip(pixels, (y_train, y_test), strict=False):
-        if np.shape(y)[:1] != (len(x),):
-            raise DataError(
-                f"{name}: {count(len(x), 'image')} with {count(np.size(y), 'label')} given; as many are needed"
-            )
-    labels, names = _labels(y_train, y_test, None if classes is None else np.atleast_1d(classes))
-    train = ArrayImages(pixels[0], labels[: len(pixels[0])])
+        needed = "x_train and y_train are needed (or x and y); x_test and y_test come together"
+        raise DataError(f"{name}: {needed}")
+    pixels, labels = _pair(name, x_train, y_train)
+    more, held = (pixels[:0], []) if x_test is None else _pair(name, x_test, y_test)
+    rows, names = numbered([*labels, *held], None if classes is None else np.ravel(classes))
+    train = ArrayImages(pixels, rows[: len(pixels)])
     if x_test is None:
         return _split(name, train, names, test_fraction, split_seed)
-    test = ArrayImages(pixels[1], labels[len(pixels[0]) :])
+    test = ArrayImages(more, rows[len(pixels) :])
     return Dataset(name, train, test, names, fingerprint_of(train, test), split="as given")
 
 
-def _split(name: str, images: ArrayImages, names: tuple[str, ...], fraction: float, seed: int) -> Dataset:
+def _pair(name: str, x: Any, y: Any) -> tuple[Tensor, list[Any]]:
+    """Return images as pixels and their labels as a list, one an image."""
+    pixels, labels = as_pixels(x), plain_labels(y)
+    if len(labels) != len(pixels):
+        given = f"{count(len(pixels), 'image')} with {count(len(labels), 'label')}"
+        raise DataError(f"{name}: {given} given; as many are needed")
+    return pixels, labels
+
+
+def _split(
+    name: str, images: ArrayImages, names: tuple[str, ...], fraction: float, seed: int
+) -> Dataset:
     train, test, words = drawn(images, names, fraction, seed)
     return Dataset(name, train, test, names, fingerprint_of(train, test), split=words)
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
+    found = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive.items())
-    except Exception as error:  # zipfile, zlib, header parsing: a damaged archive fails in many ways
-        raise DataError(f"{path}: not a readable npz file ({one_line(error)})") from None
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
+            for key in archive.files:
+                found[key] = archive[key]
+    except Exception as error:  # zipfile, zlib, header parsing: damage shows in many ways
+        reason = one_line(error)
+        if "pickle" in reason:  # numpy's advice would run whatever code the file holds
+            reason = "it holds Python objects, which are never loaded; save plain numbers and texts"
+        raise DataError(f"{path}: not a readable npz file ({reason})") from None
+    return found
 
 
 def as_pixels(x: Any, *, one: bool = False) -> Tensor:
@@ -92,12 +122,12 @@ def as_pixels(x: Any, *, one: bool = False) -> Tensor:
     elif values.ndim == 4 and values.shape[3] in (1, 3):
         values = values.permute(0, 3, 1, 2)
     if values.ndim != 4 or values.shape[1] not in (1, 3):
-        raise DataError(
-            f"images of shape {tuple(values.shape)} given; allowed: N x H x W, with 1 or 3 channels last or second"
-        )
+        shape = tuple(values.shape)
+        allowed = "(N, H, W), (N, H, W, 1 or 3), (N, 1 or 3, H, W)"
+        raise DataError(f"images of shape {shape} given; allowed: {allowed}")
     height, width = values.shape[2:]
     if not 0 < height * width <= PIXEL_LIMIT:
-        raise DataError(f"images of {width} x {height} pixels given; allowed: 1 to {PIXEL_LIMIT} pixels")
+        raise DataError(f"images of {width} x {height} pixels given; allowed: 1 to {PIXEL_LIMIT}")
     limit = 1 if values.is_floating_point() else 255
     if len(values) and not (values.min() >= 0 and values.max() <= limit):
         raise DataError(f"images from {values.min()} to {values.max()} given; {_KINDS}")
@@ -106,20 +136,13 @@ def as_pixels(x: Any, *, one: bool = False) -> Tensor:
     return values.to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
 
 
-_KINDS = "allowed: integers 0..255, floats 0..1"
-
-
 def _numbers_of_torch(tensor: Tensor) -> Tensor:
     """Return a tensor of plain numbers: dense, with values, on the CPU."""
-    odd = {
-        "nested": tensor.is_nested,
-        "sparse": not tensor.is_nested and tensor.layout != torch.strided,
-        "quantized": tensor.is_quantized,
-        "without values (meta)": tensor.is_meta,
-    }
-    for name, found in odd.items():
-        if found:
-            raise DataError(f"images in a tensor that is {name} given; a dense one is needed")
+    dense = not tensor.is_nested and tensor.layout == torch.strided
+    if not dense or tensor.is_quantized or tensor.is_meta:
+        raise DataError(
+            "images in a nested, sparse, quantized or meta tensor given, not a dense one"
+        )
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise DataError(f"images of type {tensor.dtype} given; {_KINDS}")
     try:
@@ -140,32 +163,7 @@ def _numbers(x: Any) -> Tensor:
         raise DataError(f"images: {type(x).__name__} given that is no array of numbers") from error
     if array.dtype.kind not in "uif":
         raise DataError(f"images of type {array.dtype} given; {_KINDS}")
-    kind = f"f{min(array.itemsize, 8)}" if array.dtype.kind == "f" else "u1" if array.dtype == np.uint8 else "i8"
+    kind = "u1" if array.dtype == np.uint8 else "i8"
+    if array.dtype.kind == "f":
+        kind = f"f{min(array.itemsize, 8)}"
     return torch.from_numpy(np.ascontiguousarray(array, dtype=kind))
-
-
-def _labels(train: Any, test: Any, classes: Any) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the labels of training then test images as positions in the class names, and the names.
-
-    Integers with `classes` are positions already; anything else is a name, and the names are sorted.
-    """
-    try:
-        parts = [np.asarray(part) for part in (train, test) if part is not None]
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError("labels: one label an image is needed, (N,)") from error
-    for part in parts:
-        if part.ndim != 1 and part.shape != (len(part), 1):
-            raise DataError(f"labels of shape {part.shape} given; allowed: one label an image, (N,)")
-    parts = [part.reshape(-1) for part in parts]
-    values = np.concatenate(parts)
-    if classes is not None and np.issubdtype(values.dtype, np.integer):
-        return torch.from_numpy(values.astype(np.int64)), class_names(np.asarray(classes).tolist())
-    texts = [class_name(value) for value in values.tolist()]
-    # Numbers in the order of their values, texts in theirs.
-    order = values.tolist() if values.dtype.kind in "iuf" else texts
-    known = tuple(map(class_name, sorted(set(order)))) if classes is None else class_names(np.asarray(classes).tolist())
-    position = {name: i for i, name in enumerate(known)}
-    unknown = [text for text in texts if text not in position]
-    if unknown:
-        raise DataError(f"labels: {unknown[0]!r} is not one of the classes given")
-    return torch.tensor([position[text] for text in texts]), known

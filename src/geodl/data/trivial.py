@@ -8,17 +8,40 @@ padding of the crop. But solarize is torchvision's: its threshold at strength 0 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
+from geodl.config import Registry
+
 Picture = Image.Image
 
 LEVELS = 31
-NUMBERS = 3
-"""Random numbers an image: operation, level, sign."""
+
+
+class Augmentation(Protocol):
+    """Changes an RGB picture, which keeps its size, by `count` random numbers from [0, 1): the same ones, the same picture."""
+
+    count: int
+
+    def __call__(self, picture: Picture, numbers: Sequence[float], /) -> Picture:
+        """Return the augmented picture."""
+
+
+AUGMENTATIONS = Registry[Augmentation]("augmentation", "augment", optional=True)
+
+
+def augmentation(name: str, count: int) -> Callable[[Callable[..., Picture]], Augmentation]:
+    """Return a decorator that registers a function as an augmentation that takes `count` random numbers an image."""
+
+    def decorate(function: Callable[..., Picture]) -> Augmentation:
+        function.count = count  # type: ignore[attr-defined]
+        return AUGMENTATIONS.register(name)(function)  # type: ignore[return-value]
+
+    return decorate
 
 
 def _affine(picture: Picture, *matrix: float) -> Picture:
@@ -47,14 +70,17 @@ OPERATIONS: dict[str, Callable[[Picture, float], Picture]] = {
 _IN_ORDER = tuple(OPERATIONS.values())
 
 
+@augmentation("trivial", 3)
 def trivial(picture: Picture, numbers: Sequence[float]) -> Picture:
-    """Return the augmented picture. numbers: three from [0, 1), which decide everything."""
+    """Return the augmented picture. numbers: operation, level and sign."""
     operation, level, sign = numbers
     strength = int(LEVELS * level) / (LEVELS - 1)
-    return _IN_ORDER[int(len(_IN_ORDER) * operation)](picture, strength if sign < 0.5 else -strength)
+    return _IN_ORDER[int(len(_IN_ORDER) * operation)](
+        picture, strength if sign < 0.5 else -strength
+    )
 
 
-def trivial_batch(pixels: Tensor, numbers: Tensor) -> Tensor:
-    """Return augmented pixels. pixels: uint8 (b, H, W, 3); numbers: (b, 3) in [0, 1)."""
+def augmented(pixels: Tensor, numbers: Tensor, augment: Augmentation) -> Tensor:
+    """Return augmented pixels. pixels: uint8 (b, H, W, 3); numbers: (b, augment.count) in [0, 1)."""
     rows = zip(pixels.numpy(), numbers.tolist(), strict=True)
-    return torch.from_numpy(np.stack([np.asarray(trivial(Image.fromarray(x), three)) for x, three in rows]))
+    return torch.from_numpy(np.stack([np.asarray(augment(Image.fromarray(x), n)) for x, n in rows]))

@@ -36,7 +36,9 @@ class Pairing(NamedTuple):
     right_angle: Tensor  # (..., n) bool
 
 
-def differentiable_axes(axes: Tensor, p_old: Tensor, p_new: Tensor, overlap: Tensor, pairing: Pairing) -> Tensor:
+def differentiable_axes(
+    axes: Tensor, p_old: Tensor, p_new: Tensor, overlap: Tensor, pairing: Pairing
+) -> Tensor:
     """Return the axes (..., d, 2n) of a flow as a function of its bases (..., d, n) and of their overlap P_old' P_new."""
     result: Tensor = _Axes.apply(axes, p_old, p_new, overlap, pairing)  # type: ignore[no-untyped-call]
     return result
@@ -59,11 +61,18 @@ class _Subspace(Function):
         _once_only()
         spectrum, keep = ctx.spectrum, ctx.keep.unsqueeze(-2)  # (..., 1, n)
         n, left = keep.shape[-1], spectrum.left
-        right = spectrum.right * spectrum.in_rank.unsqueeze(-2)  # beyond the rank there are no directions
+        right = spectrum.right * spectrum.in_rank.unsqueeze(
+            -2
+        )  # beyond the rank there are no directions
         grad = grad * keep
-        s_j, s_i = torch.where(keep, spectrum.values[..., None, :n], torch.inf), spectrum.values.unsqueeze(-1)
+        s_j, s_i = (
+            torch.where(keep, spectrum.values[..., None, :n], torch.inf),
+            spectrum.values.unsqueeze(-1),
+        )
         largest = spectrum.values[..., :1, None]
-        noise = 16 * largest * (spectrum.eps * s_j + _FLOAT64_EPS * largest)  # of the data, and of our own arithmetic
+        noise = (
+            16 * largest * (spectrum.eps * s_j + _FLOAT64_EPS * largest)
+        )  # of the data, and of our own arithmetic
         gap = s_j**2 - s_i**2  # (..., k, n)
         kept_i = torch.nn.functional.pad(ctx.keep, (0, spectrum.values.shape[-1] - n)).unsqueeze(-1)
         turn = torch.where(keep & ~kept_i & (gap > noise), (right.mT @ grad) / gap, 0.0)
@@ -83,7 +92,9 @@ class _Axes(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, axes: Tensor, p_old: Tensor, p_new: Tensor, overlap: Tensor, pairing: Pairing) -> Tensor:
+    def forward(
+        ctx: Any, axes: Tensor, p_old: Tensor, p_new: Tensor, overlap: Tensor, pairing: Pairing
+    ) -> Tensor:
         ctx.save_for_backward(p_old, p_new)
         ctx.pairing = pairing
         return axes
@@ -115,7 +126,9 @@ def _divided_differences(pairing: Pairing) -> Tensor:
     nodes = [(middle + sign * apart / math.sqrt(12)).clamp(0.0, 1.0) for sign in (1, -1)]
     slopes = [(one + other) / 2 for one, other in zip(*map(_slopes, nodes), strict=True)]
     plus, minus = (
-        torch.where(close, slope, (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, apart))
+        torch.where(
+            close, slope, (f.unsqueeze(-1) - f.unsqueeze(-2)) / torch.where(close, 1.0, apart)
+        )
         for f, slope in zip((f_plus, f_minus), slopes, strict=True)
     )
     # Across the jump of f at 90 degrees there is no derivative: nothing flows, both f being their mean there.

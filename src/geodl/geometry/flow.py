@@ -22,7 +22,9 @@ class GeodesicFlow:
     function of the span has the right gradient); `at` is not.
     """
 
-    def __init__(self, p_old: Tensor, p_new: Tensor, *, eps: float, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, p_old: Tensor, p_new: Tensor, *, eps: float, dtype: torch.dtype = torch.float64
+    ) -> None:
         """Take float64 bases (..., d, n) as they are, of data with relative precision eps; results are of dtype.
 
         Columns that are zero in both bases add nothing to the kernel.
@@ -38,7 +40,9 @@ class GeodesicFlow:
         # Q = int_0^1 Pi(v) Pi(v)' dv = sum_i alpha_i s_i s_i' + beta_i t_i t_i'.
         # At 90 degrees the shortest geodesic is not unique: the mean over all of them is Q = (a a' + b b') / 2.
         right_angle = self.cosines <= 64 * eps
-        alpha, beta = (torch.where(right_angle, 0.25, weight) for weight in kernel_weights(self.cosines))
+        alpha, beta = (
+            torch.where(right_angle, 0.25, weight) for weight in kernel_weights(self.cosines)
+        )
         # Q = axes axes': the dot products of rows times axes are the kernel's.
         on_s, on_t = (weight.sqrt().unsqueeze(-2) for weight in (alpha, beta))
         self.axes = torch.cat([on_s * self.s, on_t * self.t], -1)  # (..., d, 2n)
@@ -66,7 +70,9 @@ class GeodesicFlow:
 
     def at(self, v: float | Tensor) -> Tensor:
         """Return an orthonormal basis Pi(v): (..., d, n) (Eq. 4); a tensor v: (...,) gives one basis for each value."""
-        w = self.cosines.acos().unsqueeze(-2)  # 90 degrees keeps its pairing here: any of the shortest geodesics is one
+        w = self.cosines.acos().unsqueeze(
+            -2
+        )  # 90 degrees keeps its pairing here: any of the shortest geodesics is one
         x = torch.as_tensor(v, dtype=w.dtype, device=w.device)[..., None, None] - 0.5
         small = w < 1e-7  # there sin(x w) / sin(w / 2) is 2x to the last digit
         sines = torch.where(small, 2 * x, (x * w).sin() / torch.where(small, 1.0, (w / 2).sin()))

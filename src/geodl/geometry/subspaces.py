@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from geodl.errors import TrainingError
+from geodl.core.errors import TrainingError
 
 
 class GeometryError(TrainingError, ValueError):
@@ -51,12 +51,16 @@ class Spectrum:
     def of(cls, z: Tensor, center: bool, eps: float) -> Self:
         """Decompose a float64 batch z: (..., batch, d) of data with relative precision eps."""
         batch, d = z.shape[-2:]
-        noise = eps * torch.linalg.vector_norm(z.detach(), dim=(-2, -1)).unsqueeze(-1)  # what centering may leave
+        noise = eps * torch.linalg.vector_norm(z.detach(), dim=(-2, -1)).unsqueeze(
+            -1
+        )  # what centering may leave
         if center:
             z = z - z[..., :1, :]  # rows that are all alike leave exactly nothing
             z = z - z.mean(-2, keepdim=True)
         # The factorization refuses NaN: a batch with any has no subspace here, and its projections are NaN all the same.
-        left, values, right_t = torch.linalg.svd(z.detach().nan_to_num(0.0, 0.0, 0.0), full_matrices=False)
+        left, values, right_t = torch.linalg.svd(
+            z.detach().nan_to_num(0.0, 0.0, 0.0), full_matrices=False
+        )
         # The usual max(batch, d) eps, but at most 256 eps: float32 features of any width keep singular values down to
         # 1e-4 of the largest, and their noise does not grow with d (it is near 1e-7).
         in_rank = (values > min(max(batch, d), 256) * eps * values[..., :1]) & (values > noise)
@@ -85,7 +89,9 @@ def subspace(z: Tensor, dim: int, *, center: bool = True) -> Tensor:
     the right gradient if it depends on its span alone.
     """
     if z.dim() < 2:
-        raise GeometryError(f"a batch of features must have the shape (batch, d), not {tuple(z.shape)}")
+        raise GeometryError(
+            f"a batch of features must have the shape (batch, d), not {tuple(z.shape)}"
+        )
     if dim < 0:
         raise GeometryError(f"the dimension of a subspace cannot be {dim}")
     if not bool(z.isfinite().all()):
@@ -100,7 +106,9 @@ def subspace(z: Tensor, dim: int, *, center: bool = True) -> Tensor:
     return spectrum.leading(spectrum.in_rank[..., : min(dim, rank)]).to(dtype)
 
 
-def common_subspaces(old: Tensor, new: Tensor, dim: int, *, center: bool, eps: float) -> tuple[Tensor, Tensor]:
+def common_subspaces(
+    old: Tensor, new: Tensor, dim: int, *, center: bool, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return P_old and P_new: (d, n), the leading principal directions of float64 batches old, new: (batch, d).
 
     n = min(dim, batch, d) whatever the ranks, so that no GPU is waited for; columns beyond the rank of either batch are zero in
@@ -121,7 +129,9 @@ def principal_angles(p: Tensor, q: Tensor) -> Tensor:
     """
     check_bases(p, q)
     dtype = working_dtype(p, q)
-    wide, narrow = (p.double(), q.double()) if p.shape[-1] >= q.shape[-1] else (q.double(), p.double())
+    wide, narrow = (
+        (p.double(), q.double()) if p.shape[-1] >= q.shape[-1] else (q.double(), p.double())
+    )
     overlap = wide.mT @ narrow
     cosines = torch.linalg.svdvals(overlap)
     # What is left of `narrow` outside `wide`. Its singular values are the sines also among many tiny angles, where
@@ -129,7 +139,9 @@ def principal_angles(p: Tensor, q: Tensor) -> Tensor:
     sines = torch.linalg.svdvals(narrow - wide @ overlap).flip(-1)
     small = sines < math.sqrt(0.5)
     # The clamps bind only on the branch that is not taken, and keep its derivative finite.
-    return torch.where(small, sines.clamp(max=0.75).asin(), cosines.clamp(max=0.75).acos()).to(dtype)
+    return torch.where(small, sines.clamp(max=0.75).asin(), cosines.clamp(max=0.75).acos()).to(
+        dtype
+    )
 
 
 def geodesic_distance(p: Tensor, q: Tensor) -> Tensor:

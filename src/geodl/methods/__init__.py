@@ -1,31 +1,31 @@
-"""The methods, one file each; importing the package registers them all."""
+"""The methods, one file each; importing the package registers them all, so that `configure` finds them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from geodl.config import Effective, Kinds, Layer, RunConfig, resolve
-from geodl.losses import DISTILLATIONS
-from geodl.methods.base import METHODS, Losses, Method, Phase, Schedule, Stage, register
+from geodl.config import Layer, RunConfig, all_options, import_installed
+from geodl.config import resolve as configure
+from geodl.config.registry import missing_part
+from geodl.core.errors import ConfigError
+from geodl.methods.method import METHODS, Losses, Method, Phase, Schedule, Stage, register
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["METHODS", "Losses", "Method", "Phase", "Schedule", "Stage", "build", "configure", "register"]
-
-
-def configure(layers: Sequence[Layer]) -> Effective:
-    """Merge layers of options into the configuration of the method they name."""
-    return resolve(layers, kinds())
-
-
-def kinds() -> Kinds:
-    """Return the classes of options of all methods and distillations."""
-    return Kinds(
-        {name: method.Config for name, method in METHODS.items()},
-        {name: distillation.Options for name, distillation in DISTILLATIONS.items()},
-    )
+__all__ = [
+    "METHODS",
+    "Losses",
+    "Method",
+    "Phase",
+    "Schedule",
+    "Stage",
+    "build",
+    "configure",
+    "not_loaded",
+    "register",
+]
 
 
 def build(config: RunConfig) -> Method:
@@ -34,7 +34,22 @@ def build(config: RunConfig) -> Method:
 
 
 def stored_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return a configuration as it was stored with a state, without options that this version no longer has."""
-    there = {key for kind in (*kinds().methods.values(), *kinds().distillations.values()) for key in kind.model_fields}
-    known = {key: value for key, value in values.items() if key in there}
+    """Return a configuration as it was stored with a state, without options that this version no longer has.
+
+    A part that is not there is an error that names what was imported then: a directory imports nothing by itself.
+    """
+    if (option := missing_part(values)) is not None:
+        raise ConfigError(not_loaded(option, values[option], values))
+    known = {key: value for key, value in values.items() if key in all_options()}
     return configure([Layer("the stored configuration", known)]).config
+
+
+def not_loaded(option: str, value: Any, values: Mapping[str, Any]) -> str:
+    """Return what is missing where a stored configuration names a part that nobody has registered."""
+    flags = " ".join(f"--import {name}" for name in values.get("imports", ["FILE"]))
+    return (
+        f"{option} = {value!r}: a part that is not loaded; {flags} (in Python: import it) loads it"
+    )
+
+
+import_installed()  # they find everything above

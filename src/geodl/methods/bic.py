@@ -2,27 +2,31 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from geodl.config import MANY, RunConfig, option, restate
+from geodl.config import MANY, Options
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import ArrayImages, Images
-from geodl.methods.base import Losses, Method, Phase, Schedule, Stage, register
+from geodl.methods.method import Losses, Method, Phase, Schedule, Stage, register
 from geodl.nets import Output
 
 
-class BicConfig(RunConfig):
+class BicOptions(Options):
     """Options of BiC."""
 
-    method: Literal["bic"] = restate("method", "bic")
-    distill: str = restate("distill", "lwf")
-    held_out: float = option(0.1, "Method", "Share of a class's exemplars held out for the correction.", gt=0, lt=1)
-    correction_epochs: int = option(200, "Method", "Epochs of the bias correction; 0: no correction.", ge=0, le=MANY)
-    correction_lr: float = option(0.1, "Method", "Learning rate of the bias correction.", gt=0)
-    correction_l2: float = option(0.1, "Method", "Weight of (alpha - 1)^2 in the bias correction.", ge=0)
+    defaults: ClassVar = {"distill": "lwf"}
+    held_out: float = Field(0.1, gt=0, lt=1)
+    """Share of a class's exemplars held out for the correction."""
+    correction_epochs: int = Field(200, ge=0, le=MANY)
+    """Epochs of the bias correction; 0: no correction."""
+    correction_lr: float = Field(0.1, gt=0)
+    """Learning rate of the bias correction."""
+    correction_l2: float = Field(0.1, ge=0)
+    """Weight of (alpha - 1)^2 in the bias correction."""
 
 
 @register
@@ -31,32 +35,34 @@ class Bic(Method):
 
     name = "bic"
     title = "BiC"
-    summary = (
-        "as lwf with weights by class counts, then a bias correction of the new classes' logits on held-out images"
-    )
+    summary = "as lwf with weights by class counts, then a bias correction of the new classes' logits on held-out images"
     paper = "Wu, Chen, Wang, Ye, Liu, Guo, Fu: Large Scale Incremental Learning, CVPR 2019"
-    Config = BicConfig
+    Options = BicOptions
     head = "linear"
     base_loss = "cross-entropy"
-    config: BicConfig
+    options: BicOptions
 
     def held_out(self, quota: int) -> int:
         """2 of 20: a tenth, at least one; none where that would leave nothing to train on."""
-        return max(1, round(self.config.held_out * quota)) if quota >= 2 else 0
+        return max(1, round(self.options.held_out * quota)) if quota >= 2 else 0
 
-    def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:
-        """Return lambda L_d and (1 - lambda) L_ce with lambda = old / (old + new) (BiC Eq. 1); L_ce alone with no L_d."""
-        parts = super().losses(phase, batch, student, teacher, distill)
-        if "distill" in parts:
-            share = phase.old / (phase.old + max(phase.new, 1))  # where all classes come back, their rows still learn
-            parts = {"ce": (1 - share) * parts["ce"], "distill": share * parts["distill"]}
-        return parts
+    def loss(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None) -> Losses:
+        """Yield (1 - lambda) L_ce and lambda L_d with lambda = old / (old + new) (BiC Eq. 1)."""
+        ce = phase.cross_entropy(student.logits, batch.labels)
+        distilled = phase.distill(student, teacher)
+        if distilled is None:
+            yield "ce", ce
+            return
+        # Where all classes come back, their rows still learn.
+        share = phase.old / (phase.old + max(phase.new, 1))
+        yield "ce", (1 - share) * ce
+        yield "distill", share * distilled
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return the ordinary stage, then the correction, which needs held-out images of old and of new classes."""
         yield self.main_stage(phase)
         held = phase.memory.held
-        if held is not None and self.config.correction_epochs:
+        if held is not None and self.options.correction_epochs:
             new = held.labels >= phase.old
             if new.any() and not new.all():
                 yield self._correction(phase, held)
@@ -76,16 +82,29 @@ class Bic(Method):
         def loss(module: nn.Module, batch: Batch) -> Losses:
             corrected = module(logits[batch.indices.to(phase.device)])
             # As published the L2 is on alpha; here on alpha - 1, which leaves unbiased logits as they are.
-            l2 = self.config.correction_l2 * (correction.alpha - 1).square()
-            return {"ce": self.cross_entropy(phase, corrected, batch.labels), "l2": l2}
+            l2 = self.options.correction_l2 * (correction.alpha - 1).square()
+            yield "ce", phase.cross_entropy(corrected, batch.labels)
+            yield "l2", l2
 
         def finish() -> None:
             # In the head, so that predictors, exports and the next phase's teacher see corrected logits.
-            head.correct(range(old, head.classes), correction.alpha.detach(), correction.beta.detach())
+            head.correct(
+                range(old, head.classes), correction.alpha.detach(), correction.beta.detach()
+            )
 
-        rate, epochs = self.config.correction_lr, self.config.correction_epochs
-        schedule = Schedule(epochs, rate, milestones=(0.3, 0.6, 0.8, 0.9), decay=0.1, momentum=0.9, weight_decay=0.0)
-        return Stage("correct", correction, _places(phase, held), loss, schedule, training=False, finish=finish)
+        rate, epochs = self.options.correction_lr, self.options.correction_epochs
+        schedule = Schedule(
+            epochs, rate, milestones=(0.3, 0.6, 0.8, 0.9), decay=0.1, momentum=0.9, weight_decay=0.0
+        )
+        return Stage(
+            "correct",
+            correction,
+            _places(phase, held),
+            loss,
+            schedule,
+            training=False,
+            finish=finish,
+        )
 
 
 class Correction(nn.Module):
@@ -99,7 +118,9 @@ class Correction(nn.Module):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Correct logits: (B, C)."""
-        return torch.cat([logits[:, : self.old], self.alpha * logits[:, self.old :] + self.beta], dim=1)
+        return torch.cat(
+            [logits[:, : self.old], self.alpha * logits[:, self.old :] + self.beta], dim=1
+        )
 
 
 def _places(phase: Phase, held: Images) -> Batches:

@@ -31,7 +31,9 @@ class Pixels(nn.Module):
         return self.values.detach().clamp(0, 255).round().to(torch.uint8).cpu()
 
 
-def unrolled(network: Network, x: Tensor, y: Tensor, places: Tensor, lr: float) -> dict[str, Tensor]:
+def unrolled(
+    network: Network, x: Tensor, y: Tensor, places: Tensor, lr: float
+) -> dict[str, Tensor]:
     """Return the weights after SGD steps on exemplars x: (E, 3, H, W), y: (E,), differentiable by x (the inner problem).
 
     places: (steps, batch), the exemplars that each step takes.
@@ -40,14 +42,18 @@ def unrolled(network: Network, x: Tensor, y: Tensor, places: Tensor, lr: float) 
     for batch in places:
         loss = F.cross_entropy(functional_call(network, weights, (x[batch],)).logits, y[batch])
         gradients = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-        weights = {name: w - lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)}
+        weights = {
+            name: w - lr * g for (name, w), g in zip(weights.items(), gradients, strict=True)
+        }
     return weights
 
 
 def halves(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Cut the rows under the mask in two, by turns within each class; labels: (N,) are sorted."""
     rank = torch.arange(len(labels)) - torch.searchsorted(labels, labels)
-    return (mask & (rank % 2 == 0)).nonzero().squeeze(1), (mask & (rank % 2 == 1)).nonzero().squeeze(1)
+    return (mask & (rank % 2 == 0)).nonzero().squeeze(1), (
+        mask & (rank % 2 == 1)
+    ).nonzero().squeeze(1)
 
 
 def draw(rows: Tensor, count: int, generator: Generator) -> Tensor:

@@ -1,15 +1,6 @@
 """Fine-tuning: cross-entropy on the new images and the exemplars; with a distillation, the paper's ablations (Tables 2, 3)."""
 
-from typing import Literal
-
-from geodl.config import RunConfig, restate
-from geodl.methods.base import Method, register
-
-
-class FinetuneConfig(RunConfig):
-    """Options of fine-tuning."""
-
-    method: Literal["finetune"] = restate("method", "finetune")
+from geodl.methods.method import Method, register
 
 
 @register
@@ -20,5 +11,4 @@ class Finetune(Method):
     title = "CE"
     summary = "cross-entropy alone; with --distill the ablations CE + LwF, CE + Cos, CE + GeoDL"
     paper = "Simon, Koniusz, Harandi: On Learning the Geodesic Path for Incremental Learning, CVPR 2021, Table 2"
-    Config = FinetuneConfig
     base_loss = "cross-entropy"

@@ -1,29 +1,23 @@
 """iCaRL: distilled logits, herding, nearest mean of exemplars (Rebuffi et al. 2017)."""
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from geodl.config import RunConfig, option, restate
+from geodl.config import Options
 from geodl.data.batches import Batch
-from geodl.methods.base import Losses, Method, Phase, register
+from geodl.methods.method import Losses, Method, Phase, register
 from geodl.nets import Output
-from geodl.ranks import global_mean
 
 
-class IcarlConfig(RunConfig):
+class IcarlOptions(Options):
     """Options of iCaRL."""
 
-    method: Literal["icarl"] = restate("method", "icarl")
-    distill: str = restate("distill", "lwf")
-    sigmoid: bool = option(
-        False,
-        "Method",
-        "The original loss, a sigmoid a class, with the old network's outputs as targets of the old classes "
-        "(as published: lr 2, 70 epochs, lr_decay 0.2 at 0.7 and 0.9, weight_decay 2e-5).",
-    )
+    defaults: ClassVar = {"distill": "lwf"}
+    sigmoid: bool = False
+    """The original loss, a sigmoid a class, with the old network's outputs as targets of the old classes (as published: lr 2, 70 epochs, lr_decay 0.2 at 0.7 and 0.9, weight_decay 2e-5)."""
 
 
 @register
@@ -34,33 +28,34 @@ class Icarl(Method):
     title = "iCaRL"
     summary = "the same training as lwf, read under k-NME; with --distill geodesic the paper's iCaRL + GeoDL"
     paper = "Rebuffi, Kolesnikov, Sperl, Lampert: iCaRL, CVPR 2017"
-    Config = IcarlConfig
-    config: IcarlConfig
+    Options = IcarlOptions
+    options: IcarlOptions
 
     @property
     def base_loss(self) -> str:  # type: ignore[override]
         """Cross-entropy, or the original's sigmoids."""
-        return "mean sigmoid" if self.config.sigmoid else "cross-entropy"
+        return "mean sigmoid" if self.options.sigmoid else "cross-entropy"
 
     @property
     def head(self) -> Literal["cosine", "linear"]:  # type: ignore[override]
         """Linear as published; cosine with feature distillation."""
         return "cosine" if self.distills_features else "linear"
 
-    def losses(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None, distill: Any) -> Losses:
-        """Return cross-entropy and distillation, or the original's one binary cross-entropy (iCaRL Alg. 3)."""
-        if not self.config.sigmoid:
-            return super().losses(phase, batch, student, teacher, distill)
+    def loss(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None) -> Losses:
+        """Yield cross-entropy and distillation, or the original's binary cross-entropy (Alg. 3)."""
+        if not self.options.sigmoid:
+            yield from super().loss(phase, batch, student, teacher)
+            return
         old = teacher.logits if teacher is not None and self.config.distill == "lwf" else None
         back = torch.isin(torch.arange(phase.old), phase.images.labels).nonzero().squeeze(1)
-        each = sigmoid_losses(student.logits, batch.labels, old, back)
-        parts = {"bce": global_mean(each, phase.ranks.group)}
-        if teacher is not None and distill is not None and self.config.distill != "lwf":
-            parts["distill"] = distill(student, teacher)
-        return parts
+        yield "bce", phase.mean(sigmoid_losses(student.logits, batch.labels, old, back))
+        if self.config.distill != "lwf":
+            yield "distill", phase.distill(student, teacher)
 
 
-def sigmoid_losses(logits: Tensor, labels: Tensor, old: Tensor | None, back: Tensor | None = None) -> Tensor:
+def sigmoid_losses(
+    logits: Tensor, labels: Tensor, old: Tensor | None, back: Tensor | None = None
+) -> Tensor:
     """Return iCaRL's binary cross-entropy of each sample, (B,), mean over classes: the published rate of 2 belongs to that.
 
     logits: (B, C). Targets are the labels (B,), but sigmoid(old) for the old classes where ``old``: (B, C_old) is given,

@@ -1,16 +1,18 @@
 """Joint training: all images of all classes seen, the upper bound of the paper's phase figure (joint-CNN)."""
 
-from typing import Literal
-
-from geodl.config import RunConfig, restate
-from geodl.methods.base import Method, register
+from geodl.config import Options, RunConfig
+from geodl.methods.method import Method, register
 
 
-class JointConfig(RunConfig):
+class JointOptions(Options):
     """Options of joint training."""
 
-    method: Literal["joint"] = restate("method", "joint")
-    distill: Literal["none"] = restate("distill", "none")
+    def check(self, config: RunConfig) -> None:
+        """Refuse a distillation: there is no old network."""
+        if config.distill != "none":
+            raise ValueError(
+                f"distill = {config.distill!r}: with method joint only none is allowed"
+            )
 
 
 @register
@@ -21,6 +23,6 @@ class Joint(Method):
     title = "Joint training"
     summary = "upper bound: train anew on all images of all classes seen (--phases 0: once, on all classes)"
     paper = "the joint-CNN of Simon, Koniusz, Harandi, CVPR 2021, Fig. 4"
-    Config = JointConfig
+    Options = JointOptions
     base_loss = "cross-entropy"
-    keeps_all_data = True
+    joint = True

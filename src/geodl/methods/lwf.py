@@ -1,16 +1,15 @@
 """LwF: the new network keeps the old one's answers on the old classes (Li and Hoiem 2017; the paper's Eq. 2)."""
 
-from typing import Literal
+from typing import ClassVar
 
-from geodl.config import RunConfig, restate
-from geodl.methods.base import Method, register
+from geodl.config import Options
+from geodl.methods.method import Method, register
 
 
-class LwfConfig(RunConfig):
+class LwfOptions(Options):
     """Options of LwF."""
 
-    method: Literal["lwf"] = restate("method", "lwf")
-    distill: str = restate("distill", "lwf")
+    defaults: ClassVar = {"distill": "lwf"}
 
 
 @register
@@ -21,6 +20,6 @@ class Lwf(Method):
     title = "LwF"
     summary = "cross-entropy + distillation of the old classes' logits, linear head, read under CNN"
     paper = "Li, Hoiem: Learning without Forgetting, TPAMI 2017"
-    Config = LwfConfig
+    Options = LwfOptions
     head = "linear"
     base_loss = "cross-entropy"

@@ -3,38 +3,40 @@
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
-from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from geodl.config import MANY, derive, option, restate
+from geodl.config import MANY
+from geodl.core.keys import derive
+from geodl.core.ranks import global_mean
 from geodl.data.batches import Batch, as_inputs, fit
 from geodl.data.images import ArrayImages
-from geodl.memory import Memory, quota
-from geodl.methods.base import Losses, Phase, Schedule, Stage, register
 from geodl.methods.bilevel import Pixels, draw, halves, unrolled
-from geodl.methods.lucir import Lucir, LucirConfig
+from geodl.methods.lucir import Lucir, LucirOptions
+from geodl.methods.method import Losses, Phase, Schedule, Stage, register
+from geodl.model.memory import Memory, quota
 from geodl.nets import Network
-from geodl.ranks import global_mean
 
 
-class MnemonicsConfig(LucirConfig):
+class MnemonicsOptions(LucirOptions):
     """Options of Mnemonics: those of LUCIR and of the exemplars' optimization."""
 
-    method: Literal["mnemonics"] = restate("method", "mnemonics")  # type: ignore[assignment]
-    outer_steps: int = option(20, "Method", "Steps that the exemplars' pixels take in each phase.", ge=0, le=MANY)
-    outer_rate: float = option(
-        0.25, "Method", "Grey levels that an exemplar's pixels move in a step (root mean square); 1 overshoots.", gt=0
-    )
-    inner_steps: int = option(5, "Method", "SGD steps of the temporary network on the exemplars.", ge=1, le=MANY)
-    inner_lr: float = option(0.01, "Method", "Learning rate of the temporary network.", gt=0)
-    inner_batch: int = option(16, "Method", "Exemplars in each step of the temporary network.", ge=1, le=MANY)
-    inner_augment: bool = option(
-        False, "Method", "Crop and flip the exemplars in these steps, as phases do that train on them."
-    )
+    outer_steps: int = Field(20, ge=0, le=MANY)
+    """Steps that the exemplars' pixels take in each phase."""
+    outer_rate: float = Field(0.25, gt=0)
+    """Grey levels that an exemplar's pixels move in a step (root mean square); 1 overshoots."""
+    inner_steps: int = Field(5, ge=1, le=MANY)
+    """SGD steps of the temporary network on the exemplars."""
+    inner_lr: float = Field(0.01, gt=0)
+    """Learning rate of the temporary network."""
+    inner_batch: int = Field(16, ge=1, le=MANY)
+    """Exemplars in each step of the temporary network."""
+    inner_augment: bool = False
+    """Crop and flip the exemplars in these steps, as phases do that train on them."""
 
 
 @register
@@ -45,19 +47,15 @@ class Mnemonics(Lucir):
     title = "Mnemonics"
     summary = "lucir with exemplars whose pixels are optimized: training on them shall serve the phase's data"
     paper = "Liu, Su, Liu, Schiele, Sun: Mnemonics Training, CVPR 2020"
-    Config = MnemonicsConfig
-    config: MnemonicsConfig
+    Options = MnemonicsOptions
+    options: MnemonicsOptions
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return LUCIR's stages, then that of the exemplars, from the herded ones on."""
         yield from super().stages(phase)
         share = quota(phase.old + phase.new, self.config.exemplars, self.config.memory_budget)
-        if share and self.config.outer_steps:
-            yield self._exemplar_stage(phase, super().exemplars(phase, share))
-
-    def exemplars(self, phase: Phase, quota: int) -> Memory:
-        """Keep the optimized exemplars; where nothing was optimized, as LUCIR."""
-        return phase.optimized or super().exemplars(phase, quota)
+        if share and self.options.outer_steps:
+            yield self._exemplar_stage(phase, phase.exemplars(share))
 
     def _exemplar_stage(self, phase: Phase, herded: Memory) -> Stage:
         assert herded.images is not None
@@ -73,7 +71,9 @@ class Mnemonics(Lucir):
             with torch.no_grad():
                 pixels.values.clamp_(0, 255)  # a step may have taken them out of range
             step = int(pixels.steps)
-            generator = Generator().manual_seed(derive(phase.config.seed, "exemplars", phase.index, step))
+            generator = Generator().manual_seed(
+                derive(phase.config.seed, "exemplars", phase.index, step)
+            )
             # New classes' exemplars move for the phase's data; half of the old ones, in turns, for the other half
             # as it was: a half that has moved is no measure of what was learned.
             tasks = {"new": (present.nonzero().squeeze(1), batch.images, batch.labels)}
@@ -82,33 +82,52 @@ class Mnemonics(Lucir):
                 kept = draw(kept, max(phase.config.batch_size // 2, 1), generator)
                 x = as_inputs(start.pixels[kept].float(), phase.transform)
                 tasks["old"] = (moved, x.to(phase.device), start.labels[kept].to(phase.device))
-            moves = {name: self._move(phase, network, pixels, *task, generator) for name, task in tasks.items()}
+            moves = {
+                name: self._move(phase, network, pixels, *task, generator)
+                for name, task in tasks.items()
+            }
             rows, values, directions = zip(*moves.values(), strict=True)
             slope = module(torch.cat(rows), torch.cat(directions))
             # The losses' values, with the normalized gradients as their slope.
-            return dict(zip(moves, values, strict=True)) | {"new": values[0] + (slope - slope.detach())}
+            yield "new", values[0] + (slope - slope.detach())
+            yield from zip(list(moves)[1:], values[1:], strict=True)
 
         def finish() -> None:
             phase.optimized = replace(herded, images=ArrayImages(pixels.stored(), start.labels))
 
-        schedule = Schedule(self.config.outer_steps, self.config.outer_rate, momentum=0.0)
+        schedule = Schedule(self.options.outer_steps, self.options.outer_rate, momentum=0.0)
         batches = phase.batches(phase.images, "exemplars")
-        return Stage("exemplars", pixels, batches, loss, schedule, training=False, steps=1, finish=finish)
+        return Stage(
+            "exemplars", pixels, batches, loss, schedule, training=False, steps=1, finish=finish
+        )
 
     def _move(
-        self, phase: Phase, network: Network, pixels: Pixels, rows: Tensor, x: Tensor, y: Tensor, generator: Generator
+        self,
+        phase: Phase,
+        network: Network,
+        pixels: Pixels,
+        rows: Tensor,
+        x: Tensor,
+        y: Tensor,
+        generator: Generator,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw E exemplars among the rows; return them (E,), the loss of (x, y) after training on them, its direction."""
-        steps, lr = self.config.inner_steps, self.config.inner_lr
-        drawn = draw(rows, steps * self.config.inner_batch, generator)
-        size = min(self.config.inner_batch, len(drawn))
-        places = torch.arange(steps * size).view(steps, size) % len(drawn)  # few exemplars serve again and again
+        steps, lr = self.options.inner_steps, self.options.inner_lr
+        drawn = draw(rows, steps * self.options.inner_batch, generator)
+        size = min(self.options.inner_batch, len(drawn))
+        places = torch.arange(steps * size).view(steps, size) % len(
+            drawn
+        )  # few exemplars serve again and again
         some = pixels.values.detach()[drawn].requires_grad_()
         labels = pixels.labels[drawn]
         with torch.autocast(phase.device.type, enabled=False):
-            inputs = as_inputs(some, phase.transform, generator if self.config.inner_augment else None)
+            inputs = as_inputs(
+                some, phase.transform, generator if self.options.inner_augment else None
+            )
             weights = unrolled(network, inputs, labels, places, lr)
-            each = F.cross_entropy(functional_call(network, weights, (x,)).logits, y, reduction="none")
+            each = F.cross_entropy(
+                functional_call(network, weights, (x,)).logits, y, reduction="none"
+            )
             value = global_mean(each, phase.ranks.group)
             (gradient,) = torch.autograd.grad(value, some)
         # Every rank moves the exemplars by the gradient of the whole batch.

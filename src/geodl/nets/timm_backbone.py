@@ -1,11 +1,14 @@
 """Models of timm by name, as backbones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor
 
-from geodl.errors import ConfigError, MissingExtraError
+from geodl.core.errors import ConfigError, MissingExtraError
+from geodl.core.text import one_line
 from geodl.nets.backbone import Backbone
 
 MOST = 5
@@ -25,7 +28,8 @@ class TimmBackbone(Backbone):
         super().__init__()
         self.model = model
         self.width = model.num_features
-        self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"  # Swin's maps are (B, h, w, d)
+        # Swin's maps are (B, h, w, d).
+        self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"
         known = len(model.feature_info) if hasattr(model, "forward_intermediates") else 0
         # Every third of a ViT's twelve blocks is enough: MOST at most, evenly spread, the last one among them.
         self.stages = list(range(known))[:: -max(1, -(-known // MOST))][::-1]
@@ -33,15 +37,17 @@ class TimmBackbone(Backbone):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x: (B, 3, H, W) to (B, d, h, w) or (B, d)."""
-        return self._top(self.model.forward_features(x))
+        with _sized(x):
+            return self._top(self.model.forward_features(x))
 
     def levels(self, x: Tensor) -> dict[str, Tensor]:
         """Return the maps (B, d, h, w) of all levels for images x: (B, 3, H, W); features (B, d) where top has no map."""
         if not self.stages:
             return {"top": self(x)}
         # It gives the maps as (B, d, h, w) whatever the model's own layout is.
-        features, maps = self.model.forward_intermediates(x, indices=self.stages)
-        return dict(zip(self.level_grids, [*maps, self._top(features)], strict=True))
+        with _sized(x):
+            features, maps = self.model.forward_intermediates(x, indices=self.stages)
+            return dict(zip(self.level_grids, [*maps, self._top(features)], strict=True))
 
     def published_name(self, key: str) -> str:
         """Return timm's own name of a tensor."""
@@ -54,11 +60,22 @@ class TimmBackbone(Backbone):
         return pooled
 
 
+@contextmanager
+def _sized(x: Tensor) -> Iterator[None]:
+    """Turn what a model asserts of the size of its images x: (B, 3, H, W) into a ConfigError."""
+    try:
+        yield
+    except AssertionError as error:
+        size = " x ".join(str(side) for side in x.shape[2:])
+        raise ConfigError(f"image_size: images of {size} given: {one_line(error)}") from error
+
+
 def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
     """Build timm's model `name`, with the weights that timm publishes if `pretrained`."""
     timm = _import(name)
     if not timm.is_model(name):
-        near = ", ".join(f"timm:{match}" for match in get_close_matches(name, timm.list_models(), n=3, cutoff=0.0))
+        matches = get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
+        near = ", ".join(f"timm:{match}" for match in matches)
         raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
     try:
         return TimmBackbone(timm.create_model(name, pretrained=pretrained, num_classes=0))
@@ -71,7 +88,8 @@ def expected_by_timm(name: str) -> dict[str, Any]:
     found = _import(name).get_pretrained_cfg(name)
     if found is None:
         return {"image_size": 224}
-    return {"image_size": int(found.input_size[-1]), "mean": tuple(found.mean), "std": tuple(found.std)}
+    size = int(found.input_size[-1])
+    return {"image_size": size, "mean": tuple(found.mean), "std": tuple(found.std)}
 
 
 def _import(name: str) -> Any:
@@ -80,5 +98,5 @@ def _import(name: str) -> Any:
     except ImportError as error:
         raise MissingExtraError("timm", f"the network timm:{name}") from error
     except RuntimeError as error:  # a torchvision that was built for another torch
-        raise ConfigError(f"timm is installed but does not work beside this torch: {error}") from error
+        raise ConfigError(f"timm does not work beside this torch: {error}") from error
     return timm

@@ -1,7 +1,8 @@
 """Weights for a backbone from a file: safetensors, or what `torch.save` wrote. The one place that reads a pickle."""
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,64 +11,69 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from geodl.errors import ConfigError, DataError
+from geodl.core.errors import ConfigError, DataError, StoreError
+from geodl.core.files import open_regular
+from geodl.core.text import count, one_line
 from geodl.nets.backbone import Backbone
-from geodl.text import one_line
 
 log = logging.getLogger("geodl")
 
 PICKLED = (".pth", ".pt")
 
+Tensors = Mapping[str, Tensor]
 
-def load_weights(backbone: Backbone, file: Path) -> None:
+
+def load_weights(
+    backbone: Backbone, file: Path, others: Mapping[str, Callable[[], Backbone]]
+) -> list[str]:
     """Load weights by name (the backbone's own or the published ones, also under a prefix), or by order and shape.
 
-    The file may hold more than the backbone, such as the classifier it was trained with. Only a file of `torch.save`
+    Returns the names of tensors that are left over, such as a classifier's. Where these are of the backbone's own kind, the
+    file is an error: it belongs to another network, which is named if it is one of `others`. Only a file of `torch.save`
     keeps an order; when it is used, a line is logged.
     """
-    found = read_weights(file)
-    # Counters of batches: nothing here depends on them, and older files lack them.
-    wanted = {key: value for key, value in backbone.state_dict().items() if not key.endswith("num_batches_tracked")}
-    names = _by_name(wanted, found, backbone)
-    wrong = _misfits(wanted, found, names)
-    if wrong and file.suffix.lower() in PICKLED:
-        in_order = _by_order(wanted, found)
-        if in_order is not None:
-            log.warning("weights %s: the names are those of another program; matched by order and shape", file)
-            names, wrong = in_order, []
-    if wrong:
-        raise DataError(
-            f"weights {file} do not fit the network: {len(wrong)} of {len(wanted)} tensors are missing or of another "
-            f"shape, first {wrong[0]}"
-        )
-    chosen = {key: found[name] for key, name in names.items()}
-    for key, value in chosen.items():
-        if not value.isfinite().all():
-            raise DataError(f"weights {file}: {names[key]} has values that are not finite")
-    backbone.load_state_dict(chosen, strict=False)  # but for the counters, everything is there
+    found = _without_counters(read_weights(file))
+    ordered = file.suffix.lower() in PICKLED
+    names, reason = _match(backbone, found, ordered)
+    if reason:
+        reason += _hint(found, ordered, others)
+        raise DataError(f"weights {file} do not fit the network: {reason}")
+    for name in names.values():
+        if not found[name].isfinite().all():
+            raise DataError(f"weights {file}: {name} has values that are not finite")
+    if names != _by_name(backbone, found):
+        words = "the names are those of another program; matched by order and shape"
+        log.warning("weights %s: %s", file, words)
+    # But for the counters, everything is there.
+    backbone.load_state_dict({key: found[name] for key, name in names.items()}, strict=False)
+    return sorted(set(found) - set(names.values()))
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file by name, in the order of the file where it has one."""
-    if file.suffix.lower() in PICKLED:
-        return _tensors(_unpickle(file), file)
+    """Read the tensors of a regular file by name, in the order of the file where it has one."""
     try:
+        with open_regular(file) as opened:
+            if file.suffix.lower() in PICKLED:
+                return _tensors(_unpickle(opened, file), file)
         return load_file(file)
+    except StoreError as error:
+        raise DataError(f"weights {file} cannot be read: {one_line(error)}") from error
     except (OSError, SafetensorError) as error:
-        raise DataError(f"weights {file} cannot be read as a safetensors file: {one_line(error)}") from error
+        reason = one_line(error)
+        raise DataError(f"weights {file} cannot be read as a safetensors file: {reason}") from error
 
 
-def _unpickle(file: Path) -> Any:
+def _unpickle(file: Any, path: Path) -> Any:
     if torch.__version__ < "2.6":  # torch compares the parts as numbers
         raise ConfigError(
-            f"weights {file}: torch {torch.__version__} can be made to run code by such a file; "
+            f"weights {path}: torch {torch.__version__} can be made to run code by such a file; "
             "it needs torch 2.6 or newer, or the weights as a safetensors file"
         )
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file raises whatever it leads the unpickler to
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"weights {file} cannot be read as tensors: {reason}") from error
+        raise DataError(f"weights {path} cannot be read as tensors: {reason}") from error
 
 
 def _tensors(content: Any, file: Path) -> dict[str, Tensor]:
@@ -82,25 +88,68 @@ def _tensors(content: Any, file: Path) -> dict[str, Tensor]:
     return found
 
 
-def _by_name(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], backbone: Backbone) -> dict[str, str]:
+# ---------------------------------------------------------------------------------------------------------- matching
+
+
+def _without_counters(tensors: Tensors) -> dict[str, Tensor]:
+    """Leave out the counters of batches: nothing here depends on them, and older files lack them."""
+    return {key: x for key, x in tensors.items() if not key.endswith("num_batches_tracked")}
+
+
+def _match(backbone: Backbone, found: Tensors, ordered: bool) -> tuple[dict[str, str], str]:
+    """Return the name in the file for each tensor of a backbone, and why the file does not fit ("" where it does)."""
+    wanted = _without_counters(backbone.state_dict())
+    names = _by_name(backbone, found)
+    wrong = _misfits(wanted, found, names)
+    if wrong and ordered:
+        pairs = _by_order(wanted, found)
+        names, wrong = (names, wrong) if pairs is None else (pairs, [])
+    if wrong:
+        missing = f"{len(wrong)} of {len(wanted)} tensors are missing or of another shape"
+        return names, f"{missing}, first {wrong[0]}"
+    # Biases are left out: those of a classifier may be named like those of a norm.
+    used = set(names.values())
+    kinds = {_kind(name, found) for name in used}
+    left = [name for name in found if found[name].ndim > 1 and name not in used]
+    alike = [name for name in left if _kind(name, found) in kinds]
+    return names, f"{count(len(alike), 'tensor')} too many, first {alike[0]}" if alike else ""
+
+
+def _kind(name: str, found: Tensors) -> tuple[str, int]:
+    """Return what the tensors of like layers have in common: the name but for numbers, and the number of axes."""
+    return re.sub(r"\d+", "#", name), found[name].ndim
+
+
+def _hint(found: Tensors, ordered: bool, others: Mapping[str, Callable[[], Backbone]]) -> str:
+    """Name a network that weights fit, for a message; "" where none of ours does."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        fitting = [name for name, build in others.items() if not _match(build(), found, ordered)[1]]
+    return f"; they fit the network {fitting[0]}" if fitting else ""
+
+
+def _by_name(backbone: Backbone, found: Tensors) -> dict[str, str]:
     """Return the name in the file for each wanted one, under the naming and the prefix that fit best."""
+    wanted = _without_counters(backbone.state_dict())
     candidates = []
     for naming in (str, backbone.published_name):
         names = {key: naming(key) for key in wanted}
         first = next(iter(names.values()))
-        prefixes = {name.removesuffix(first) for name in found if name == first or name.endswith(f".{first}")}
-        candidates += [{key: prefix + name for key, name in names.items()} for prefix in sorted(prefixes | {""})]
-    return min(candidates, key=lambda names: len(_misfits(wanted, found, names)))
+        ends = [name for name in found if name == first or name.endswith(f".{first}")]
+        prefixes = {name.removesuffix(first) for name in ends} | {""}
+        candidates += [(prefix, names) for prefix in sorted(prefixes)]
+    named = [{key: prefix + names[key] for key in names} for prefix, names in candidates]
+    return min(named, key=lambda names: len(_misfits(wanted, found, names)))
 
 
-def _by_order(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, str] | None:
+def _by_order(wanted: Tensors, found: Tensors) -> dict[str, str] | None:
     """Pair the tensors one by one from the first; None if shapes differ, or the last part of a name (`weight`)."""
-    names = [name for name in found if not name.endswith("num_batches_tracked")]
-    pairs = dict(zip(wanted, names, strict=False))
-    same_parts = all(key.rpartition(".")[2] == name.rpartition(".")[2] for key, name in pairs.items())
-    return pairs if len(pairs) == len(wanted) and same_parts and not _misfits(wanted, found, pairs) else None
+    pairs = dict(zip(wanted, found, strict=False))
+    parts = [(key.rpartition(".")[2], name.rpartition(".")[2]) for key, name in pairs.items()]
+    alike = len(pairs) == len(wanted) and all(one == other for one, other in parts)
+    return pairs if alike and not _misfits(wanted, found, pairs) else None
 
 
-def _misfits(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], names: Mapping[str, str]) -> list[str]:
+def _misfits(wanted: Tensors, found: Tensors, names: Mapping[str, str]) -> list[str]:
     """Return the wanted tensors that the file does not have in that shape."""
-    return [key for key, value in wanted.items() if names[key] not in found or found[names[key]].shape != value.shape]
+    shapes = {name: x.shape for name, x in found.items()}
+    return [key for key, value in wanted.items() if shapes.get(names[key]) != value.shape]

@@ -1,27 +1,18 @@
-"""Run and model directories: every write is atomic, every read verified, nothing is pickled.
+"""Directories of runs and models: one pointer file, immutable files named by their SHA-256, nothing pickled.
 
-- `config.json`: what the directory was made with: configuration, environment, number of phases;
-- `phases/NN/`: `model.safetensors`, `memory.safetensors`, `metrics.json`, `extra.json` of one complete phase, of some
-  methods `statistics.safetensors`, and `manifest.json` with the checksum of each;
-- `undone/NN/`: phases that were taken back, until another one is saved;
-- `progress/checkpoint.safetensors`: where the unfinished phase stands; `damaged-progress`: one that was set aside;
-- `teaching/`: images that a server took in and has not learned yet;
+- `head.json`: what the directory was made with, its complete phases with the files of each, and those that were undone;
+- `head-copy.json`: the same, for where the head is lost or damaged;
+- `objects/SHA256`: the files, each once, however many phases name it;
+- `progress/checkpoint-GENERATION`: where the unfinished phase stands; it can always be computed again;
 - `events.jsonl`: what happened when (phases hold no times);
 - `tensorboard/`: curves, where they are asked for;
 - `report.html`: written by the report;
-- `lock`: held by the one writer.
+- `lock`: held by the one writer, and `writer.json`: who that is.
+
+Replacing `head.json` is the commit of every change. Version 0.2 wrote another layout (`old_format`).
 """
 
-from geodl.store.directory import Phase, RunDirectory, read_steadily
-from geodl.store.record import has_record
-from geodl.store.runs import list_runs, remove_run, summarize
+from geodl.store.directory import Directory, reading, refuse_foreign, remove_directory
+from geodl.store.head import Phase, exists
 
-__all__ = [
-    "Phase",
-    "RunDirectory",
-    "has_record",
-    "list_runs",
-    "read_steadily",
-    "remove_run",
-    "summarize",
-]
+__all__ = ["Directory", "Phase", "exists", "reading", "refuse_foreign", "remove_directory"]

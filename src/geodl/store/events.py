@@ -9,23 +9,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from geodl.errors import StoreError
-from geodl.files import MissingFileError, canonical_json, open_in_place, parse_object, read_file, writing
+from geodl.core.errors import StoreError
+from geodl.core.files import (
+    MissingFileError,
+    canonical_json,
+    open_in_place,
+    parse_object,
+    read_file,
+    writing,
+)
 
 LIMIT = 2**30  # bytes
 
 
 def append_event(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
     """Append one line: the time, the kind, the fields, a checksum of the line."""
-    finite = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+    finite = {
+        k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()
+    }
     event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind} | finite
     line = canonical_json(event)
     line = line[:-1] + f', "crc32": "{zlib.crc32(line):08x}"}}\n'.encode()
     # Not fsynced: a kill loses nothing, and a lost line after a power failure harms nothing.
-    with writing(path), os.fdopen(open_in_place(path, os.O_APPEND), "a+b") as file:
+    with writing(path), open_in_place(path, "a+b") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # a line torn by a kill or a full disk stays alone on its line
+            if (
+                file.read(1) != b"\n"
+            ):  # a line torn by a kill or a full disk stays alone on its line
                 file.write(b"\n")
         file.write(line)
 

@@ -1,55 +1,63 @@
-"""`progress/`: the checkpoint of the phase in work, and what may stand in its way. It can always be computed again."""
+"""`progress/`: the checkpoint of the phase in work. It can always be computed again, so that damage costs time alone."""
 
-import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from geodl.core import files
 
-from geodl import files
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "progress"
 
 
-def save_checkpoint(path: Path, phase: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def _file(path: Path, generation: int) -> Path:
+    return path / NAME / f"checkpoint-{generation}"
+
+
+def save_checkpoint(
+    path: Path, generation: int, tensors: "Mapping[str, Tensor]", state: Mapping[str, Any]
+) -> None:
     """Replace the checkpoint: tensors and state in one file, so that one rename replaces both."""
-    if is_odd(path):
-        set_aside(path)
-    files.make_directory(path.parent)
-    files.write_tensors(path, tensors, {"phase": str(phase), "state": files.canonical_json(state).decode()})
+    from geodl.core.tensors import tensor_file
+
+    file = _file(path, generation)
+    with files.writing(file):
+        if not files.is_directory(file.parent):
+            files.remove(file.parent)  # a file or a link in its place
+        if files.is_directory(file):
+            files.remove(file)
+    files.make_below(path, NAME)
+    files.write_sealed(file, files.canonical_json(state) + b"\n" + tensor_file(tensors))
 
 
-def load_checkpoint(path: Path, phase: int) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Read the checkpoint, verified; None where it is of another phase than the one in work."""
-    tensors, metadata = files.read_tensors(path)
-    with files.interpreting(path):
-        if metadata["phase"] != str(phase):
-            return None  # killed after its phase was saved and before it was removed
-        return tensors, files.parse_object(metadata["state"].encode(), path)
+def load_checkpoint(
+    path: Path, generation: int
+) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
+    """Read the checkpoint that began from a generation, verified; None where there is none."""
+    from geodl.core.tensors import parse_tensors
+
+    file = _file(path, generation)
+    if not files.is_directory(file.parent):
+        return None
+    try:
+        state, _, tensors = files.read_sealed(file).partition(b"\n")
+    except files.MissingFileError:
+        return None
+    return parse_tensors(tensors, file), files.parse_object(state, file)
 
 
-def is_odd(checkpoint: Path) -> bool:
-    """Return whether something stands in the way of a checkpoint: a file or a link for its folder, a folder for itself."""
-    folder = checkpoint.parent
-    return files.is_directory(checkpoint) or (os.path.lexists(folder) and not files.is_directory(folder))
-
-
-def set_aside(checkpoint: Path) -> None:
-    """Move `progress`, whatever it is, to `damaged-progress`, where it stays until the next phase is complete."""
-    aside = _aside(checkpoint)
-    with files.writing(aside):
-        files.remove(aside)
-        files.move(checkpoint.parent, aside)
-
-
-def drop_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint, and one that was set aside."""
-    with files.writing(checkpoint):
-        files.remove(_aside(checkpoint))
-    if is_odd(checkpoint):
-        set_aside(checkpoint)
-    else:
-        files.unlink(checkpoint)
-
-
-def _aside(checkpoint: Path) -> Path:
-    return checkpoint.parent.with_name("damaged-progress")
+def drop_checkpoints(path: Path, but: int | None = None) -> None:
+    """Remove all checkpoints but that of one generation, and the folder where it is left empty."""
+    folder = path / NAME
+    if not files.is_directory(folder):
+        files.unlink(folder)
+        return
+    files.remove_temporaries(folder)
+    found = (name for name in files.names_in(folder) if re.fullmatch("checkpoint-[0-9]+", name))
+    files.remove_all(folder, [name for name in found if name != f"checkpoint-{but}"])
+    with suppress(OSError):  # something else is in it
+        folder.rmdir()

@@ -1,0 +1,374 @@
+"""``IncrementalClassifier``: a model directory that learns classes from images, again and again, and recognizes them."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from geodl.app import state as states
+from geodl.app.choices import checked
+from geodl.app.state import State
+from geodl.core.errors import ConfigError, DataError, GeodlError, Interrupted, StoreError
+from geodl.core.events import ImagesPredicted, Listener, ignore
+from geodl.core.files import as_path, is_directory, remove, unlink
+from geodl.data.dataset import Skipped, insist
+from geodl.data.images import Images
+from geodl.data.intake import take
+from geodl.learning.saving import model_directory
+from geodl.model.metrics import Confusion, finite
+from geodl.model.recognizer import Predictions, Recognizer
+from geodl.store import Directory, exists, remove_directory
+
+if TYPE_CHECKING:
+    from geodl.app.learning import Learned
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good the model is on labelled images, in %; `confusion` holds the counts (C, C) with the true class first."""
+
+    images: int
+    accuracy: float
+    per_class: dict[str, float | None]
+    per_step: dict[int, float | None]
+    confusion: Confusion
+    skipped: Skipped
+
+
+class IncrementalClassifier:
+    """A model in a directory. It learns new classes without the old images, and more images of known classes.
+
+    The directory is made by the first `learn`. Several processes may read it while one writes.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = as_path(path, "model")
+        self._loaded: tuple[Any, State] | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes known, in the order in which they were learned."""
+        return tuple(self._state().names)
+
+    def learn(
+        self,
+        images: Any,
+        labels: Any = None,
+        *,
+        classes: Sequence[str] | None = None,
+        again: bool = False,
+        strict: bool = False,
+        listener: Listener = ignore,
+        stop: Callable[[], bool] = lambda: False,
+        confirm: Callable[[float], bool] = lambda seconds: True,
+        **options: Any,
+    ) -> "Learned":
+        """Learn the classes of a folder of class folders, of arrays with labels, or of a torch Dataset.
+
+        Args:
+            images: the folder; or uint8 or 0..1 float images (N, H, W[, C]) with `labels`; or a Dataset of pairs; or an
+                `Intake`.
+            labels: (N,) class names or numbers.
+            classes: names for numbered labels.
+            again: learn also where the last step learned exactly these images.
+            strict: raise a DataError for the first image that cannot be used, instead of skipping it.
+            listener: called with each event (`geodl.core.events`).
+            stop: asked after each step of training whether to stop; `Interrupted` is raised then.
+            confirm: asked with an estimate in seconds before a training that takes over two minutes.
+            options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
+
+        Returns:
+            A `geodl.app.learning.Learned`. A step that fails changes nothing; one that was stopped or killed goes on
+            when it is called again with the same images and options.
+        """
+        from geodl.app.learning import (  # here, so that predicting never loads what trains
+            learn_step,
+            summarize,
+        )
+
+        for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
+            if not callable(given):
+                raise ConfigError(f"{name}: {type(given).__name__} given, a function is needed")
+        wanted = checked(options)
+        if isinstance(images, str | Path):
+            self._refuse_inside(Path(images))
+        intake = take(images, labels, classes, strict=strict)
+        made = not exists(self.path)
+        store = self.directory() if exists(self.path) else model_directory(self.path)
+        self._refuse_run(store)
+        try:
+            with store.lock():
+                last = states.load(store)
+                if last is not None and last.learned == intake.key and not again:
+                    return summarize(last, len(last.classes), (), already=True)
+                return learn_step(
+                    store,
+                    last,
+                    intake,
+                    wanted,
+                    strict=strict,
+                    listener=listener,
+                    stop=stop,
+                    confirm=confirm,
+                )
+        except Interrupted:
+            raise
+        except GeodlError:
+            if made and store.completed() == 0:
+                remove_directory(self.path)
+            raise
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        classifier: str | None = None,
+        accelerator: str = "auto",
+        top: int = 1,
+        threshold: float | None = None,
+        strict: bool = False,
+        workers: int | None = None,
+        listener: Listener = ignore,
+    ) -> Predictions:
+        """Recognize images: files, folders, arrays (N, H, W[, C]), PIL images, or a list, in order.
+
+        classifier: as for `Model.recognizer`; the others as for
+        `geodl.model.recognizer.Recognizer.predict`. An image that cannot be read is skipped and named
+        in `skipped`.
+        """
+        return self.recognizer(classifier, accelerator).predict(
+            images,
+            top=top,
+            threshold=threshold,
+            strict=strict,
+            workers=workers,
+            listener=listener,
+        )
+
+    def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
+        """Return what predicts from the last complete state, for many calls; later steps do not change it."""
+        return self._state().model.recognizer(classifier, accelerator=accelerator)
+
+    def directory(self) -> Directory:
+        """Open the model's directory; where there is none, the StoreError says how to make it."""
+        if not os.path.lexists(self.path):
+            raise StoreError(
+                f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one"
+            )
+        return Directory(self.path)
+
+    @property
+    def version(self) -> Any:
+        """What tells the last complete state from any other; None where nothing is learned yet."""
+        return self.directory().version if exists(self.path) else None
+
+    @property
+    def validation(self) -> Images | None:
+        """The stored validation images, labels being positions in `classes`; None where none are stored."""
+        return self._state().validation
+
+    def evaluate(
+        self,
+        images: Any,
+        labels: Any = None,
+        *,
+        classes: Sequence[str] | None = None,
+        classifier: str | None = None,
+        strict: bool = False,
+        accelerator: str = "auto",
+        workers: int | None = None,
+        listener: Listener = ignore,
+    ) -> Evaluation:
+        """Say how good the model is on labelled images, given as for `learn`; classes it does not know are skipped."""
+        state = self._state()
+        intake = take(images, labels, classes, strict=strict)
+        unknown = [name for name in intake.classes if name not in state.names]
+        skipped = [
+            *intake.problems,
+            *((name, "the model does not know this class") for name in unknown),
+        ]
+        rows = {
+            i: state.names.index(name)
+            for i, name in enumerate(intake.classes)
+            if name not in unknown
+        }
+        known = [i for i, label in enumerate(intake.images.labels.tolist()) if label in rows]
+        if not known:
+            raise DataError(f"{intake.title}: no image of a class that the model knows")
+        pictures = intake.images.select(known)
+        true: list[int] = []
+        guessed: list[int] = []
+        insist(strict, skipped)
+        recognizer = state.model.recognizer(classifier, accelerator=accelerator)
+        for positions, scores, bad in recognizer.stream(pictures, workers):
+            skipped += [(intake.names[known[i]], reason) for i, reason in bad]
+            insist(strict, skipped)
+            listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
+            true += [rows[label] for label in pictures.labels[positions].tolist()]
+            guessed += scores.argmax(dim=1).tolist()
+        if not true:
+            raise DataError(
+                f"{intake.title}: no image could be read, such as {skipped[-1][0]}: {skipped[-1][1]}"
+            )
+        confusion = Confusion.of(torch.tensor(true), torch.tensor(guessed), state.names)
+        return _evaluation(state, confusion, tuple(skipped))
+
+    def info(self) -> dict[str, Any]:
+        """Say what the model knows and keeps: classes, stored images with their origins, sizes, steps, accuracies."""
+        from geodl.app.about import describe
+
+        store = self.directory()
+        return describe(store, self._state())
+
+    def undo(self) -> dict[str, Any]:
+        """Take the last step (learn, rename, remove, relabel or forget) back; return its record.
+
+        The state is kept aside, and `redo` brings it back, until another change is made. A damaged one is dropped; its record
+        says no more than ``{"action": "damaged"}``.
+        """
+        with self._writing() as store:
+            record = store.undo()
+            store.events("undone", record=record)
+            return record
+
+    def redo(self) -> dict[str, Any]:
+        """Bring the step back that `undo` took back last; return its record."""
+        with self._writing() as store:
+            record = store.redo()
+            store.events("redone", record=record)
+            return record
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name."""
+        with self._writing() as store:
+            states.save(store, states.renamed(self._state(), old, new))
+            store.events("renamed", phase=store.completed() - 1, old=old, new=new)
+
+    def remove(self, name: str, *, for_good: bool = False) -> None:
+        """Remove a class with its images and features.
+
+        for_good: also from all other states, the page, and uploads that a server of version 0.2 left, so that none is
+        left; a class that was removed before, too.
+        """
+        with self._writing() as store:
+            rest = states.without(self._state(), name, again=for_good)
+            if (
+                for_good
+            ):  # first what is beside the states: where that fails, the model is as before
+                drop_uploads(self.path / "teaching")  # where 0.2 kept them
+                unlink(self.path / "report.html")  # it may show images
+            states.save(store, rest, states=1 if for_good else states.UNDO + 1)
+            store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
+
+    def relabel(self, image: Any, label: str) -> None:
+        """Move a learned image to another known class, as if it had been learned so from the start.
+
+        image: as for `predict`, or the name of a stored image that `info` lists; only a model that keeps features can.
+        """
+        from geodl.app.mending import relabelled
+
+        with self._writing() as store:
+            states.save(store, relabelled(self._state(), image, label))
+            store.events("relabelled", phase=store.completed() - 1, name=label)
+
+    def forget(self, images: Any) -> int:
+        """Forget learned images, given as for `relabel`, as if they had never been learned; return how many.
+
+        Earlier states, which `undo` brings back, still hold them.
+        """
+        from geodl.app.mending import forgotten
+
+        with self._writing() as store:
+            rest = forgotten(self._state(), images)
+            states.save(store, rest)
+            number = int(rest.history[-1]["images"])
+            store.events("forgotten", phase=store.completed() - 1, images=number)
+            return number
+
+    def export(self, path: str | Path, *, force: bool = False) -> dict[str, Any]:
+        """Write the model to an ONNX file with labels and preprocessing inside; `force` replaces a file that is there."""
+        from geodl.app.export import export
+
+        file = as_path(path, "file")
+        if os.path.lexists(file) and not force:
+            raise ConfigError(f"{file} is there already; --force replaces it")
+        return export(self._state().model, file)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
+        return self.directory().load_progress() is not None
+
+    def give_up(self) -> None:
+        """Give up a learn step that was stopped: how far it came is forgotten, the model is as before it."""
+        with self._writing() as store:
+            store.clear_progress()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Directory]:
+        store = self.directory()
+        self._refuse_run(store)
+        with store.lock():
+            yield store
+
+    def _state(self) -> State:
+        """Return the last complete state; read it anew if it is not the one read before."""
+        store = self.directory()
+        version = store.version
+        if version is None:
+            hint = (
+                f"; `geodl redo {self.path}` brings back what was taken back"
+                if store.undone()
+                else ""
+            )
+            raise StoreError(
+                f"{self.path} has learned nothing yet; `geodl learn {self.path} FOLDER` teaches it{hint}"
+            )
+        if self._loaded is None or self._loaded[0] != version:
+            found = states.load(store)
+            assert found is not None
+            self._loaded = (version, found)
+        return self._loaded[1]
+
+    def _refuse_run(self, store: Directory) -> None:
+        """Refuse to change a run: one can predict with it, but it is the record of an experiment."""
+        if store.kind != "model":
+            raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
+
+    def _refuse_inside(self, folder: Path) -> None:
+        # Not resolve(), which fails where links lead in a circle.
+        here, there = (Path(os.path.realpath(path)) for path in (self.path, folder))
+        if here == there or there in here.parents or here in there.parents:
+            raise ConfigError(
+                f"model {self.path} and images {folder}: one is inside the other; keep them apart"
+            )
+
+
+def drop_uploads(folder: Path) -> int:
+    """Remove the images that a killed server left in a folder; return how many there were."""
+    if not is_directory(folder):  # behind a link nothing is touched
+        return 0
+    images = sum(each.name.isdigit() for each in folder.glob("*/*"))
+    remove(folder)
+    if is_directory(folder):
+        raise StoreError(f"{folder} cannot be removed; remove it yourself: it holds images")
+    return images
+
+
+def _evaluation(state: State, confusion: Confusion, skipped: Skipped) -> Evaluation:
+    steps = sorted({known.step for known in state.classes})
+    learned_in = {
+        step: [i for i, known in enumerate(state.classes) if known.step == step] for step in steps
+    }
+    return Evaluation(
+        images=confusion.images,
+        accuracy=confusion.accuracy,
+        per_class={name: finite(value) for name, value in confusion.per_class.items()},
+        per_step={step: finite(confusion.rate(rows)) for step, rows in learned_in.items()},
+        confusion=confusion,
+        skipped=skipped,
+    )

@@ -1,0 +1,269 @@
+"""The page of a model, for the person whose images it learned."""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from markupsafe import Markup
+
+from geodl.app import state as states
+from geodl.app.about import describe
+from geodl.app.state import State
+from geodl.core.errors import GeodlError
+from geodl.core.files import interpreting, readable
+from geodl.core.text import count, listed
+from geodl.model.classifiers import LeftOut, default_classifier
+from geodl.model.metrics import Confusion, confusions_of, finite
+from geodl.model.model import Model
+from geodl.model.page import templates, thumbnail, webp
+from geodl.store import Directory
+
+PAIRS = 8
+"""Pairs of classes that are shown as mixed up."""
+PICTURES = 60
+"""Wrongly classified pictures that are shown."""
+SIDE = 160
+"""Largest side of such a picture in pixels."""
+TINY = 48
+"""Pictures with fewer pixels a side are shown as squares of color, not smoothed."""
+BARS = 40
+"""Of more classes than these the best are folded."""
+NAMED = 12
+"""Of more classes than these in a step the others are folded."""
+BANDS = (0.95, 0.9, 0.8, 0.6, 0.0)
+"""Confidences from which on images are counted together."""
+MEASURED = 20
+"""With fewer images, nothing is said about how sure the model is."""
+FEW, WEAK, MIXED, WIDE = 10, 80.0, 0.05, 10.0
+"""Called few: images of a class; weak: % of them right; mixed up: share of two classes; wide: points of the interval."""
+
+
+def render(path: Path, *, with_images: bool = False, research: str = "") -> str:
+    """Return the page as text; pictures only where they are asked for. research: more, for researchers."""
+    page = templates("geodl.app").get_template("owner.html")
+    return page.render(owner=owner(path, with_images), research=Markup(research))
+
+
+def owner(path: Path, with_images: bool = False) -> dict[str, Any]:
+    """Return what is shown of a model."""
+    store = Directory(path)
+    name, state = path.resolve().name, states.load(store)
+    if state is None:
+        return {"name": name, "classes": []}
+    with interpreting(path):
+        facts = describe(store, state)
+        model, problem = _usable(state)
+        confusion = _confusion(state, model)
+        return {
+            "name": name,
+            "classes": state.names,
+            "images": sum(each["images"] for each in facts["classes"]),
+            "left_out": facts["left_out"],
+            "confusion": confusion,
+            "accuracy": finite(confusion.accuracy),
+            "interval": confusion.interval,
+            "steps": _steps(store, facts, confusion),
+            "sure": how_sure(_judged(state, model)),
+            "advice": advice(confusion, facts["classes"]),
+            "pairs": mixed_up(confusion),
+            "most": PAIRS,
+            "bars": class_by_class(confusion),
+            "shown": BARS,
+            "named": NAMED,
+            "pictures": _pictures(state, model, with_images),
+            "problem": problem,
+            "kept": _kept(facts) if model else "",
+        }
+
+
+def _usable(state: State) -> tuple[Model | None, str]:
+    """Return the model, or why it cannot predict: what its network needs may not be installed here."""
+    try:
+        state.model.network  # noqa: B018  # built here, so that a package it lacks is named
+        return state.model, ""
+    except GeodlError as error:
+        return None, str(error)
+
+
+def _confusion(state: State, model: Model | None) -> Confusion:
+    """Return how good the model is: as it was measured in the last step, or by leave-one-out."""
+    found = confusions_of(state.metrics) if state.metrics else {}
+    if found:
+        return found[default_classifier(found)]
+    left_out = model.left_out() if model else None
+    nothing = torch.zeros(len(state.names), len(state.names), dtype=torch.int64)
+    return left_out or Confusion(nothing, state.names)
+
+
+def _judged(state: State, model: Model | None) -> LeftOut | None:
+    """Return what is known image by image: by leave-one-out, or of the validation images."""
+    if model is None:
+        return None
+    found, checks = model.default.left_out(), state.validation
+    return found or (model.judged(checks) if checks is not None and len(checks) else None)
+
+
+def _steps(store: Directory, facts: Mapping[str, Any], now: Confusion) -> list[dict[str, Any]]:
+    """Return what was done to the model, oldest first, and what each step brought."""
+    steps: list[dict[str, Any]] = []
+    # A learner that was saved by itself has left a phase, but no record.
+    for phase, record in enumerate(facts["steps"], store.completed() - len(facts["steps"])):
+        when = datetime.fromisoformat(record["time"]) if record["time"] else None
+        step = {"day": f"{when.day} {when:%B %Y}" if when else "", **record}
+        if record["action"] == "learn":
+            found = (
+                confusions_of(metrics)
+                if (metrics := store.phase(phase).json("metrics.json"))
+                else {}
+            )
+            then = found[default_classifier(found)] if found else None
+            known = enumerate(facts["classes"])
+            mine = [i for i, each in known if each["step"] == record["step"]]
+            several = then is not None and len(then.classes) > 1  # one class alone is always right
+            step["judged"] = then.images if then and several else 0
+            step["now"] = finite(now.rate(mine)) if len(now.classes) > 1 else None
+        steps.append(step)
+    return steps
+
+
+def how_sure(judged: LeftOut | None) -> dict[str, Any] | None:
+    """Return how often the model is right when it is so sure, from the surest images to the least sure ones."""
+    if judged is None or judged.confidences is None:
+        return None
+    known = judged.predictions >= 0
+    right, said = (
+        (judged.predictions == judged.labels)[known].double(),
+        judged.confidences[known].double(),
+    )
+    if len(said) < MEASURED:
+        return None
+    bands = []
+    for low, high in zip(BANDS, (math.inf, *BANDS), strict=False):
+        rows = (said >= low) & (said < high)
+        if rows.any():
+            found = (
+                int(rows.sum()),
+                100 * float(right[rows].mean()),
+                100 * float(said[rows].mean()),
+            )
+            bands.append((_band(low, high), *found))
+    apart = sum(
+        images * abs(accuracy - confidence) for _, images, accuracy, confidence in bands
+    ) / len(said)
+    return {"bands": bands, "apart": apart}
+
+
+def _band(low: float, high: float) -> str:
+    if high > 1:
+        return f"{100 * low:.0f} % and more"
+    return f"{100 * low:.0f} to {100 * high:.0f} %" if low else f"under {100 * high:.0f} %"
+
+
+def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
+    """Return the classes that are taken for each other, the most frequent first."""
+    totals, found = confusion.counts.sum(dim=1).tolist(), []
+    both = confusion.counts + confusion.counts.T
+    for i, j in both.triu(1).nonzero().tolist():
+        there, back = int(confusion.counts[i, j]), int(confusion.counts[j, i])
+        one, other = (
+            ((i, j, there), (j, i, back)) if there >= back else ((j, i, back), (i, j, there))
+        )
+        ways = [
+            (confusion.classes[a], confusion.classes[b], wrong, totals[a])
+            for a, b, wrong in (one, other)
+            if wrong
+        ]
+        names = ways[0][:2]
+        found.append(
+            {"names": names, "wrong": there + back, "images": totals[i] + totals[j], "ways": ways}
+        )
+    return sorted(found, key=lambda pair: (-pair["wrong"], pair["images"]))
+
+
+def class_by_class(confusion: Confusion) -> list[dict[str, Any]]:
+    """Return the accuracy on each class, the worst first, those that were not measured last."""
+    totals, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
+    bars = [
+        {
+            "name": name,
+            "accuracy": finite(confusion.rate([i])),
+            "right": right[i],
+            "judged": totals[i],
+        }
+        for i, name in enumerate(confusion.classes)
+    ]
+    return sorted(bars, key=lambda bar: (bar["accuracy"] is None, bar["accuracy"], -bar["judged"]))
+
+
+def advice(confusion: Confusion, known: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return what would make the model better: a heading and what to do, the most useful first."""
+    if len(known) == 1:
+        return [
+            (
+                "Add a second class",
+                "There is nothing to tell apart until the model knows two classes or more.",
+            )
+        ]
+    found = []
+    for pair in mixed_up(confusion)[:3]:
+        if pair["wrong"] >= 2 and pair["wrong"] >= MIXED * pair["images"]:
+            words = f"{pair['wrong']} of their {pair['images']} images were taken for the other."
+            remedy = "See that none lies in the wrong folder; then add images that show what tells them apart."
+            found.append(("Look at " + " and ".join(pair["names"]), f"{words} {remedy}"))
+    weak = [
+        f"{bar['name']} ({bar['right']} of {bar['judged']} right)"
+        for bar in class_by_class(confusion)
+        if bar["judged"] >= 2 and bar["accuracy"] < WEAK
+    ]
+    if weak:
+        found.append(("Add more, and more varied, images", f"Weak: {listed(weak)}."))
+    few = [f"{each['name']} ({each['images']})" for each in known if 0 < each["images"] < FEW]
+    if few:
+        found.append(
+            (
+                "Very few images",
+                f"{listed(few)}. Predictions of them are shaky; {FEW} or more images help.",
+            )
+        )
+    low, high = confusion.interval
+    if confusion.images and high - low > WIDE:
+        words = f"It rests on {confusion.images} images: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
+        found.append(("Do not trust the accuracy too far", words))
+    return found
+
+
+def _pictures(state: State, model: Model | None, wanted: bool) -> dict[str, Any] | None:
+    """Return the pictures among the validation images that are wrongly classified, the surest mistakes first."""
+    checks = state.validation
+    if model is None or checks is None or not len(checks):
+        return None
+    if not wanted:
+        return {"wanted": False}
+    judged = model.judged(checks)
+    confidences = judged.confidences if judged.confidences is not None else torch.zeros(len(checks))
+    wrong = ((judged.predictions != judged.labels) & (judged.predictions >= 0)).nonzero().squeeze(1)
+    order = wrong[confidences[wrong].argsort(descending=True, stable=True)].tolist()
+    digests, shown = checks.item_digests(), []
+    for i in order[:PICTURES]:
+        picture = {
+            "own": model.classes[int(judged.labels[i])],
+            "other": model.classes[int(judged.predictions[i])],
+            "sure": 100 * float(confidences[i]) if judged.confidences is not None else None,
+            "file": state.stored.get(digests[i], ""),
+            "data": webp(thumbnail(checks.decode(i), SIDE)),
+            "tiny": state.transform.size < TINY,
+        }
+        shown.append(picture)
+    judged_images = int((judged.predictions >= 0).sum())
+    return {"wanted": True, "judged": judged_images, "wrong": len(order), "shown": shown}
+
+
+def _kept(facts: Mapping[str, Any]) -> str:
+    """Return what the model keeps of the images."""
+    pictures, features = facts["stored_images"], facts["features"]["images"]
+    size = readable(facts["stored_bytes"])
+    kept = f"{count(pictures, 'picture')}, {size}" if pictures else "no picture"
+    return f"{kept} and the features of {count(features, 'image')}" if features else kept

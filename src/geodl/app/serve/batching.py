@@ -1,0 +1,152 @@
+"""Predictions for many clients at once: whatever waits is predicted together, from the last complete state of the model."""
+
+import base64
+import io
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from geodl.app.classifier import IncrementalClassifier
+from geodl.app.serve.limits import Refused
+from geodl.data.batches import fit
+from geodl.data.decoding import megapixels
+from geodl.data.images import ArrayImages, FileImages, Images
+from geodl.data.intake import square
+from geodl.model.recognizer import Prediction, Recognizer
+
+MOST = 64
+"""Images in one pass of the network."""
+
+
+@dataclass(frozen=True)
+class Current:
+    """A complete state, ready to predict."""
+
+    version: Any
+    recognizer: Recognizer
+    validation: Images | None
+
+    @property
+    def side(self) -> int:
+        """The size of the images that the network reads, in pixels."""
+        return self.recognizer.transform.shorter_side
+
+    def features(self, images: Images) -> Tensor:
+        """Return the normalized features of images: (N, d)."""
+        return normalize(self.recognizer.features(images).pooled, dim=1)
+
+    @cached_property
+    def known(self) -> Tensor:
+        """The features of the validation images, (V, d)."""
+        assert self.validation is not None
+        return self.features(self.validation)
+
+    def stack(self, pixels: Sequence[Tensor]) -> Images:
+        """Put pictures together; one that was decoded for another size, before the model changed, is resized."""
+        alone = [ArrayImages(each[None], torch.zeros(1, dtype=torch.int64)) for each in pixels]
+        ready = torch.cat([fit(each, self.side).pixels for each in alone])
+        return ArrayImages(ready, torch.zeros(len(ready), dtype=torch.int64))
+
+
+class _Waiting(NamedTuple):
+    pixels: Tensor
+    top: int
+    answer: "Future[Prediction]"
+
+
+class Predictor:
+    """Predicts images one by one for callers from any thread, in batches of all that wait."""
+
+    def __init__(self, model: IncrementalClassifier) -> None:
+        self._model = model
+        self._current: Current | None = None
+        self._reading = threading.Lock()
+        self._waiting: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="predictions")
+
+    def current(self) -> Current:
+        """Return the last complete state; it is read again only where the model has changed."""
+        with self._reading:
+            version = self._model.version
+            if version is None:
+                raise Refused(409, "the model has learned nothing yet")
+            if self._current is None or self._current.version != version:
+                self._current = Current(version, self._model.recognizer(), self._model.validation)
+            return self._current
+
+    def measure(self, files: Sequence[Path]) -> tuple[int, float]:
+        """Return the size to decode pictures to, and the megapixels that decoding them takes."""
+        return self.current().side, sum(map(megapixels, files))
+
+    def submit(self, pixels: Tensor, top: int, *, first: bool = False) -> "Future[Prediction]":
+        """Queue one decoded picture, (3, size, size), before others if it is to be `first`.
+
+        The answer holds the `top` likeliest classes.
+        """
+        waiting = _Waiting(pixels, top, Future())
+        self._waiting[first].append(waiting)
+        self._pool.submit(self._next)
+        return waiting.answer
+
+    def nearest(self, pixels: Tensor, count: int) -> list[dict[str, Any]]:
+        """Return the stored validation images that are nearest to a decoded picture, the nearest first."""
+        now = self.current()
+        if now.validation is None or not len(now.validation):
+            return []
+        cosines = now.known @ now.features(now.stack([pixels])).squeeze(0)
+        values, places = cosines.topk(min(count, len(cosines)))
+        return [
+            {
+                "label": now.recognizer.classes[int(now.validation.labels[i])],
+                "similarity": round(float(value), 4),
+                "image": _data_address(now.validation.decode(int(i))),
+            }
+            for value, i in zip(values, places, strict=True)
+        ]
+
+    def close(self) -> None:
+        """End after what waits."""
+        self._pool.shutdown()
+
+    def _next(self) -> None:
+        """Predict what waits; those whose callers have gone are left out."""
+        batch: list[_Waiting] = []
+        for queue in (self._waiting[True], self._waiting[False]):
+            while queue and len(batch) < MOST:
+                waiting = queue.popleft()
+                if waiting.answer.set_running_or_notify_cancel():
+                    batch.append(waiting)
+        if not batch:  # an earlier call took what this one was for
+            return
+        try:
+            now, most = self.current(), max(each.top for each in batch)
+            scores = now.recognizer.scores(now.stack([each.pixels for each in batch]))
+            found = now.recognizer.predictions([""] * len(batch), scores, most)
+            for each, prediction in zip(batch, found, strict=True):
+                each.answer.set_result(replace(prediction, top=prediction.top[: each.top]))
+        except Exception as error:  # the callers are told; the thread goes on for others
+            for each in batch:
+                if not each.answer.done():
+                    each.answer.set_exception(error)
+
+
+def decode(file: Path, side: int) -> Tensor | str:
+    """Return the pixels (3, side, side) of an encoded picture, or why it cannot be used."""
+    images = FileImages((file.read_bytes(),), torch.zeros(1, dtype=torch.int64))
+    return square(images, 0, side)
+
+
+def _data_address(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,154 @@
+"""Connections: how many may be open, how slow they may be, and how much is logged about them.
+
+Where too many are open, the oldest of somebody without the token is closed, so that the owner always gets in.
+"""
+
+import asyncio
+import logging
+import math
+import socket
+import time
+from typing import Any, cast
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from geodl.app.serve.limits import BACKLOG
+from geodl.app.serve.security import has_token
+from geodl.app.serve.server import Server
+from geodl.core.errors import ConfigError
+
+log = logging.getLogger("geodl.serve")
+
+
+class Connection(H11Protocol):
+    """One connection. `since`: when it began to wait for a request; `blocked`: when its client stopped reading."""
+
+    since, blocked = 0.0, math.inf
+
+    @property
+    def here(self) -> Server:
+        """What the server shares."""
+        found: Server = self.config.app.state.server  # type: ignore[union-attr]
+        return found
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def trusted(self) -> bool:
+        """Whether its last request knew the token."""
+        given = dict(self.headers or ()).get(b"authorization", b"").decode("latin-1")
+        return has_token(given, self.here.token)
+
+    @property
+    def worth(self) -> tuple[bool, bool, float]:
+        """The order in which connections are closed: owners last, and before them those with a request."""
+        return self.trusted, not self.waiting, self.since
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count a connection; where there are too many, close one."""
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if len(self.connections) > self.here.limits.open_connections:
+            others = cast(set[Connection], self.connections - {self})
+            worst = min(others, key=lambda each: each.worth)
+            (self if worst.trusted else worst).drop()
+            log.warning("too many connections are open: some were closed")
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        self.blocked = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads again."""
+        self.blocked = math.inf
+        super().resume_writing()
+
+    def drop_if_slow(self) -> None:
+        """Close a connection that took too long to ask, or to read the answer."""
+        limits, now = self.here.limits, self.loop.time()
+        asking = self.waiting and now - self.since > limits.header_seconds
+        if asking or now - self.blocked > limits.idle_seconds:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close at once; it no longer counts."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+
+class _Listening(uvicorn.Server):
+    """Closes slow connections, and ends the event streams first when it shuts down: an open page would hold it up."""
+
+    def __init__(self, app: FastAPI, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._shared: Server = app.state.server
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:  # once a second
+            for connection in list(self.server_state.connections):
+                connection.drop_if_slow()  # type: ignore[union-attr]
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._shared.closing = True
+        await super().shutdown(sockets)
+
+
+class _OnceAMinute(logging.Filter):
+    """Lets each kind of message through once a minute, with the number of those left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a message is logged."""
+        kind, now = str(record.msg)[:80], time.monotonic()
+        last, left_out = self._seen.get(kind, (-math.inf, 0))
+        if now - last < 60:
+            self._seen[kind] = (last, left_out + 1)
+            return False
+        if len(self._seen) > 100:
+            self._seen.clear()
+        self._seen[kind] = (now, 0)
+        record.msg = f"{record.msg} (and {left_out} times more)" if left_out else record.msg
+        return True
+
+
+_ONCE_A_MINUTE = _OnceAMinute()
+
+
+def bind(host: str, port: int = 0) -> socket.socket:
+    """Return a socket that listens; port 0: any that is free."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"port = {port}: 0 to 65535 are allowed")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
+    # asyncio sets it on its own sockets alone: without it every answer waits 40 ms for an acknowledgment.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    """Return a server of the application, to `run(sockets=[...])`."""
+    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+    how |= {"http": Connection, "ws": "none", "backlog": BACKLOG, "timeout_graceful_shutdown": 3}
+    server = _Listening(app, uvicorn.Config(app, **how))
+    for name in ("uvicorn.error", "asyncio", "python_multipart.multipart", log.name):
+        logging.getLogger(name).addFilter(_ONCE_A_MINUTE)
+    return server

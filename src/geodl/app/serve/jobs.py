@@ -1,0 +1,210 @@
+"""Teaching, one job after the other. Jobs live in memory: those of a server that ended are gone, the model is as before."""
+
+import logging
+import secrets
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geodl.app.classifier import IncrementalClassifier
+from geodl.app.serve import schemas
+from geodl.app.serve.limits import Refused
+from geodl.app.serve.uploads import Upload
+from geodl.core.errors import GeodlError, Interrupted, StoreError
+from geodl.core.events import (
+    Advised,
+    Event,
+    FeaturesTaken,
+    ImagesRead,
+    IntakeDone,
+    StageStarted,
+    StepTaken,
+    TimeEstimated,
+    part_of,
+)
+from geodl.core.locks import is_locked
+from geodl.core.text import printable
+from geodl.data.images import FileImages
+from geodl.data.intake import Intake
+from geodl.data.names import typed_name
+
+_log = logging.getLogger("geodl.serve")
+
+REMEMBERED = 20
+"""So many ended jobs are still listed."""
+ENDED = ("done", "cancelled", "failed")
+TOLD = "already step new returning images accuracy interval judged left_out before after warnings"
+"""What a client is told of a learn step."""
+
+
+class Job:
+    """One learn step: what it learns from (`source`), and its `facts` for clients.
+
+    folder: where its uploaded images are, until it ends; stopped: set to cancel it.
+    """
+
+    def __init__(self, source: Path | Intake, classes: dict[str, int], folder: Path | None) -> None:
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        self.source, self.folder = source, folder
+        self.facts = schemas.Job(id=secrets.token_hex(8), classes=classes, made=made)
+        self.facts.images = sum(classes.values())
+        self.stopped = threading.Event()
+        self.future: Future[None] | None = None
+        self._stage: StageStarted | None = None
+
+    @classmethod
+    def of_upload(cls, upload: Upload) -> "Job":
+        """Return a job of uploaded images, each with its label."""
+        labels = [typed_name(label) for label in upload.labels]
+        if len(labels) != len(upload.names):
+            raise Refused(422, f"{len(upload.names)} images have {len(labels)} labels: one each")
+        counts = dict(Counter(labels))
+        position = {label: i for i, label in enumerate(counts)}
+        rows = torch.tensor([position[label] for label in labels])
+        names = tuple(f"{label}/{name}" for label, name in zip(labels, upload.names, strict=True))
+        images = FileImages(tuple(upload.files), rows, tuple(counts))
+        return cls(Intake("the upload", images, names), counts, upload.folder)
+
+    def told(self, trusted: bool) -> schemas.Job:
+        """Return what a client is told; why a step failed may name files of this machine."""
+        if self.facts.error is None or trusted:
+            return self.facts
+        return self.facts.model_copy(update={"error": "the reason is shown with the token"})
+
+    def hear(self, event: Event) -> None:
+        """Note how far the step is."""
+        facts = self.facts
+        match event:
+            case ImagesRead():
+                facts.doing, facts.part = "reading", event.done / max(event.total, 1)
+            case IntakeDone():
+                facts.images = facts.images or event.images
+                self.skip(event.skipped)
+                facts.doing, facts.part = "learning", 0.0
+            case Advised():
+                facts.advice = [*facts.advice, printable(event.sentence)]
+            case TimeEstimated():
+                facts.seconds = event.seconds
+            case FeaturesTaken() if self._stage is None and facts.doing == "learning":
+                facts.part = event.done / max(event.total, 1)  # in closed form this is all
+            case StageStarted():
+                self._stage = event
+                facts.doing, facts.part, facts.epochs = "learning", 0.0, event.epochs
+            case StepTaken() if self._stage is not None:
+                facts.part = round(part_of(event, self._stage), 4)
+                facts.epoch, facts.rate = event.epoch + 1, round(event.rate, 1)
+
+    def skip(self, skipped: Iterable[tuple[str, str]]) -> None:
+        """Note which images were left out."""
+        pairs = [(printable(name), printable(reason)) for name, reason in skipped]
+        self.facts.skipped = [schemas.Skipped(name=name, reason=why) for name, why in pairs]
+
+    def end(self, state: schemas.State, error: str | None = None) -> None:
+        """Note how the job ended, and drop its images."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.facts.error = printable(error) if error else None
+        self.facts.doing, self.facts.part = "", 1.0 if state == "done" else self.facts.part
+        self.facts.state = state
+
+
+class Teacher:
+    """The one writer of a model: teaches job after job, in a thread of its own."""
+
+    def __init__(self, path: Path, options: Mapping[str, Any], most: int) -> None:
+        self.path, self.options, self.most = path, dict(options), most
+        self.jobs: dict[str, Job] = {}
+        self._closing = False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="teaching")
+
+    def add(self, job: Job) -> Job:
+        """Queue a job."""
+        if len(self._in("waiting")) >= self.most:
+            raise Refused(429, f"{self.most} jobs wait already; try again when one has ended")
+        for old in self._in(*ENDED)[:-REMEMBERED]:
+            del self.jobs[old.facts.id]
+        self.jobs[job.facts.id] = job
+        job.future = self._pool.submit(self._teach, job)
+        return job
+
+    def find(self, key: str) -> Job:
+        """Return a job by its id."""
+        if key not in self.jobs:
+            raise Refused(404, "no such job")
+        return self.jobs[key]
+
+    def cancel(self, key: str) -> Job:
+        """Stop a job; the model stays as it was before it."""
+        job = self.find(key)
+        if job.facts.state in ENDED:
+            raise Refused(409, f"the job has ended already ({job.facts.state})")
+        job.stopped.set()
+        if job.future is not None and job.future.cancel():  # else its thread ends it
+            job.end("cancelled")
+        return job
+
+    def insist_idle(self) -> None:
+        """Refuse to change a model that is being taught."""
+        if self.teaching:
+            raise Refused(409, "the model is being taught; wait until it is done, or cancel it")
+
+    def insist_none_of(self, name: str) -> None:
+        """Refuse to remove a class for good whose images wait to be learned."""
+        if any(name in job.facts.classes for job in self._in("waiting")):
+            raise Refused(409, f"images of {name!r} wait to be learned; cancel that job first")
+
+    @property
+    def teaching(self) -> bool:
+        """Whether a job runs now."""
+        return bool(self._in("running"))
+
+    def close(self) -> None:
+        """Stop. The checkpoint of a job that runs stays: teaching the same images again resumes it."""
+        self._closing = True
+        for job in self._in("waiting", "running"):
+            job.stopped.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _in(self, *states: str) -> list[Job]:
+        return [job for job in list(self.jobs.values()) if job.facts.state in states]
+
+    def _teach(self, job: Job) -> None:
+        try:
+            learned = self._learned(job)
+            job.facts.result = {name: getattr(learned, name) for name in TOLD.split()}
+            job.skip(learned.skipped or [(each.name, each.reason) for each in job.facts.skipped])
+            job.end("done")
+        except Interrupted:
+            if not self._closing:
+                with suppress(StoreError):  # another program writes, or nothing is there yet
+                    IncrementalClassifier(self.path).give_up()
+            job.end("cancelled")
+        except GeodlError as error:
+            job.end("failed", str(error))
+        except Exception as error:
+            _log.exception("teaching failed")
+            what = f"{type(error).__name__}: {error}"
+            job.end("failed", f"unexpected error, the model is as before: {what}")
+
+    def _learned(self, job: Job) -> Any:
+        """Learn as soon as no other program writes the model."""
+        while True:
+            while is_locked(self.path) or job.stopped.is_set():
+                job.facts.doing = "waiting until another program is done with the model"
+                if job.stopped.wait(0.2):
+                    raise Interrupted
+            job.facts.state, job.facts.doing = "running", "reading"
+            how: dict[str, Any] = {"listener": job.hear, "stop": job.stopped.is_set}
+            try:
+                return IncrementalClassifier(self.path).learn(job.source, **how, **self.options)
+            except StoreError:
+                if not is_locked(self.path):  # else another program was quicker
+                    raise

@@ -1,0 +1,117 @@
+"""Uploads: the images of a request as files 0, 1, ... of a folder of its own, one of them open at a time."""
+
+import asyncio
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fastapi import Request
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from geodl.app.serve.limits import Refused
+from geodl.core.text import printable
+from geodl.data.names import LONGEST
+
+NEEDED = "images are needed, as multipart/form-data with files in fields named `images`"
+AT_ONCE = 1 << 20
+"""A request of more bytes is written by another thread."""
+_CALLBACKS = ["_header_field", "_header_value", "_header_end"]
+_CALLBACKS += ["_headers_finished", "_part_data", "_part_end"]
+
+
+class Upload:
+    """The images and labels of one request. names: those of the files, for people alone; no file is opened by them."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.folder, self.most, self.kept = folder, most, False
+        self.files: list[Path] = []
+        self.names: list[str] = []
+        self.labels: list[str] = []
+        self._header = self._value = b""  # of the part that is being read
+        self._about: dict[bytes, bytes] = {}
+        self._label = bytearray()
+        self._file: BinaryIO | None = None
+
+    async def receive(self, request: Request) -> None:
+        """Read all of a request."""
+        kind, options = parse_options_header(request.headers.get("content-type", ""))
+        if kind != b"multipart/form-data":
+            raise Refused(422, NEEDED)
+        callbacks: Any = {f"on{name}": getattr(self, name) for name in _CALLBACKS}
+        received = 0
+        try:
+            parser = MultipartParser(options.get(b"boundary", b""), callbacks)
+            async for chunk in request.stream():
+                received += len(chunk)
+                if received > AT_ONCE:
+                    await asyncio.to_thread(parser.write, chunk)
+                else:
+                    parser.write(chunk)
+            parser.finalize()
+        except FormParserError as error:
+            raise Refused(400, f"not a complete multipart request: {error}") from None
+        except OSError as error:
+            raise Refused(503, f"the upload cannot be stored: {error.strerror}") from None
+        finally:
+            self._part_end()
+        if not self.files:
+            raise Refused(422, NEEDED)
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._about = parse_options_header(self._value)[1]
+        self._header = self._value = b""
+
+    def _headers_finished(self) -> None:
+        if self._about.get(b"name") == b"images":
+            if b"filename" not in self._about:
+                raise Refused(422, NEEDED)
+            if len(self.files) == self.most:
+                raise Refused(413, f"more than {self.most} images in one request")
+            name = self._about[b"filename"].decode(errors="replace").replace("\\", "/")
+            short = printable(name.rpartition("/")[2])[:200]
+            self.names.append(short or f"image {len(self.names)}")
+            self.files.append(self.folder / str(len(self.files)))
+            self._file = self.files[-1].open("xb")
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._file is not None:
+            self._file.write(data[start:end])
+        elif len(self._label) <= 4 * LONGEST:  # more is too long for a name anyway
+            self._label += data[start:end]
+
+    def _part_end(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        elif self._about.get(b"name") == b"labels" and len(self.labels) <= self.most:
+            self.labels.append(self._label.decode(errors="surrogateescape"))
+        self._file, self._about, self._label = None, {}, bytearray()
+
+
+@asynccontextmanager
+async def received(
+    request: Request, below: Path, seconds: float, most: int
+) -> AsyncIterator[Upload]:
+    """Receive at most so many images; their folder is removed at the end unless the upload is to be `kept`."""
+    upload = Upload(below / secrets.token_hex(8), most)
+    upload.folder.mkdir()
+    try:
+        try:
+            async with asyncio.timeout(seconds):
+                await upload.receive(request)
+        except TimeoutError:
+            raise Refused(408, f"the request did not arrive within {seconds:.0f} s") from None
+        yield upload
+    finally:
+        if not upload.kept:
+            await asyncio.to_thread(shutil.rmtree, upload.folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Experiments: runs, sweeps, the tables of the paper, reports."""

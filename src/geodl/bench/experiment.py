@@ -1,0 +1,379 @@
+"""A whole run: a scenario driven through a Learner, with evaluation and files. Killed at any instant, it goes on."""
+
+import logging
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl import __version__
+from geodl.bench.work import trained_images
+from geodl.config import Layer, RunConfig, file_layers, import_parts, imported, preset_layer
+from geodl.core import events
+from geodl.core.devices import available_cores
+from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
+from geodl.core.files import fingerprint, interpreting, make_below
+from geodl.core.keys import derive
+from geodl.core.text import one_line
+from geodl.data.images import concat
+from geodl.data.scenario import ClassIncremental, class_order
+from geodl.data.sources import Dataset, load, source_options
+from geodl.learning.cache import Cache
+from geodl.learning.evaluation import evaluate
+from geodl.learning.learner import Learner
+from geodl.learning.saving import load_model, save_model
+from geodl.learning.shared_base import SharedBase
+from geodl.methods import METHODS, configure
+from geodl.model.analysis import leading_angles, linear_cka, svcca
+from geodl.model.metrics import Trajectory, to_metrics
+from geodl.store import Directory, exists
+
+_log = logging.getLogger("geodl")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A complete run: its directory, and the trajectory of each classifier on test images and, with `hold_out`, on those held out."""
+
+    directory: Path
+    results: dict[str, Trajectory]
+    held_out: dict[str, Trajectory] = field(default_factory=dict)
+
+
+def run(
+    *,
+    preset: str | None = None,
+    config: Path | str | None = None,
+    out: Path | str | None = None,
+    fresh: bool = False,
+    allow_environment_change: bool = False,
+    cache: bool = True,
+    listener: events.Listener = events.ignore,
+    imports: Sequence[str] = (),
+    **options: Any,
+) -> RunResult:
+    """Do what ``geodl run`` does: run an experiment, go on with it, or find it complete.
+
+    The options are those of the command line: ``run(preset="digits", method="lucir", distill="geodesic")``;
+    imports: those of ``--import``.
+    """
+    import_parts(imports)
+    layers = [preset_layer(preset)] if preset else []
+    layers += file_layers(Path(config)) if config else []
+    found = configure([*layers, Layer("option", options)]).config
+    store = run_config(
+        found,
+        out=Path(out) if out else None,
+        fresh=fresh,
+        allow_environment_change=allow_environment_change,
+        cache=Cache() if cache else None,
+        listener=listener,
+    )
+    return RunResult(store.path, results_of(store), results_of(store, held_out=True))
+
+
+def results_of(store: Directory, *, held_out: bool = False) -> dict[str, Trajectory]:
+    """Return the trajectory of each classifier over the complete phases: on the test images, or on those held out, if any."""
+    metrics = [store.phase(t).json("metrics.json") for t in range(store.completed())]
+    if held_out:
+        metrics = [each["held_out"] for each in metrics if "held_out" in each]
+    with interpreting(store.path):
+        return Trajectory.of(metrics)
+
+
+def run_config(
+    config: RunConfig,
+    *,
+    out: Path | None = None,
+    fresh: bool = False,
+    allow_environment_change: bool = False,
+    cache: Cache | None = None,
+    listener: events.Listener = events.ignore,
+    stop: Callable[[], bool] = lambda: False,
+    data: Dataset | None = None,
+) -> Directory:
+    """Run an experiment, or go on with it, or find it complete; return its directory.
+
+    The directory is ``out`` or runs/NAME-HASH. ``data`` replaces the source that the configuration names.
+    """
+    data = data or load_data(config)
+    scenario = scenario_of(config, data)
+    path = out or Path("runs") / run_name(config)
+    threads, precision = _machine(config, path, fresh)
+    first = [scenario.classes[c] for c in scenario.groups[0]]
+    part = [config.hold_out, config.images_per_class, config.split_seed]
+    part = part if config.hold_out or config.images_per_class else []
+    shared = None
+    if cache is not None:
+        shared = SharedBase(cache, fingerprint([data.fingerprint, first, *part]))
+    learner = Learner(config, stop=stop, shared_base=shared, decided_precision=precision)
+    learner.check()  # a network that cannot be built is no reason to make a directory
+    ranks = learner.trainer.ranks
+    # A directory of an earlier version lacks newer options: it has their defaults.
+    known = config.identity() if fresh or not exists(path) else Directory(path).config
+    identity = config.older(known) | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
+    if config.weights:  # another file under the same name makes another run
+        identity["weights_sha256"] = sha256(config.weights.read_bytes()).hexdigest()
+    if ranks.is_main_process:
+        store = Directory.create_or_open(
+            path,
+            identity,
+            environment=_environment(learner, threads),
+            must_match=("threads", "device"),
+            phases=len(scenario),
+            fresh=fresh,
+            allow_environment_change=allow_environment_change,
+        )
+    try:
+        ranks.barrier()
+        store = store if ranks.is_main_process else Directory(path)
+        with store.lock() if ranks.is_main_process else nullcontext():
+            _Run(learner, scenario, store, listener).through()
+    except RuntimeError as error:  # what torch raises when the other end of a connection is gone
+        if ranks.world == 1 or isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        reason = one_line(error)
+        raise TrainingError(
+            f"another process of this run has ended; the same command continues ({reason})"
+        ) from error
+    return store
+
+
+def follows() -> bool:
+    """Whether this process was started to help another one, which does the talking."""
+    return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def load_data(config: RunConfig) -> Dataset:
+    """Load the data that a configuration names."""
+    flat = config.flat()
+    options = {name: flat[name] for name in source_options(config.data) if name in flat}
+    return load(config.data, config.data_dir, **options)
+
+
+def scenario_of(config: RunConfig, data: Dataset) -> ClassIncremental:
+    """Cut the data into groups as the configuration says."""
+    order: Any = config.order
+    seed = config.order_seed
+    if config.classes is not None:
+        order, seed = _first_classes(config, data), None
+    if config.images_per_class is not None:
+        data = _fewer_images(data, config.images_per_class, config.split_seed)
+    return ClassIncremental(
+        data,
+        config.base,
+        config.phases,
+        groups=config.groups,
+        order=order,
+        seed=seed,
+        hold_out=config.hold_out,
+        split_seed=config.split_seed,
+    )
+
+
+def _first_classes(config: RunConfig, data: Dataset) -> list[int]:
+    """Return the positions of the first classes of the order, as many as the option `classes` says."""
+    order = class_order(config.order, data.classes, config.order_seed)
+    wanted = config.classes or 0
+    if wanted > len(order):
+        raise ConfigError(f"classes = {wanted}: allowed values are 1 to {len(order)}")
+    if config.groups and isinstance(config.groups[0], tuple):
+        raise ConfigError(f"classes = {wanted}: not allowed with groups of named classes")
+    return order[:wanted]
+
+
+def _fewer_images(data: Dataset, most: int, seed: int) -> Dataset:
+    """Return the data with at most so many training images of each class, which depend on its name and number of images."""
+    labels, kept = data.train.labels, []
+    for label, name in enumerate(data.classes):
+        rows = (labels == label).nonzero().flatten()
+        generator = torch.Generator().manual_seed(derive(seed, "images per class", name))
+        kept.append(rows[torch.randperm(len(rows), generator=generator)[:most]])
+    return replace(data, train=data.train.select(torch.cat(kept).sort().values))
+
+
+def run_name(config: RunConfig) -> str:
+    """Return the name of a run's directory: data, method, distillation where it is not the method's own, hash."""
+    own = METHODS[config.method].Options.default("distill")
+    suffix = "" if config.distill == own else f"-{config.distill}"
+    return f"{config.data}-{config.method}{suffix}-{config.hash()}"
+
+
+class _Run:
+    """The phases of one run."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        scenario: ClassIncremental,
+        store: Directory,
+        listener: events.Listener,
+    ) -> None:
+        self.learner, self.scenario, self.store = learner, scenario, store
+        self.config = learner.config
+        self.is_main_process = learner.trainer.ranks.is_main_process
+        self._listener = listener
+        self._base_features: Tensor | None = None
+        self._board = (
+            _board(store.path) if self.config.tensorboard and self.is_main_process else None
+        )
+        learner.listen(self._tell)
+
+    def _tell(self, event: events.Event) -> None:
+        """Pass on what happens, and keep a record of it: all but single steps."""
+        if not self.is_main_process:
+            return
+        self._listener(event)
+        if self._board is not None:
+            _draw(self._board, event)
+        if not isinstance(event, events.FREQUENT):
+            self.store.events(event.kind, **event.record())
+
+    def through(self) -> None:
+        """Go through all the phases that are not complete."""
+        if self.is_main_process and (problem := self.store.drop_damaged()):
+            _log.warning("%s; the run resumes from there", problem)
+        self.learner.trainer.ranks.barrier()
+        if not self.is_main_process:
+            self.store = Directory(self.store.path)
+        done, directory = self.store.completed(), str(self.store.path)
+        sizes = [len(group) for group in self.scenario.groups]
+        images = [len(self.scenario.train(t)) for t in range(len(self.scenario))]
+        work = trained_images(self.config, images, sizes)
+        self._tell(events.RunStarted(directory, sizes, done, work))
+        advice = self.learner.method.advice(sum(sizes))
+        if advice is not None and done < len(sizes) > 1:
+            self._tell(events.Advised(advice))
+        if done:
+            self.learner.model = load_model(self.store.phase(-1), self.config)
+            if self.learner.method.joint:
+                for s in range(done):
+                    self.learner.remember(self.scenario.train(s))
+        for t in range(done, len(self.scenario)):
+            self._phase(t)
+        if self.is_main_process:
+            self.store.verify()  # no result over damaged phases
+        self._tell(events.RunEnded(directory))
+
+    def _phase(self, t: int) -> None:
+        images, learner = self.scenario.train(t), self.learner
+        names = [self.scenario.classes[c] for c in self.scenario.groups[t]]
+        earlier = 0 if learner.seen is None else len(learner.seen)
+        self._tell(events.PhaseStarted(t, names, earlier + len(images)))
+        learner.learn(images, progress=self.store)
+        seen = None
+        if self.config.ame:
+            seen = learner.rows_of(concat([self.scenario.train(s) for s in range(t + 1)]))
+        test = learner.rows_of(self.scenario.test(t))
+        found = evaluate(learner.known, test, learner.features, seen=seen)
+        more = {}
+        if self.config.analysis:
+            of_base = found.features.labels < self.scenario.seen(0)
+            more["similarity"] = self._similarity(t, found.features.pooled[of_base])
+        held_out = self.scenario.held_out(t)
+        if held_out is not None:
+            more["held_out"] = to_metrics(t, learner.evaluate(held_out))
+        metrics = to_metrics(t, found.confusions, **more)
+        if self.is_main_process:
+            action = {"action": "learn", "phase": t}
+            save_model(
+                self.store, learner.known, action=action, metrics=metrics, drop_statistics=True
+            )
+        learner.trainer.ranks.barrier()
+        self._tell(events.PhaseEvaluated(t, metrics))
+
+    def _similarity(self, t: int, now: Tensor) -> dict[str, Any]:
+        """Compare the features of base-class test images, (N, d), with those of phase 0 (the paper's CCA figure)."""
+        if t == 0:
+            self._base_features = now
+        elif self._base_features is None:
+            model = load_model(self.store.phase(0), self.config)
+            precision = self.learner.trainer.precision
+            before = Learner(self.config, model=model, decided_precision=precision)
+            self._base_features = before.features(before.rows_of(self.scenario.test(0))).pooled
+        base = self._base_features
+        assert base is not None
+        if len(base) < 2:
+            return {}
+        scores = {"svcca": svcca(base, now), "cka": linear_cka(base, now)}
+        known = {
+            name: score for name, score in scores.items() if math.isfinite(score)
+        }  # constant features have none
+        return {**known, "angles": leading_angles(base, now)}
+
+
+def _board(directory: Path) -> Any:
+    """Open TensorBoard's file of curves in the run directory."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingExtraError("tensorboard", "--tensorboard") from None
+    return SummaryWriter(str(make_below(directory, "tensorboard")))
+
+
+def _draw(board: Any, event: events.Event) -> None:
+    """Add what TensorBoard shows: the parts of the loss of each epoch, and the accuracies of each phase."""
+    if isinstance(event, events.EpochEnded):
+        for name, value in event.parts.items():
+            board.add_scalar(f"phase {event.phase} {event.stage}/{name}", value, event.epoch)
+    elif isinstance(event, events.PhaseEvaluated):
+        for name, accuracy in event.metrics["accuracy"].items():
+            if accuracy is not None:  # there were test images
+                board.add_scalar(f"accuracy/{name}", accuracy, event.phase)
+    elif isinstance(event, events.RunEnded):
+        board.close()
+
+
+def _machine(config: RunConfig, path: Path, fresh: bool) -> tuple[int, str | None]:
+    """Set the number of threads: as configured, else as the run began, else the cores there are.
+
+    Return it, and the precision that the run began with where the configuration leaves that open.
+    """
+    began = {} if fresh or not exists(path) else Directory(path).environment
+    threads = config.threads or began.get("threads") or available_cores()
+    torch.set_num_threads(threads)
+    return threads, began.get("precision") if config.precision == "auto" else None
+
+
+def _environment(learner: Learner, threads: int) -> dict[str, Any]:
+    return {
+        "threads": threads,
+        "device": learner.trainer.device.type,
+        "precision": learner.trainer.precision,
+        "processes": learner.trainer.ranks.world,
+        "geodl": __version__,
+        "imports": imported(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """Name the commit of the code, where it runs from a checkout of its own; with + where something was changed since."""
+    here = ["git", "-C", str(Path(__file__).parent)]
+
+    def said(*words: str) -> str:
+        return subprocess.run(
+            [*here, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        said(
+            "ls-files", "--error-unmatch", Path(__file__).name
+        )  # inside another project's checkout it is not tracked
+        return said("rev-parse", "--short", "HEAD") + (
+            "+" if said("status", "--porcelain", ".") else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None

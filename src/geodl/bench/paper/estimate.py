@@ -1,0 +1,100 @@
+"""How long a grid will take: the images that it shows the network, times the measured time for an image."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from geodl.bench.sweep.jobs import Job, base_of
+from geodl.bench.work import trained_images
+from geodl.config import RunConfig
+from geodl.core.devices import choose_precision, device_kind
+from geodl.learning.timing import Shape, Speed
+from geodl.methods import build
+from geodl.model.memory import quota
+
+
+@dataclass(frozen=True)
+class Size:
+    """A dataset: its classes, about how many training and test images each has, and the side of an image."""
+
+    classes: int
+    train: int
+    test: int
+    side: int
+
+
+SIZES = {
+    "cifar100": Size(100, 500, 100, 32),
+    "imagenet-subset": Size(100, 1281, 50, 224),
+    "imagenet": Size(1000, 1281, 50, 224),
+    "digits": Size(10, 144, 36, 8),
+}
+MNEMONICS = 1.5
+"""Optimizing exemplars may take at most half as long again as the phase."""
+BATCH = 16
+"""Images in a timed batch where they are large."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The images of one phase that are trained on, over all its epochs, and that are only evaluated."""
+
+    trained: int
+    evaluated: int
+
+
+def work(config: RunConfig) -> list[Work]:
+    """Return the work of each phase."""
+    size, method = SIZES[config.data], build(config)
+    base = size.classes // 2 if config.base is None else config.base
+    later = size.classes - base
+    ends = [base + later * t // max(config.phases, 1) for t in range(config.phases + 1)]
+    classes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    images = [size.train * count for count in classes]
+    read = list(accumulate(images)) if method.joint else images
+    found = []
+    for t, trained in enumerate(trained_images(config, images, classes)):
+        # Evaluated: for imprinting, for herding and the stored means, and for their drift; then the test images, the
+        # exemplars and their mirrored copies, and for AME all images seen.
+        passes = 1 if t == 0 or method.joint else 3
+        exemplars = 2 * ends[t] * quota(ends[t], config.exemplars, config.memory_budget)
+        oracle = ends[t] * min(size.train, config.ame_images or size.train) if config.ame else 0
+        found.append(Work(trained, passes * read[t] + ends[t] * size.test + exemplars + oracle))
+    return found
+
+
+def seconds(config: RunConfig, works: Sequence[Work], speed: Speed) -> list[float]:
+    """Estimate the time of each phase from its work."""
+    found = []
+    for t, each in enumerate(works):
+        alone = t == 0 or build(config).joint
+        training = each.trained / speed.training["none" if alone else config.distill]
+        factor = MNEMONICS if config.method == "mnemonics" and t else 1.0
+        found.append(factor * training + each.evaluated / speed.evaluation)
+    return found
+
+
+def plan(jobs: Sequence[Job], done: Sequence[int]) -> list[list[Work]]:
+    """Return the work of each phase of each job; none for complete phases, no training for base phases that another job trains.
+
+    done: the number of complete phases of each job.
+    """
+    trained = {base_of(job.config) for job, phases in zip(jobs, done, strict=True) if phases}
+    found = []
+    for job, phases in zip(jobs, done, strict=True):
+        works = work(job.config)
+        works[:phases] = [Work(0, 0)] * phases
+        base = base_of(job.config)
+        if not phases and base in trained:
+            works[0] = replace(works[0], trained=0)
+        trained.add(base)
+        found.append(works)
+    return found
+
+
+def shape_of(config: RunConfig) -> Shape:
+    """Return what the timed steps of a run work on; large images in smaller batches."""
+    size = config.image_size or SIZES[config.data].side
+    batch = config.batch_size if size <= 64 else min(config.batch_size, BATCH)
+    precision = choose_precision(config.precision, device_kind(config.accelerator))
+    return Shape(config.network, size, batch, precision=precision, accelerator=config.accelerator)

@@ -1,0 +1,165 @@
+"""What the page shows of one setting by itself, as plain data for its templates: classes, exemplars, training, origin."""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from PIL import Image
+
+from geodl.bench.report import plots
+from geodl.bench.report.results import PUBLIC, Run, Setting
+from geodl.bench.report.tables import Table
+from geodl.config import Layer, RunConfig
+from geodl.core.errors import ConfigError, GeodlError
+from geodl.data.images import Images
+from geodl.methods import configure
+from geodl.model.classifiers import titles
+from geodl.model.page import thumbnail, webp
+
+FEW = 3
+"""A page of more settings than these shows the details of each under its main classifier alone, without exemplars."""
+SHOWN = 8
+"""Exemplars of a class, and confusions, that are shown."""
+SIDE = 48
+"""Largest side of a thumbnail in pixels."""
+MANY = 40
+"""Lists of more classes are folded."""
+HUGE = 200
+"""Of more classes only the main classifier is shown, and fewer exemplars: the page stays small."""
+
+
+def details(settings: Sequence[Setting], with_images: bool | None) -> list[dict[str, Any]]:
+    """Return what is shown of each setting."""
+    prefixes = [f"s{i}-" for i in range(len(settings))] if len(settings) > 1 else [""]
+    whole = len(settings) <= FEW
+    return [
+        _setting(each, prefix, whole, with_images)
+        for each, prefix in zip(settings, prefixes, strict=True)
+    ]
+
+
+def _setting(
+    setting: Setting, prefix: str, whole: bool, with_images: bool | None
+) -> dict[str, Any]:
+    run, shown, words = setting.first, setting.classifiers, ""
+    if setting.main and not (whole and len(run.classes) <= HUGE):
+        shown = [setting.main]
+    if len(setting.runs) > 1 and "seed" in run.config:
+        words = f"Of the run with seed {run.config['seed']}. "
+    if len(shown) < len(setting.classifiers):
+        words += f"Under {titles()[shown[0]]} alone."
+    # The main classifier first: it is the panel that is open.
+    order = sorted(shown, key=lambda name: name != setting.main)
+    directories = ", ".join(each.path.name for each in setting.runs)
+    environment = {"directory": directories, **dict(sorted(run.environment.items()))}
+    return {
+        "label": setting.label,
+        "prefix": prefix,
+        "words": words.strip(),
+        "folded": len(run.classes) > MANY,
+        "panels": [_panel(setting, name) for name in order],
+        "exemplars": _exemplars(run, with_images) if whole and run.done else None,
+        "training": _training(run) if run.epochs else None,
+        "commands": [command for each in setting.runs if (command := each.command())],
+        "configuration": _configuration(run),
+        "environment": [(name, _plain(value), False) for name, value in environment.items()],
+    }
+
+
+def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
+    """Return what is shown under one classifier: group by phase, the confusion matrix, class after class."""
+    run = setting.first
+    count = len(run.classes)
+    accuracies, found = run.results[classifier]["per_class"], run.confusion(classifier)
+    tests = dict(zip(found.classes, found.counts.sum(dim=1).tolist(), strict=True))
+    confusions = []
+    for i, j, wrong in found.mistakes(SHOWN):
+        name = found.classes[i]
+        confusions.append([name, found.classes[j], wrong, 100 * wrong / tests[name]])
+    bars = []
+    for group in run.groups:
+        bars.append([(name, accuracies.get(name), tests[name]) for name in group])
+    return {
+        "name": titles()[classifier],
+        "groups": plots.groups(setting, classifier),
+        "matrix": plots.confusion(setting, classifier),
+        "zoom": min(18 * count + 160, 4000) if count > 20 else 0,
+        "confusions": Table(["true class", "predicted as", "images", "% of the class"], confusions),
+        "bars": bars,
+    }
+
+
+def _exemplars(run: Run, with_images: bool | None) -> dict[str, Any]:
+    """Return the first exemplars of each class; those of data that may be private only when asked for."""
+    try:
+        memory = run.memory()
+        if memory.images is None:
+            return {"words": "No images are kept.", "strips": []}
+        counts = memory.per_class()
+        words = f"{sum(counts.values())} images of {len(counts)} classes, {memory.nbytes / 1024:,.0f} KiB."
+        if not (run.config.get("data") in PUBLIC if with_images is None else with_images):
+            if with_images is None:
+                words += " They may be private, so they are not shown; --with-images shows them."
+            return {"words": words, "strips": []}
+        each = max(1, min(SHOWN, SHOWN * HUGE // len(counts)))
+        strips = list(_strips(memory.images, run.classes, each))
+    except GeodlError as error:  # an image file that is kept by reference may have gone
+        return {"words": f"The exemplars cannot be shown: {error}", "strips": []}
+    some = max(counts.values()) > each
+    words += f" The first {each} of each class, best first." if some else " Best first."
+    return {"words": words, "strips": strips, "folded": len(counts) > MANY}
+
+
+def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[str, Any]]:
+    """Return each class's name and its first exemplars side by side as one WebP image in base 64."""
+    for label, rows in groupby(range(len(images)), key=lambda i: int(images.labels[i])):
+        thumbnails = [thumbnail(images.decode(i), SIDE) for i in list(rows)[:each]]
+        height = max(image.height for image in thumbnails)
+        gap = max(1, height // 16)
+        strip = Image.new("RGBA", (sum(image.width + gap for image in thumbnails) - gap, height))
+        left = 0
+        for image in thumbnails:
+            strip.paste(image, (left, 0))
+            left += image.width + gap
+        shown = {"count": len(thumbnails), "ratio": strip.width / height, "data": webp(strip)}
+        yield {"name": classes[label], **shown}
+
+
+def _training(run: Run) -> dict[str, Any]:
+    """Return the loss epoch by epoch, and the speed."""
+    rate = statistics.median(epoch.rate for epoch in run.epochs)
+    words = f"Epochs: {len(run.epochs)}, at {rate:,.0f} images per second (median)."
+    if run.done and run.epochs[0].phase > 0:
+        words += " Phase 0 was not trained here: it came from the cache of base phases."
+    return {"plots": plots.training(run), "words": words}
+
+
+def _configuration(run: Run) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """Return every option by group, with whether it is not the method's default."""
+    config, parts = dict(run.config), []
+    start = _defaults(config)
+    defaults = start.identity() if start else {}
+    for title, options in (start.headings() if start else {}).items():
+        known = {name: config.pop(name) for name in options if name in config}
+        rows = [(name, _plain(known[name]), known[name] != defaults.get(name)) for name in known]
+        parts.append((title, rows))
+    others = [(name, _plain(value), False) for name, value in sorted(config.items())]
+    return [part for part in (*parts, ("Other", others)) if part[1]]
+
+
+def _defaults(config: Mapping[str, Any]) -> RunConfig | None:
+    """Return the defaults of a run's method and distillation, where this version has them."""
+    parts = {key: config[key] for key in ("method", "distill") if key in config}
+    try:
+        return configure([Layer("", parts)]).config
+    except ConfigError:
+        return None
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,61 @@
+"""One HTML page about runs that is complete in itself: it opens without a network, in light and in dark, on paper and on a phone."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+from geodl.bench.report import plots, sections
+from geodl.bench.report.details import FEW, details
+from geodl.bench.report.results import Setting
+from geodl.bench.report.tables import Best, text
+from geodl.core.files import atomic_write
+from geodl.model.analysis import ANGLES
+from geodl.model.page import templates
+
+
+def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = None) -> Path:
+    """Write the page of one or several settings.
+
+    with_images: whether exemplars are shown; None: only those of public datasets, never a person's own.
+    """
+    atomic_write(out, render(settings, with_images=with_images).encode())
+    return out
+
+
+def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> str:
+    """Return the page as text."""
+    content = _content(settings, with_images)
+    page = _templates().get_template("page.html")
+    return page.render(heading=sections.heading(settings), **content)
+
+
+def research(settings: Sequence[Setting], *, with_images: bool | None = None) -> Markup:
+    """Return the part of a page that a researcher looks at, for the page of a model."""
+    content = _content(settings, with_images)
+    return Markup(_templates().get_template("research.html").render(**content))
+
+
+def _content(settings: Sequence[Setting], with_images: bool | None) -> dict[str, Any]:
+    return {
+        "angles": ANGLES,
+        "few": FEW,
+        "settings": settings,
+        "published": sections.published(settings),
+        "results": sections.results(settings),
+        "curves": sections.curves(settings),
+        "similarity": [*plots.similarity(settings), *plots.angles(settings)],
+        "drift": plots.drift(settings),
+        "details": details(settings, with_images),
+    }
+
+
+@cache
+def _templates() -> Environment:
+    found = templates("geodl.bench.report")
+    found.filters["text"] = text
+    found.tests["best"] = lambda cell: isinstance(cell, Best)
+    return found

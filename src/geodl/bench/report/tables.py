@@ -1,0 +1,298 @@
+"""Tables that are right in Markdown, CSV and LaTeX: ours, mean and spread over runs, beside the published numbers."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from geodl.bench.report.published import SAME, Published, matching
+from geodl.bench.report.results import DATA_NAMES, Estimate, Setting
+from geodl.core.files import atomic_write
+from geodl.core.text import printable
+from geodl.model.classifiers import titles
+
+
+class Points(float):
+    """A difference: shown with its sign."""
+
+
+class Best(Estimate):
+    """An estimate that no other of its kind beats: bold in the page."""
+
+
+Cell = str | int | float | Estimate | None
+AVERAGE = "average 1..T"
+INCREMENTAL = "average 0..T"
+MEASURES = {
+    "final": ("final", True),
+    AVERAGE: ("average", True),
+    INCREMENTAL: ("average_incremental", True),
+    "forgetting": ("forgetting", False),
+    "mean forgetting": ("mean_forgetting", False),
+    "backward transfer": ("backward_transfer", True),
+}
+"""The figures of a trajectory as tables name them: their own name, and whether higher is better."""
+ORACLE = "AME needs data that a real learner no longer has: it is an oracle."
+COMPENSATED = "NCM (SDC): nearest class mean with semantic drift compensation; the class means are stored and moved along with the network."
+PAPERS = ("cnn", "nme", "ame")
+"""The classifiers that a published number may be of."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A heading, rows of cells under it, and what a reader must know."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+
+    @property
+    def columns(self) -> list[list[Cell]]:
+        """The cells under each heading."""
+        return [_column(self.rows, i) for i in range(len(self.header))]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers."""
+        return [_holds(int | float | Estimate, cells) for cells in self.columns]
+
+    def inserting(self, at: int, name: str, cells: Sequence[Cell]) -> "Table":
+        """Return it with one more column."""
+        rows = [[*row[:at], cell, *row[at:]] for row, cell in zip(self.rows, cells, strict=True)]
+        return Table([*self.header[:at], name, *self.header[at:]], rows, self.notes)
+
+    def keeping(self, columns: Iterable[int]) -> "Table":
+        """Return it with some of its columns."""
+        kept = list(columns)
+        rows = [_pick(row, kept) for row in self.rows]
+        return Table([self.header[i] for i in kept], rows, self.notes)
+
+    @property
+    def filled(self) -> "Table":
+        """The table without its empty columns."""
+        return self.keeping(i for i, cells in enumerate(self.columns) if set(cells) - {None})
+
+    def markdown(self) -> str:
+        """Write it for a README or an issue; numbers are aligned to the right."""
+        rules = [("---", "---:")[number] for number in self.numeric]
+        rows = [self.header, rules, *map(_escaped, self.rows)]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        return "\n\n".join([table, *self.notes]) + "\n"
+
+    def csv(self) -> str:
+        """Write it for programs: full precision, an estimate as mean, spread and number of runs; no notes."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        wide = [_holds(Estimate, cells) for cells in self.columns]
+        header: list[str] = []
+        for name, estimates in zip(self.header, wide, strict=True):
+            header += [name, f"{name} spread", f"{name} runs"] if estimates else [name]
+        writer.writerow(header)
+        for row in self.rows:
+            line: list[object] = []
+            for cell, estimates in zip(row, wide, strict=True):
+                line += _parts(cell) if estimates else [cell]
+            writer.writerow(line)
+        return out.getvalue()
+
+    def latex(self) -> str:
+        """Write it for a paper, with the rules of booktabs."""
+        columns = "".join("lr"[number] for number in self.numeric)
+        lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _line(map(_latex, self.header))]
+        lines += ["\\midrule", *(_line(map(_latex_cell, row)) for row in self.rows)]
+        lines += ["\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+    def write(self, stem: Path, title: str = "") -> list[Path]:
+        """Write it as STEM.md, with its title, STEM.csv and STEM.tex; return the files."""
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        head = f"# {title}\n\n" if title else ""
+        contents = {"md": head + self.markdown(), "csv": self.csv(), "tex": self.latex()}
+        paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in contents]
+        for path, content in zip(paths, contents.values(), strict=True):
+            atomic_write(path, content.encode())
+        return paths
+
+
+def _column(rows: Sequence[Sequence[Cell]], i: int) -> list[Cell]:
+    return [row[i] for row in rows]
+
+
+def _pick(row: Sequence[Cell], columns: Sequence[int]) -> list[Cell]:
+    return [row[i] for i in columns]
+
+
+def _holds(kind: object, cells: Sequence[Cell]) -> bool:
+    return any(isinstance(cell, kind) for cell in cells)  # type: ignore[arg-type]
+
+
+def _escaped(row: Sequence[Cell]) -> list[str]:
+    return [text(cell).replace("|", "\\|") for cell in row]
+
+
+def _parts(cell: Cell) -> list[object]:
+    """Return what a program reads of a cell in a column that holds estimates."""
+    return [cell.mean, cell.spread, cell.runs] if isinstance(cell, Estimate) else [cell, None, None]
+
+
+def text(cell: Cell) -> str:
+    """Show a cell: two decimals, as the paper has; a mean with its spread; nothing where there is nothing."""
+    if cell is None:
+        return ""
+    if isinstance(cell, Estimate):
+        return f"{cell.mean:.2f}" if cell.spread is None else f"{cell.mean:.2f} ± {cell.spread:.2f}"
+    if isinstance(cell, Points):
+        return f"{cell:+.2f}"
+    return f"{cell:.2f}" if isinstance(cell, float) else printable(str(cell))
+
+
+def _latex_cell(cell: Cell) -> str:
+    words = _latex(text(cell))
+    return words if isinstance(cell, str) else words.replace("-", "$-$")  # a hyphen is no minus
+
+
+def _latex(words: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"±": r"$\pm$"}
+    return "".join(special.get(sign, sign) for sign in words)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+# ----------------------------------------------------------------------------------------------------------- results
+
+
+def summary(settings: Sequence[Setting]) -> Table:
+    """Return what every setting reached under every classifier."""
+    rows: list[list[Cell]] = []
+    for setting in settings:
+        for classifier in setting.classifiers:
+            found = [setting.value(classifier, name) for name, _ in MEASURES.values()]
+            rows.append([setting.label, titles()[classifier], len(setting.runs), *found])
+    notes = ["All in %."]
+    if any(setting.first.done > 1 for setting in settings):
+        notes[0] += (
+            f" {AVERAGE}: mean accuracy after phases 1 to T, as the paper defines it; {INCREMENTAL}: with phase 0, as most "
+            "others do. Forgetting: accuracy on the base classes after phase 0 minus after the last phase. Mean forgetting: best "
+            "accuracy before the last phase minus after it; backward transfer: after the last phase minus just after learning; both are "
+            "means over the groups of classes learned before the last phase."
+        )
+    if any("ame" in setting.classifiers for setting in settings):
+        notes.append(ORACLE)
+    if any("ncm" in setting.classifiers for setting in settings):
+        notes.append(COMPENSATED)
+    if any(len(setting.runs) > 1 for setting in settings):
+        notes.append("Mean ± sample standard deviation over runs.")
+    return Table(["method", "classifier", "runs", *MEASURES], rows, notes)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A published number beside both our averages, or our forgetting; None where no run corresponds."""
+
+    published: Published
+    classifier: str | None
+    setting: str | None = None
+    found: Mapping[str, Estimate | None] = field(default_factory=dict)
+
+    @property
+    def against(self) -> str:
+        """Which of ours the number is compared with: the one of its own kind."""
+        if self.published.metric == "forgetting":
+            return "forgetting"
+        return INCREMENTAL if self.published.includes_phase0 else AVERAGE
+
+    @property
+    def ours(self) -> Estimate | None:
+        """Our number of the same kind."""
+        return self.found.get(self.against)
+
+    @property
+    def difference(self) -> Points | None:
+        """Ours minus published, in points."""
+        return None if self.ours is None else Points(self.ours.mean - self.published.value)
+
+    @property
+    def row(self) -> list[Cell]:
+        """Its row in a table, under HEADER."""
+        number = self.published
+        unknown = number.metric == "average" and number.includes_phase0 is None
+        return [
+            number.table,
+            DATA_NAMES.get(number.dataset or "", number.dataset),
+            number.row,
+            number.phases,
+            number.memory,
+            titles()[self.classifier] if self.classifier else "any",
+            *map(self.found.get, OURS),
+            number.value,
+            self.against + (" (unknown)" if unknown else ""),
+            self.difference,
+        ]
+
+
+OURS = (AVERAGE, INCREMENTAL, "forgetting")
+HEADER = [
+    *("table", "data", "method", "T", "memory", "classifier"),
+    *OURS,
+    *("published", "compared with", "difference"),
+]
+
+
+def compare(number: Published, setting: Setting | None) -> list[Comparison]:
+    """Put a published number beside a setting, under each classifier it may be of; without a setting, beside nothing."""
+    if setting is None:
+        return [Comparison(number, number.classifier)]
+    measures = [AVERAGE, INCREMENTAL] if number.metric == "average" else ["forgetting"]
+    classifiers = [name for name in setting.classifiers if name in PAPERS]
+    found = []
+    for name in [number.classifier] if number.classifier else classifiers:
+        values = {key: setting.value(name, MEASURES[key][0]) for key in measures}
+        found.append(Comparison(number, name, setting.label, values))
+    return found
+
+
+def comparisons(settings: Sequence[Setting]) -> list[Comparison]:
+    """Compare all complete settings whose protocol the paper has numbers for."""
+    found = []
+    for setting in settings:
+        if setting.first.complete and setting.first.groups:
+            for number in matching(setting.first.config, len(setting.first.groups[0])):
+                found += compare(number, setting)
+    return [each for each in found if each.ours is not None]
+
+
+def comparison_table(found: Sequence[Comparison]) -> Table:
+    """Write comparisons as a table that says what each number is compared with."""
+    notes = [
+        f"The paper's own rows leave phase 0 out ({AVERAGE}); the rows it cites from others count it ({INCREMENTAL}). "
+        "Each published number is compared with ours of the same kind; the other one is shown beside it.",
+        ORACLE,
+    ]
+    numbers = [each.published for each in found]
+    if any((number.method, number.distill) in SAME for number in numbers):
+        notes.append(
+            "LwF and iCaRL are one training, which the paper reads under CNN and under k-NME; so are CE + GeoDL and "
+            "iCaRL + GeoDL."
+        )
+    unstated = dict.fromkeys(number.row for number in numbers if number.classifier is None)
+    if unstated:
+        notes.append(
+            f"The paper does not say under which classifier it reads {', '.join(unstated)}: all of ours are shown."
+        )
+    table = Table(HEADER, [each.row for each in found], notes)
+    if len({(each.published, each.classifier) for each in found}) == len(found):
+        return table
+    # Several of ours beside one of the paper's: which is which must be said.
+    return table.inserting(3, "setting", [each.setting for each in found])
+
+
+def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
+    """Write results.* and, where the paper has the protocol of a run, published.*, in every format."""
+    paths = summary(settings).write(directory / "results")
+    if found := comparisons(settings):
+        paths += comparison_table(found).write(directory / "published")
+    return paths

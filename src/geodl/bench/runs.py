@@ -1,0 +1,89 @@
+"""The runs below a directory: how far each is, and its result so far."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geodl.core.errors import StoreError
+from geodl.core.files import TEMPORARY, directory_size, interpreting, names_in
+from geodl.core.locks import is_locked
+from geodl.core.text import count
+from geodl.model.classifiers import default_classifier, titles
+from geodl.store import Directory, exists
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One line about a run.
+
+    state:        complete, running, interrupted, damaged or unreadable; of a sweep's run also waiting, waiting for base,
+                  failed or stopped early.
+    done, total:  complete phases, of how many.
+    result:       the accuracy so far in a few words.
+    error:        why it failed, is damaged or cannot be read.
+    seconds_left: of a sweep's run: at its present speed; None where that is not known yet.
+    """
+
+    path: Path
+    state: str
+    done: int = 0
+    total: int | None = None
+    result: str | None = None
+    error: str | None = None
+    seconds_left: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.path.name
+
+    @property
+    def size(self) -> int:
+        """The bytes of its directory."""
+        return directory_size(self.path)
+
+
+def summarize(path: Path) -> RunSummary:
+    """Read how far a run is, and its result so far."""
+    done, result = 0, None
+    try:
+        run = Directory(path)
+    except StoreError as error:
+        return RunSummary(path, "unreadable", error=str(error))
+    try:
+        done = run.completed()
+        if done:
+            result = _headline(run.phase(-1).json("metrics.json"), path)
+        finished = done == run.phases
+        if run.phases is None:
+            finished = done > 0 and run.load_progress() is None
+    except StoreError as error:
+        return RunSummary(path, "damaged", done, run.phases, result, str(error))
+    state = "complete" if finished else "interrupted"
+    return RunSummary(path, "running" if is_locked(path) else state, done, run.phases, result)
+
+
+def _headline(metrics: Mapping[str, Any], path: Path) -> str | None:
+    """Return the accuracy after a phase in a few words; None where it was not measured."""
+    with interpreting(path):
+        accuracy, classes = metrics.get("accuracy") or {}, len(metrics.get("classes", ()))
+        known = {name: value for name, value in accuracy.items() if value is not None}
+        if not known:
+            return None
+        name = default_classifier(known)
+        return f"{known[name]:.1f} % on {count(classes, 'class')} ({titles()[name]})"
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    """Summarize the run at `root`, or every run directly below it, by name."""
+    below = [root / name for name in names_in(root) if not name.startswith(TEMPORARY)]
+    paths = [root] if exists(root) else below
+    found = [summarize(path) for path in paths if exists(path)]
+    # Such a file may be anybody's; one with a lock or phases beside it was geodl's.
+    return [run for run in found if run.state != "unreadable" or _was_geodls(run.path)]
+
+
+def _was_geodls(path: Path) -> bool:
+    return os.path.lexists(path / "lock") or os.path.lexists(path / "phases")

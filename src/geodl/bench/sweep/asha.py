@@ -1,0 +1,160 @@
+"""Search that stops poor runs early: Ray Tune's ASHA compares runs after some phases and goes on with the better half.
+
+The runs are those of a random search, in the same directories; the nodes must share the disk that these are on.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from geodl.bench.sweep.cluster import RETRIES, connect, resources, wait_for_lock
+from geodl.bench.sweep.jobs import FOLDER, Job, completed
+from geodl.bench.sweep.runner import STOPPED, TURN, Process, State, Told, launch
+from geodl.bench.sweep.status import METRICS, value_of, worst
+from geodl.config import RunConfig
+from geodl.core.errors import Interrupted
+from geodl.core.files import atomic_write, unlink
+from geodl.store import Directory
+
+FIRST = 2
+"""Phases that every run is given: the base phase, and one with new classes."""
+SHARE = 2
+"""One run of so many goes on."""
+
+
+def search(
+    jobs: list[Job], address: str, metric: str, *, told: Told, stop: Callable[[], bool]
+) -> dict[Job, str]:
+    """Run the jobs as trials; return those that failed and why. Those that were stopped early are marked as such."""
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C comes through `stop`
+    connect(address)
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
+
+    folder = jobs[0].out.parent.resolve() / FOLDER
+    for job in jobs:
+        job.prepare()
+    halt = folder / "stopping"
+    unlink(halt)
+    takes = resources(jobs[0].config)
+    kind = tune.with_resources(
+        _trial(jobs, metric, halt), {"cpu": takes["num_cpus"], "gpu": takes.get("num_gpus", 0)}
+    )
+    longest = max(_phases(job.config) for job in jobs)
+    scheduler = ASHAScheduler(
+        max_t=longest, grace_period=min(FIRST, longest), reduction_factor=SHARE
+    )
+    mode = "max" if METRICS[metric] > 0 else "min"
+    tuner = tune.Tuner(
+        kind,
+        param_space={"job": tune.grid_search(list(range(len(jobs))))},
+        tune_config=tune.TuneConfig(metric="value", mode=mode, scheduler=scheduler),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(folder),
+            verbose=0,
+            callbacks=[_watch(jobs, halt, told, stop)],
+            stop=_stopper(halt),
+            failure_config=tune.FailureConfig(max_failures=RETRIES),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
+        ),
+    )
+    results = tuner.fit()
+    if halt.exists():
+        unlink(halt)
+        raise Interrupted(STOPPED)
+    return _failures(jobs, results)
+
+
+def _phases(config: RunConfig) -> int:
+    return len(config.groups) if config.groups else config.phases + 1
+
+
+def _failures(jobs: Sequence[Job], results: Iterable[Any]) -> dict[Job, str]:
+    """Return which jobs failed and why; mark those, and those that were stopped early."""
+    failed: dict[Job, str] = {}
+    for position, result in enumerate(results):
+        # A trial that was lost before its first step told nothing, but trials are in the order of the jobs.
+        told = result.metrics or {}
+        job = jobs[told.get("config", {}).get("job", position)]
+        if job.complete():
+            continue
+        lost = str(result.error or "").strip().splitlines()
+        if error := f"Ray: {lost[-1]}" if lost else told.get("failed"):
+            failed[job] = error
+            atomic_write(job.file("error"), error.encode())
+        else:
+            atomic_write(job.file("stopped"), b"")
+    return failed
+
+
+def _trial(jobs: list[Job], metric: str, halt: Path) -> type[Any]:
+    """Make the class of a trial: a run's process, whose metric is told after each phase."""
+    from ray import tune
+
+    orders = [(job.out, launch(job)) for job in map(Job.resolved, jobs)]
+    cwd = Path.cwd()
+
+    class Trial(tune.Trainable):  # type: ignore[misc]
+        """A run; a step is a phase."""
+
+        def setup(self, config: Mapping[str, int]) -> None:
+            self.out, start = orders[config["job"]]
+            wait_for_lock(self.out)
+            self.process = Process(start._replace(cwd=cwd))
+
+        def step(self) -> dict[str, Any]:
+            phase = self.iteration + 1
+            while completed(self.out) < phase and self._runs() and not halt.exists():
+                time.sleep(TURN)
+            if completed(self.out) < phase:
+                return {"value": worst(metric), "failed": self.process.result() or "", "done": True}
+            last = phase == Directory(self.out).phases
+            while last and self._runs():  # it writes its report
+                time.sleep(TURN)
+            value = value_of(self.out, metric, phase)
+            value = worst(metric) if value is None else value
+            return {"value": value, "failed": "", "done": last}
+
+        def _runs(self) -> bool:
+            return self.process.result() is None
+
+        def cleanup(self) -> None:
+            self.process.stop()
+            while self._runs():
+                time.sleep(TURN)
+
+    return Trial
+
+
+def _watch(jobs: list[Job], halt: Path, told: Told, stop: Callable[[], bool]) -> Any:
+    """Make what hears from Tune how the trials stand, and passes on the wish to stop."""
+    from ray import tune
+
+    names: dict[str, State] = {"RUNNING": "running", "TERMINATED": "complete", "ERROR": "failed"}
+
+    class Watch(tune.Callback):  # type: ignore[misc]
+        def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+            states: dict[Job, State] = dict.fromkeys(jobs, "waiting")
+            for trial in trials:
+                states[jobs[trial.config["job"]]] = names.get(trial.status, "waiting")
+            told(states)
+            if stop() and not halt.exists():
+                atomic_write(halt, b"")
+
+    return Watch()
+
+
+def _stopper(halt: Path) -> Any:
+    from ray import tune
+
+    class Stop(tune.Stopper):  # type: ignore[misc]
+        def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+            return False
+
+        def stop_all(self) -> bool:
+            return halt.exists()
+
+    return Stop()

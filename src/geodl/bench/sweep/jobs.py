@@ -1,0 +1,292 @@
+"""Which runs a sweep consists of: the points of a grid, or random draws, each a checked configuration before anything starts."""
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, get_args
+
+from geodl.bench.experiment import load_data, run_name, scenario_of
+from geodl.bench.report.results import label_of
+from geodl.config import SECTIONS, Layer, RunConfig, all_options, file_layers, imported
+from geodl.core.errors import ConfigError
+from geodl.core.files import (
+    JSON_LIMIT,
+    atomic_write,
+    fingerprint,
+    make_below,
+    names_in,
+    read_file,
+    unlink,
+)
+from geodl.core.keys import derive
+from geodl.core.text import printable
+from geodl.data.sources import Dataset, source_options
+from geodl.learning.learner import Learner
+from geodl.learning.shared_base import base_options
+from geodl.methods import build, configure
+from geodl.store import Directory, exists
+
+FOLDER = ".sweep"
+"""Where a sweep keeps its own files, beside the directories of its runs; hidden, so that `runs/*` means the runs."""
+
+Point = dict[str, Any]
+"""Values of the options that are varied."""
+
+
+def completed(out: Path) -> int:
+    """Count the complete phases of a run that may not have begun."""
+    return Directory(out).completed() if exists(out) else 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep: its configuration, its directory, and a label for people."""
+
+    config: RunConfig
+    out: Path
+    label: str
+    allow_environment_change: bool = field(default=False, kw_only=True)
+
+    def file(self, kind: str) -> Path:
+        """Return the path of one of the sweep's files about this run: toml (the options), log, error, stopped."""
+        return self.out.parent / FOLDER / f"{self.out.name}.{kind}"
+
+    def done(self) -> int:
+        """Count the complete phases."""
+        return completed(self.out)
+
+    def complete(self) -> bool:
+        """Return whether nothing is left to do."""
+        return exists(self.out) and self.done() == Directory(self.out).phases
+
+    def resolved(self) -> Self:
+        """Return it with an absolute directory, for a process that starts elsewhere."""
+        return replace(self, out=self.out.resolve())
+
+    def toml(self) -> str:
+        """Return the configuration as a file for `geodl run --config`: the label, then every option that is set."""
+        values = self.config.flat("json").items()
+        given = {key: value for key, value in values if value is not None} | {"import": imported()}
+        lines = [f"{key} = {json.dumps(each, ensure_ascii=False)}" for key, each in given.items()]
+        return "\n".join([f"# {printable(self.label)}", *lines, ""])
+
+    def prepare(self) -> None:
+        """Write the options for the process that does the run, and forget how it ended before."""
+        make_below(self.out.parent, FOLDER)
+        atomic_write(self.file("toml"), self.toml().encode())
+        for kind in ("error", "stopped"):
+            unlink(self.file(kind))
+
+
+def named(config: RunConfig, root: Path, label: str) -> Job:
+    """Return the job of a configuration, in the directory that `geodl run` would give it below `root`."""
+    if config.threads is None:  # many runs share the cores; the number is no part of the hash
+        config = config.model_copy(update={"threads": 1})
+    return Job(config, root / run_name(config), label)
+
+
+def jobs_in(root: Path) -> list[Job]:
+    """Return the jobs of the sweeps that were started below a directory, also those that have not begun."""
+    found = []
+    for name in names_in(root / FOLDER):
+        if name.endswith(".toml"):
+            path = root / FOLDER / name
+            text = read_file(path, limit=JSON_LIMIT).decode(errors="replace")
+            label = text.partition("\n")[0].removeprefix("# ")
+            config = configure(file_layers(path, imports=False)).config
+            found.append(Job(config, root / name.removesuffix(".toml"), label))
+    return found
+
+
+def expand(layers: Sequence[Layer], points: Sequence[Point], root: Path) -> list[Job]:
+    """Return a job for each point over the layers of options; points that mean the same run are one."""
+    jobs: dict[str, Job] = {}
+    for point in points:
+        config = configure([*layers, Layer("sweep", _parted(point))]).config
+        for key in point.keys() - config.identity().keys():
+            raise ConfigError(
+                f"{key} (sweep): it says how and where a run is done, and makes no other run"
+            )
+        varied = [f"{key} {point[key]}" for key in point if key not in ("method", "distill")]
+        label = ", ".join([label_of(config.method, config.distill), *varied])
+        jobs.setdefault(config.hash(), named(config, root, label))
+    return list(jobs.values())
+
+
+def _parted(point: Point) -> Point:
+    """Part METHOD+DISTILLATION into two options."""
+    method, plus, distill = str(point.get("method", "")).partition("+")
+    if not plus:
+        return point
+    if "distill" in point:
+        raise ConfigError(
+            f"method = {method}+{distill}: it names the distillation, and so does distill = {point['distill']}"
+        )
+    return point | {"method": method, "distill": distill}
+
+
+# ---------------------------------------------------------------------------------------------------------------- grids
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A sweep as its file and the command line describe it: layers of options, grids, ranges to draw from."""
+
+    layers: Sequence[Layer] = ()
+    grids: Sequence[Mapping[str, Sequence[Any]]] = ()
+    over: Mapping[str, str] | None = None
+
+    def count(self, trials: int) -> int:
+        """Count the points without making them."""
+        points = sum(math.prod(map(len, grid.values())) for grid in self.grids)
+        return (points or 1) * (trials if self.over else 1) if points or self.over else 0
+
+    def points(self, trials: int, seed: int) -> list[Point]:
+        """Return every combination of every grid, with each of the random draws where there are ranges."""
+        if not self.count(trials=1):
+            raise ConfigError(
+                "nothing to vary: give --grid OPTION=A,B, --search with --over, or a file with a table [grid]"
+            )
+        combined = [
+            dict(zip(grid, values, strict=True))
+            for grid in self.grids
+            for values in itertools.product(*grid.values())
+        ]
+        drawn = draws(self.over, trials, seed) if self.over else [{}]
+        return [draw | point for draw in drawn for point in combined or [{}]]
+
+
+def read_spec(path: Path) -> Spec:
+    """Read a sweep's file: options as in a file for `geodl run`, a table [grid] or several [[grid]], and [over]."""
+    *below, layer = file_layers(path)
+    values = dict(layer.values)
+    grids, over = values.pop("grid", []), values.pop("over", {})
+    grids = [grids] if isinstance(grids, Mapping) else grids
+    tables = [*grids, over] if isinstance(grids, list) else [None]
+    if not all(isinstance(table, Mapping) for table in tables):
+        raise ConfigError(f"config file {path}: grid and over are tables: [grid], [[grid]], [over]")
+    return Spec([*below, Layer(layer.origin, values)], [_checked(grid) for grid in grids], over)
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Read OPTION=A,B,... of the command line; an option that is given twice has all the values."""
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--grid {text}: OPTION=A,B,... is allowed")
+        grid.setdefault(key.replace("-", "_"), []).extend(filter(None, values.split(",")))
+    return _checked(grid)
+
+
+def _checked(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"grid: {key} = {values!r}: a list of one value or more is allowed")
+    return dict(grid)
+
+
+# --------------------------------------------------------------------------------------------------------------- search
+
+
+def parse_over(texts: Sequence[str]) -> dict[str, str]:
+    """Read OPTION=RANGE of the command line."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        name = key.replace("-", "_")
+        if not equals or name in found:
+            raise ConfigError(
+                f"--over {text}: OPTION=LOW:HIGH, OPTION=log:LOW:HIGH or OPTION=A,B,... once each are allowed"
+            )
+        found[name] = value
+    return found
+
+
+def draws(over: Mapping[str, str], trials: int, seed: int) -> list[Point]:
+    """Return `trials` random points; the same seed gives the same, and more trials begin with the fewer."""
+    if trials < 1:
+        raise ConfigError(f"trials = {trials}: at least 1 is allowed")
+    points: list[Point] = [{} for _ in range(trials)]
+    for key, text in over.items():
+        value = _range(key, str(text))
+        for trial, point in enumerate(points):
+            point[key] = value(derive(seed, "search", key, trial) / 2**63)
+    return points
+
+
+def _range(key: str, text: str) -> Callable[[float], Any]:
+    """Return the function from [0, 1) to the values of a range."""
+    if ":" not in text:
+        choices = [choice for choice in text.split(",") if choice]
+        if not choices:
+            raise ConfigError(f"over: {key} has no values")
+        return lambda part: choices[int(part * len(choices))]
+    logarithmic = text.startswith("log:")
+    try:
+        low, high = map(float, text.removeprefix("log:").split(":"))
+    except ValueError:
+        low, high = math.nan, math.nan
+    if not (-math.inf < low <= high < math.inf) or (logarithmic and low <= 0):
+        raise ConfigError(
+            f"over: {key} = {text}: LOW:HIGH, log:LOW:HIGH (above 0) or A,B,... are allowed"
+        )
+    whole = _whole(key)
+    if whole:  # to the end of the last number, so that both ends have their full share
+        low, high = math.ceil(low), math.floor(high) + 1
+        if low == high:
+            raise ConfigError(f"over: {key} = {text}: no whole number lies in it")
+
+    def value(part: float) -> float | int:
+        found = low * (high / low) ** part if logarithmic else low + (high - low) * part
+        # Where it is no whole number, digits that a person can read and type.
+        return min(math.floor(found), int(high) - 1) if whole else float(f"{found:.4g}")
+
+    return value
+
+
+def _whole(key: str) -> bool:
+    """Return whether an option is a whole number."""
+    info = all_options().get(key)
+    return info is not None and int in (info.annotation, *get_args(info.annotation))
+
+
+# ----------------------------------------------------------------------------------------------------------- base phases
+
+
+def base_of(config: RunConfig) -> str:
+    """Return what tells base phases apart, as far as the options tell; runs that agree on it train theirs once."""
+    names = {*SECTIONS["Data"].model_fields, *SECTIONS["Images"].model_fields, "weights"}
+    if config.base != 0 and config.phases:
+        names.remove("phases")
+    data = config.model_dump(mode="json", include=names)
+    return fingerprint([base_options(build(config), max(config.base or 0, 1)), data])
+
+
+def bases_first(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs so that different base phases come first: who shares one then finds it, and nobody waits for nothing."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for job in jobs:
+        base = base_of(job.config)
+        turns.append(seen[base])
+        seen[base] += 1
+    return [job for _, job in sorted(zip(turns, jobs, strict=True), key=lambda pair: pair[0])]
+
+
+def check(jobs: Sequence[Job]) -> None:
+    """Raise an error where data, scenario or network of a job cannot be had: better before anything starts."""
+    data: dict[str, Dataset] = {}
+    networks: dict[str, RunConfig] = {}
+    for config in (job.config for job in jobs):
+        source = config.model_dump_json(include={"data", "data_dir", *source_options(config.data)})
+        if source not in data:
+            data[source] = load_data(config)
+        scenario_of(config, data[source])
+        networks.setdefault(config.network, config)
+    for config in networks.values():
+        Learner(config).check()

@@ -1,0 +1,57 @@
+"""Runs as a SLURM job array: each task a `geodl run` command, so that a job put back goes on exactly."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from geodl.bench.sweep.jobs import FOLDER, Job
+from geodl.bench.sweep.runner import launch
+from geodl.core.files import atomic_write
+
+WARNING = 120
+"""Seconds before the end of its time in which a run is told to save its progress."""
+
+
+def write(jobs: Sequence[Job], options: Sequence[str] = ()) -> Path:
+    """Write the job array; return the file for `sbatch`.
+
+    options: further options of sbatch, such as --partition=gpu and --time=1-00:00:00.
+    """
+    config, folder = jobs[0].config, jobs[0].out.parent.resolve() / FOLDER
+    lines = []
+    for job in jobs:
+        job.prepare()
+        command = [sys.executable, "-m", "geodl", *launch(job.resolved()).arguments]
+        lines.append(shlex.quote(shlex.join(command)))
+    resources = [
+        "--job-name=geodl",
+        f"--array=1-{len(jobs)}",
+        f"--nodes={config.nodes}",
+        f"--ntasks-per-node={config.devices}",
+        f"--cpus-per-task={config.threads or 1}",
+        *([f"--gpus-per-node={config.devices}"] if config.accelerator == "cuda" else []),
+        "--requeue",
+        f"--signal=INT@{WARNING}",
+        "--open-mode=append",
+        f"--output={folder}/array-%A-%a.log",
+    ]
+    text = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in (*resources, *options)),
+        "# Here, not in a file beside it: SLURM keeps a copy of the script, whatever is submitted later.",
+        "commands=(",
+        *lines,
+        ")",
+        f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
+        f"export OMP_NUM_THREADS={config.threads or 1}",
+        'srun bash -c "${commands[SLURM_ARRAY_TASK_ID - 1]}"',
+        "status=$?",
+        "# Its time was over and its progress is saved: back into the queue, where the same command goes on.",
+        '[ "$status" = 130 ] && scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
+        'exit "$status"',
+        "",
+    ]
+    script = folder / "array.sbatch"
+    atomic_write(script, "\n".join(text).encode())
+    return script

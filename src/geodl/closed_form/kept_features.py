@@ -1,0 +1,202 @@
+"""Ridge regression where the features of all images are kept: levels and ridge are chosen at each fit."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from geodl.closed_form import (
+    Blocks,
+    Dual,
+    Expansion,
+    Fitted,
+    Standardization,
+    choose,
+    class_weights,
+    judged,
+    kept,
+    kernels,
+    near_duplicates,
+    solve_dual,
+    targets_of,
+    temperature,
+    threshold,
+)
+
+EACH = 2048
+"""Random features a level."""
+REJECTED = 0.05
+"""Share of known images that the threshold of "unknown" rejects."""
+CONFUSED = 0.25
+"""Mirrored copies of a class that are taken for other classes more often, by this share, tell that mirroring changes it."""
+FEW = 1500
+"""Levels and ridge are chosen on at most about so many images."""
+SAME, EQUAL = 0.05, 0.005
+"""Features that differ by less than this share of their length are of the same image, read once more, perhaps from a smaller
+copy or in another precision; and of the same image, read again in the same way."""
+
+
+@dataclass(frozen=True)
+class KeptFeatures:
+    """The features of all images, float16 (N, d_b) by level from shallow to deep; labels (N,)."""
+
+    z: Mapping[str, Tensor]
+    labels: Tensor
+
+    @classmethod
+    def of(cls, levels: Blocks, labels: Tensor) -> Self:
+        """Keep features, rounded before any use."""
+        return cls(kept(levels), labels)
+
+    def __add__(self, other: "KeptFeatures") -> "KeptFeatures":
+        z = {name: torch.cat([block, other.z[name]]) for name, block in self.z.items()}
+        return KeptFeatures(z, torch.cat([self.labels, other.labels]))
+
+    def select(self, rows: Tensor) -> "KeptFeatures":
+        """Return the features of some of the images: int64 or bool rows."""
+        z = {name: block[rows] for name, block in self.z.items()}
+        return KeptFeatures(z, self.labels[rows])
+
+    def without(self, gone: int) -> "KeptFeatures":
+        """Return what would be kept if a class had never been there."""
+        rest = self.select(self.labels != gone)
+        return replace(rest, labels=rest.labels - (rest.labels > gone).long())
+
+    def places_of(self, other: "KeptFeatures") -> Tensor:
+        """Return where among these the images of others are, (N,); -1: nowhere.
+
+        Images are known by their class and their deepest features.
+        """
+        name = list(self.z)[-1]
+        places = torch.full_like(other.labels, -1)
+        for label in sorted(set(other.labels.tolist())):
+            ours, theirs = ((each.labels == label).nonzero().squeeze(1) for each in (self, other))
+            found = same_image(other.z[name][theirs], self.z[name][ours], EQUAL)
+            places[theirs[found >= 0]] = ours[found[found >= 0]]
+        return places
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return all of it as named tensors; the order of the levels is in their names."""
+        z = {f"z.{i}.{name}": block for i, (name, block) in enumerate(self.z.items())}
+        return z | {"labels": self.labels}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Undo `to_tensors`."""
+        keys = [key for key in tensors if key.startswith("z.")]
+        keys.sort(key=lambda key: int(key.split(".")[1]))
+        return cls({key.split(".", 2)[2]: tensors[key] for key in keys}, tensors["labels"])
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the features take."""
+        return sum(block.nbytes for block in self.z.values())
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fit to kept features, and what leave-one-out says of it: the predicted class (N,), -1 where it cannot be judged.
+
+    confidences: in that class, (N,); gamma: the ridge that was chosen.
+    """
+
+    fitted: Fitted
+    gamma: float
+    dual: Dual
+    h: Mapping[str, Tensor]
+    left_out: Tensor
+    confidences: Tensor
+
+
+def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
+    """Choose levels and ridge by leave-one-out, fit all images, every class with the same weight, and calibrate.
+
+    Temperature and threshold are fitted on the images as they are, also where prediction averages over mirrored copies: that
+    would need the features of the copies of all images.
+    """
+    standardization = Standardization.of(data.z)
+    expansion = Expansion(dict.fromkeys(data.z, EACH), seed)
+    h = expansion.blocks(standardization(data.z))
+    labels, names = data.labels, list(data.z)
+    groups = near_duplicates(data.z[names[-1]])
+    some = share_of_each(labels, FEW)
+    part = {name: block[some] for name, block in h.items()}
+    choice = choose(
+        kernels(part, part),
+        expansion.sizes,
+        labels[some],
+        [
+            names[start:] for start in reversed(range(len(names)))
+        ],  # the deepest, with more and more of those below it
+        balanced=True,
+        groups=groups[some],
+    )
+    chosen = {name: h[name] for name in choice.blocks}
+    kernel = torch.stack(list(kernels(chosen, chosen).values())).sum(0)
+    dual = solve_dual(
+        kernel, targets_of(labels, classes), choice.gamma, EACH * len(chosen), class_weights(labels)
+    )
+    scores = dual.leave_out(groups)
+    known = judged(labels, groups)
+    left_out = torch.where(known, scores.argmax(1), -1)
+    fitted = Fitted(
+        Standardization(
+            *(
+                {n: part[n] for n in chosen}
+                for part in (standardization.mean, standardization.scale)
+            )
+        ),
+        Expansion(dict.fromkeys(sorted(chosen), EACH), seed),
+        dual.head(torch.cat([chosen[name] for name in sorted(chosen)], dim=1)).float().contiguous(),
+        temperature(scores[known], labels[known]),
+        threshold(scores[known].amax(1), REJECTED),
+    )
+    confidences = (scores / fitted.temperature).softmax(dim=1).amax(1)
+    return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences)
+
+
+def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> bool:
+    """Return whether mirrored copies stay in their class. mirrored: features of the copies of the images `rows`, (R, d_b)."""
+    fitted, labels = found.fitted, data.labels
+    h = fitted.expansion.blocks(
+        fitted.standardization(kept({name: mirrored[name] for name in found.h}))
+    )
+    products = torch.stack(list(kernels(h, {name: found.h[name] for name in h}).values())).sum(0)
+    copies = found.dual.leave_out_for(rows, products).argmax(1)
+    for label in sorted(set(labels[rows].tolist())):
+        mine = (labels[rows] == label) & (found.left_out[rows] >= 0)
+        worse = (copies[mine] != label).sum() - (found.left_out[rows][mine] != label).sum()
+        if int(mine.sum()) and int(worse) >= max(2, math.ceil(CONFUSED * int(mine.sum()))):
+            return False
+    return True
+
+
+def mirroring_changes_nothing(z: Tensor, mirrored: Tensor, labels: Tensor) -> bool:
+    """Return whether mirrored copies stay in their class. z, mirrored: (N, d); labels: (N,)."""
+    data = KeptFeatures.of({"pixels": z}, labels)
+    found = fit(data, int(labels.max()) + 1, seed=0)
+    return mirroring_keeps_classes(found, data, torch.arange(len(labels)), {"pixels": mirrored})
+
+
+def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:
+    """Return which row of known: (M, d) is of the same image as each row of z: (N, d), as (N,); -1: none."""
+    if not len(known):
+        return torch.full((len(z),), -1)
+    distances, places = torch.cdist(z.float(), known.float()).min(dim=1)
+    return torch.where(distances <= share * z.float().norm(dim=1), places, -1)
+
+
+def share_of_each(labels: Tensor, most: int) -> Tensor:
+    """Return rows: at most about `most` images, of every class its share, at least two."""
+    if len(labels) <= most:
+        return torch.arange(len(labels))
+    counts = torch.bincount(labels)
+    share = (counts * most / len(labels)).long().clamp(min=2)
+    chosen = [
+        (labels == c).nonzero().squeeze(1)[: int(share[c])]
+        for c in counts.nonzero().squeeze(1).tolist()
+    ]
+    return torch.cat(chosen).sort().values

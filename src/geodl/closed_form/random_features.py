@@ -1,0 +1,56 @@
+"""From the features z of images to their random features h, and to sums over many images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from geodl.closed_form.expansion import Blocks, Expansion, Standardization, share_out
+from geodl.closed_form.primal import Statistics
+from geodl.core.ranks import Ranks
+
+CHUNK = 2048
+"""Images that are expanded at a time."""
+
+
+@dataclass(frozen=True)
+class RandomFeatures:
+    """h = ReLU(W z) of standardized z, block by block."""
+
+    standardization: Standardization
+    expansion: Expansion
+
+    @classmethod
+    def of(cls, z: Blocks, width: int, seed: int) -> RandomFeatures:
+        """Measure z: (N, d_b) by block and share `width` random features out by the blocks' widths."""
+        widths = {name: z[name].shape[1] for name in sorted(z)}
+        return cls(Standardization.of(z), Expansion(share_out(width, widths), seed))
+
+    def __call__(self, views: Sequence[Blocks], rows: Tensor) -> Tensor:
+        """Return h (n, M) of some images: the mean over their views.
+
+        The head is linear, so that the mean of h gives the mean of the scores.
+        """
+        each = []
+        for view in views:
+            z = {name: view[name][rows] for name in self.expansion.sizes}
+            each.append(self.expansion(self.standardization(z)))
+        return torch.stack(each).mean(0)
+
+    def sums(
+        self,
+        views: Sequence[Blocks],
+        labels: Tensor,
+        classes: int,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> Statistics:
+        """Return the sums over all images, each rank having added its share."""
+        found = Statistics.empty(self.expansion.width, classes)
+        for rows in torch.split(torch.arange(ranks.rank, len(labels), ranks.world), CHUNK):
+            found.add(self(views, rows), labels[rows], classes)
+        parts = (found.upper, found.sums, found.counts)
+        return Statistics(*(ranks.add_up(part, device) for part in parts))

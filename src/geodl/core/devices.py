@@ -1,0 +1,64 @@
+"""What training and prediction run on."""
+
+import os
+
+import torch
+
+from geodl.core.errors import ConfigError
+
+
+def device_kind(accelerator: str) -> str:
+    """Say what training runs on: cuda where there is one and nothing else is asked for, else cpu.
+
+    Apple's mps is left out: it has no float64, in which the subspaces are computed.
+    """
+    if accelerator not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"accelerator = {accelerator!r}: auto, cpu and cuda are allowed")
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "accelerator = 'cuda': torch finds no CUDA device here; auto and cpu are allowed"
+        )
+    return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def choose_precision(wanted: str, kind: str) -> str:
+    """Return 32 or bf16: what is wanted, or where that is left open (auto) bf16 where the device computes in it.
+
+    Processors without bf16 instructions imitate it, which is slower. Decided by what the device says, never by a clock.
+    """
+    if wanted != "auto":
+        return wanted
+    if kind == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "32"
+    return "bf16" if bf16_instructions() else "32"
+
+
+def explain_precision(kind: str) -> str:
+    """Say what `choose_precision` decides where that is left open, and why."""
+    if kind == "cuda":
+        return (
+            "bf16: the GPU has it"
+            if choose_precision("auto", kind) == "bf16"
+            else "32: the GPU has no bf16"
+        )
+    found = bf16_instructions()
+    return (
+        f"bf16: the processor has {', '.join(found)}"
+        if found
+        else "32: the processor has no bf16 instructions"
+    )
+
+
+def bf16_instructions() -> list[str]:
+    """Name the instructions of this processor that multiply in bfloat16."""
+    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return [name for name in ("amx_bf16", "avx512_bf16") if found.get(name)]
+
+
+def available_cores() -> int:
+    """Count the cores that this process may use: those it may run on, and no more than OMP_NUM_THREADS says."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(wanted)) if wanted.isdigit() and int(wanted) else cores

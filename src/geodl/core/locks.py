@@ -1,0 +1,70 @@
+"""The lock of a directory: one writer at a time, on every system."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from geodl.core.errors import StoreError
+from geodl.core.files import canonical_json, interpreting, open_in_place, read_json, writing
+
+NAME, WRITER = "lock", "writer.json"
+"""The lock, and beside it who holds it: on some systems a locked file cannot be read."""
+PATIENCE = 0.2
+"""Seconds: `is_locked` holds the lock for an instant."""
+
+
+def acquire(path: Path, timeout: float = PATIENCE) -> FileLock:
+    """Take the lock at `path`, which the system frees when the process ends; `Timeout` where it is held.
+
+    What is there must be a regular file: a pipe, a link or a folder is a StoreError.
+    """
+    if os.path.lexists(path):
+        open_in_place(path, "r+b").close()
+    lock = FileLock(path)
+    lock.acquire(timeout, poll_interval=0.02)
+    return lock
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory; where another process holds it, the StoreError names that process."""
+    path, writer = directory / NAME, directory / WRITER
+    with writing(path):
+        try:
+            lock = acquire(path)
+        except Timeout:
+            raise StoreError(
+                f"{directory} is being written by {_holder(writer)}: wait until it ends, or stop it"
+            ) from None
+    try:
+        with writing(writer), open_in_place(writer, "wb") as file:
+            file.write(canonical_json({"pid": os.getpid(), "host": socket.gethostname()}))
+        yield
+    finally:
+        with suppress(OSError):  # a name that stays there blocks nobody
+            writer.unlink()
+        lock.release()
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether some process holds the lock of a directory."""
+    if not os.path.lexists(directory / NAME):
+        return False
+    try:
+        acquire(directory / NAME, timeout=0).release()
+    except Timeout:
+        return True
+    except (OSError, StoreError):
+        return False
+    return False
+
+
+def _holder(writer: Path) -> str:
+    with suppress(StoreError), interpreting(writer):
+        owner = read_json(writer)
+        return f"process {owner['pid']:d} on {owner['host']:s}"
+    return "another process"  # which is just taking the lock, and has not yet written its name

@@ -1,0 +1,30 @@
+"""Tensors as bytes of the safetensors format: equal values give equal bytes, and nothing is pickled."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from geodl.core.files import interpreting
+
+
+def tensor_file(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the content of a safetensors file with tensors of any shape, type and device."""
+    # Copies, because safetensors wants each tensor dense and sharing memory with no other.
+    plain = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    return save(plain)
+
+
+def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
+    """Return the tensors, on the CPU, of a safetensors file that was read from `path`."""
+    with interpreting(path):
+        try:
+            return load(data)
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error

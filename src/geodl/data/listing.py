@@ -1,0 +1,85 @@
+"""Labelled images from one file: a zip archive of class folders, or a CSV table of files and labels."""
+
+import csv
+import io
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from geodl.core.errors import DataError, StoreError
+from geodl.core.files import open_regular, read_file, readable
+from geodl.core.text import one_line, printable
+from geodl.data.dataset import insist
+from geodl.data.decoding import Item, check_header, shown
+from geodl.data.folder import Skips
+from geodl.data.images import FileImages
+from geodl.data.names import numbered
+
+LARGEST = 2 << 30
+"""Bytes of pictures that are read from one archive: they are kept in memory."""
+HEADS = {"file", "filename", "image", "path"}
+"""Names of the first column that make the first line of a table a headline."""
+
+Row = tuple[str, Item, str]
+"""Where an image comes from, the image, its label."""
+
+
+def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skips]:
+    """Return the labelled images of a zip archive or a CSV table, where each comes from, and what was skipped."""
+    try:
+        rows = _archive(path) if path.suffix.lower() == ".zip" else _table(path)
+    except (StoreError, OSError, ValueError, RuntimeError, zipfile.BadZipFile, csv.Error) as error:
+        raise DataError(f"{shown(path)}: cannot be read ({one_line(error)})") from None
+    good: list[Row] = []
+    skipped: Skips = []
+    for name, item, label in rows:
+        try:
+            check_header(item, reduced=True)
+            good.append((name, item, label))
+        except DataError as error:
+            skipped.append((name, str(error).removeprefix(f"{shown(item)}: ")))
+            insist(strict, [(f"{shown(path)}: {name}", skipped[-1][1])])
+    if not good:
+        first = f" (first: {skipped[0][0]}: {skipped[0][1]})" if skipped else ""
+        raise DataError(f"{shown(path)}: no images with labels found{first}")
+    names, items, labels = zip(*good, strict=True)
+    rows_of_classes, classes = numbered(labels)
+    return FileImages(items, rows_of_classes, classes), names, skipped
+
+
+def _archive(path: Path) -> list[Row]:
+    """Read the class folders of a zip archive, which may lie inside one folder; nothing is unpacked to the disk."""
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        members = []
+        for info in archive.infolist():
+            parts = PurePosixPath(info.filename).parts
+            hidden = any(part.startswith((".", "__MACOSX")) for part in parts)
+            if not info.is_dir() and not hidden:
+                members.append((parts, info))
+        total = sum(info.file_size for _, info in members)
+        if total > LARGEST:
+            limit = f"at most {readable(LARGEST)} are read"
+            raise DataError(f"{shown(path)}: {readable(total)} unpacked, {limit}; unpack it")
+        above = {parts[0] for parts, _ in members}
+        skip = 1 if len(above) == 1 and all(len(parts) > 2 for parts, _ in members) else 0
+        rows: list[Row] = []
+        for parts, info in members:
+            label = parts[skip] if len(parts) > skip + 1 else ""
+            if not label:
+                raise DataError(f"{shown(path)}: {printable(info.filename)} is in no class folder")
+            rows.append((printable("/".join(parts[skip:])), archive.read(info), label))
+        return rows
+
+
+def _table(path: Path) -> list[Row]:
+    """Read a table whose first two columns are a file, relative to the table, and its label."""
+    text = read_file(path).decode("utf-8-sig")
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter) if any(line)]
+    if lines and lines[0][0].strip().lower() in HEADS:
+        lines = lines[1:]
+    rows: list[Row] = []
+    for line in lines:
+        if len(line) < 2:
+            raise DataError(f"{shown(path)}: {printable(line[0])!r} has no label; give file,label")
+        rows.append((printable(line[0]), path.parent / line[0], line[1]))
+    return rows

@@ -1,0 +1,33 @@
+"""How the subspaces turn while a phase is learned."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from geodl.core.events import AnglesTaken, EpochEnded, Event
+from geodl.learning.loop import SAMPLE, Trainer, spread
+from geodl.methods import Phase
+from geodl.model.analysis import leading_angles
+
+
+@contextmanager
+def watching_angles(trainer: Trainer, phase: Phase) -> Iterator[None]:
+    """Report the principal angles between the old and the new features after each epoch."""
+    if phase.teacher is None or not phase.config.analysis:
+        yield
+        return
+    listener, sample = trainer.listener, spread(phase.training_images, SAMPLE)
+    before = trainer.features(phase.teacher, sample, phase.transform).pooled
+
+    def with_angles(event: Event) -> None:
+        listener(event)
+        if isinstance(event, EpochEnded) and event.stage == "train":
+            now = trainer.features(phase.network, sample, phase.transform).pooled
+            listener(
+                AnglesTaken(event.phase, event.stage, event.epoch, leading_angles(before, now))
+            )
+
+    trainer.listener = with_angles
+    try:
+        yield
+    finally:
+        trainer.listener = listener

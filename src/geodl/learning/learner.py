@@ -1,0 +1,339 @@
+"""``Learner``: a model and the verbs for a notebook. It needs no directory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from geodl.config import SECTIONS, Layer, RunConfig, preset_layer
+from geodl.config.registry import REGISTRIES
+from geodl.core.devices import device_kind
+from geodl.core.errors import ConfigError, DataError, StoreError
+from geodl.core.events import Listener, ignore
+from geodl.core.files import as_path
+from geodl.core.text import one_line
+from geodl.data.batches import Transform, transform_of
+from geodl.data.images import Images
+from geodl.data.intake import labelled, with_rows
+from geodl.data.names import class_name
+from geodl.learning.algorithm import initial_network, learn, merged
+from geodl.learning.checkpoint import Progress
+from geodl.learning.evaluation import evaluate
+from geodl.learning.loop import Trainer
+from geodl.learning.saving import load_model, model_directory, save_model
+from geodl.learning.shared_base import SharedBase
+from geodl.methods import METHODS, Method, build, configure
+from geodl.model.features import Features
+from geodl.model.memory import Memory
+from geodl.model.metrics import Confusion
+from geodl.model.model import Model
+from geodl.model.recognizer import Predictions
+from geodl.nets import OWN, Network, Own
+from geodl.store import Directory
+
+
+class Learner:
+    """Learns classes group by group without forgetting, by a method and its options.
+
+    The options are those of the command line (``geodl config show`` lists them) but for where data
+    come from: ``Learner(method="lucir", distill="geodesic", exemplars=20)``; ``preset="cifar100"``
+    starts from a preset. Or it takes a configuration that was checked before. A part of your own is
+    given by its name, or as it is: ``Learner(method=MyMethod, selection=my_function)``.
+
+    Args:
+        method: the method: its name, its class, or one that was made already.
+        network: the backbone: its name, its class, or a module (`geodl.nets.backbone` has the
+            protocol), which is copied. A module is not saved: `load` is given it again.
+        config: a checked configuration, in place of options.
+        model: what was learned before, to continue from.
+        listener: called with each event (`geodl.core.events`).
+        stop: asked after each step of training whether to stop; `Interrupted` is raised then.
+        shared_base: trained base phases that runs share.
+        decided_precision: 32 or bf16, in place of what the configuration leaves open.
+
+    Attributes:
+        model: everything that was learned so far; None before anything is.
+        seen: joint training alone: all images given so far, with class names. They are not saved.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig | None = None,
+        *,
+        method: str | type[Method] | Method | None = None,
+        network: str | Own | None = None,
+        model: Model | None = None,
+        listener: Listener = ignore,
+        stop: Callable[[], bool] = lambda: False,
+        shared_base: SharedBase | None = None,
+        decided_precision: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._backbone = None if isinstance(network, str) else network
+        self.config = config if config is not None else _configured(options, method, network)
+        if config is None:  # that of a stored model may be from another machine
+            device_kind(self.config.accelerator)
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        self.method = method if isinstance(method, Method) else build(self.config)
+        self.method.configure(self.config)
+        self.model = model and _continued(model, self.config)
+        self.seen: Images | None = None
+        self._listener, self._stop, self._precision = listener, stop, decided_precision
+        self._shared_base = shared_base
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains and evaluates; made on first use, since loading and predicting need none."""
+        return Trainer(
+            self.config, precision=self._precision, listener=self._listener, stop=self._stop
+        )
+
+    def listen(self, listener: Listener) -> None:
+        """Report events to this listener from now on."""
+        self._listener = listener
+        if "trainer" in vars(self):
+            self.trainer.listener = listener
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes known, in the order in which they were learned."""
+        return self.model.classes if self.model else ()
+
+    @property
+    def network(self) -> Network | None:
+        """The network; None before anything is learned."""
+        return self.model.network if self.model else None
+
+    @property
+    def memory(self) -> Memory:
+        """The exemplars."""
+        return self.model.memory if self.model else Memory(store_images=self.config.store_images)
+
+    @property
+    def transform(self) -> Transform | None:
+        """From a picture to the network's input; None before anything is learned."""
+        return self.model.transform if self.model else None
+
+    @property
+    def phases(self) -> int:
+        """How many groups were learned."""
+        return self.model.phases if self.model else 0
+
+    @property
+    def known(self) -> Model:
+        """The model; an error where nothing was learned yet."""
+        if self.model is None:
+            raise ConfigError("nothing was learned yet: call learn first")
+        return self.model
+
+    # ------------------------------------------------------------------------------------- verbs
+
+    def learn(self, images: Any, labels: Any = None, *, progress: Progress | None = None) -> None:
+        """Learn one group: new classes, more images of known ones, or both (Algorithm 1).
+
+        Args:
+            images: images of geodl's (``phase.train`` of a scenario), or uint8 or 0..1 float arrays
+                (N, H, W[, C]) with labels, or a torch Dataset of (image, label) pairs.
+            labels: (N,) class names or numbers.
+            progress: where checkpoints go; an interrupted group resumes from the last one.
+
+        Nothing changes until a group is learned completely.
+        """
+        train = labelled(images, labels)
+        self.model = learn(
+            self.model,
+            train,
+            self.method,
+            self.trainer,
+            seen=self.seen,
+            checkpoints=progress,
+            base=self._shared_base,
+            backbone=self._backbone,
+        )
+        if self.method.joint:
+            self.remember(train)
+
+    def remember(self, images: Images) -> None:
+        """Add images, with class names, to those that joint training has seen."""
+        self.seen = images if self.seen is None else merged([self.seen, images])
+
+    def evaluate(
+        self, images: Any, labels: Any = None, *, seen: Any = None, mirror: bool = True
+    ) -> dict[str, Confusion]:
+        """Return what every classifier makes of labelled images of known classes, given as for `learn`.
+
+        seen: all training images of all classes known: only with them AME, the oracle, is evaluated.
+        mirror: False evaluates the images alone, without mirrored copies.
+        """
+        old = None if seen is None else self.rows_of(seen)
+        test = self.rows_of(images, labels)
+        return evaluate(self.known, test, self.features, seen=old, mirror=mirror).confusions
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        classifier: str | None = None,
+        top: int = 1,
+        threshold: float | None = None,
+        strict: bool = False,
+        workers: int | None = None,
+        listener: Listener = ignore,
+    ) -> Predictions:
+        """Return the likeliest classes of images: files, folders, arrays, PIL images, or a list.
+
+        classifier: as for `Model.recognizer`; the others as for `Recognizer.predict`.
+        """
+        return self.known.recognizer(classifier).predict(
+            images,
+            top=top,
+            threshold=threshold,
+            strict=strict,
+            workers=workers,
+            listener=listener,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the model to a directory, which ``geodl predict`` opens too, as a further state."""
+        model = self.known
+        store = model_directory(as_path(path, "model"))
+        with store.lock():
+            save_model(store, model, action={"action": "save"})
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        phase: int = -1,
+        method: Method | None = None,
+        network: Own | None = None,
+        data_dir: Path | None = None,
+        listener: Listener = ignore,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Self:
+        """Read a state in a directory of `save`, of ``geodl learn`` or of ``geodl run``.
+
+        phase: which state, counted from 0; -1: the last one. An earlier one evaluates and predicts; the
+            closed form of a run continues learning from its last phase alone.
+        method, network: those that the model was made with, where they were given as objects.
+        data_dir: where the exemplars of a model with ``store_images=False`` are; files elsewhere are not read.
+        """
+        if method is not None:
+            METHODS.name_of(type(method))
+        store = Directory(as_path(path, "model"))
+        if not store.completed():
+            raise StoreError(f"{path}: nothing was learned yet")
+        model = load_model(store.phase(phase), data_dir=data_dir, network=network)
+        if network is not None:
+            _check_backbone(model, network)
+        parts: dict[str, Any] = {"method": method, "network": network}
+        return cls(model.config, model=model, **parts, listener=listener, stop=stop)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a class another name."""
+        self.model = self.known.renamed(old, new)
+        if self.seen is not None:
+            row = self.known.row(class_name(new))
+            names = [self.classes[row] if name == old else name for name in self.seen.names]
+            self.seen = replace(self.seen, names=tuple(names))
+
+    def remove(self, name: str) -> None:
+        """Remove a class: its row of the head, its means, its images."""
+        self.model = self.known.without(name)
+        if self.seen is not None:
+            # By name, since one that was given up may have come back.
+            stay = torch.tensor([each != name for each in self.seen.names])
+            self.seen = self.seen.select(stay[self.seen.labels])
+
+    # ------------------------------------------------------------------------------------- parts
+
+    def features(self, images: Images, *, mirror: bool = False) -> Features:
+        """Return the network's features of un-augmented images, or of their mirrored copies."""
+        model = self.known
+        scorers = [each.scorer(model.network) for each in model.classifiers.values()]
+        levels = tuple(dict.fromkeys(name for scorer in scorers for name in scorer.levels))
+        read = partial(self.trainer.features, model.network, images, model.transform)
+        return read(mirror=mirror, levels=levels)
+
+    def rows_of(self, images: Any, labels: Any = None) -> Images:
+        """Return labelled images with rows of the head as labels; an unknown class is an error."""
+        classes, given = self.known.classes, labelled(images, labels)
+        for label in sorted(set(given.labels.tolist())):
+            if given.names[label] not in classes:
+                known = ", ".join(classes[:20])
+                raise DataError(f"class {given.names[label]!r} was not learned; known are {known}")
+        return with_rows(given, classes)
+
+    def check(self) -> None:
+        """Raise an error where the network cannot be built as it is configured."""
+        initial_network(self.method, 1, self._backbone)
+
+
+def _continued(model: Model, config: RunConfig) -> Model:
+    """Return a model that continues with other options; those of a new model alone are refused."""
+    if config == model.config:
+        return model
+    size = model.transform.size
+    there = model.config.flat() | {"image_size": size}
+    for key in config.fixed_in_model():
+        wanted = config[key]
+        if wanted is not None and wanted != there.get(key):
+            raise ConfigError(
+                f"{key} = {wanted}: this model was made with {there.get(key)}; another needs a new model"
+            )
+    head, old = (build(each).head for each in (config, model.config))
+    if head != old:
+        raise ConfigError(
+            f"distill = {config.distill!r}: this goes with a {head} head, and this model has a {old} "
+            "one; another needs a new model"
+        )
+    return replace(model, config=config, transform=transform_of(config, size=size))
+
+
+def _configured(
+    options: Mapping[str, Any],
+    method: str | type[Method] | Method | None,
+    network: str | Own | None,
+) -> RunConfig:
+    """Check the options of a Learner, which is handed its images: those about data are refused."""
+    about_data = SECTIONS["Data"].model_fields
+    given = {key: value for key, value in options.items() if key != "preset"}
+    for key in given:
+        if key in about_data:
+            raise ConfigError(f"{key}: an option about data sources; a Learner is given its images")
+    if method is not None:
+        given["method"] = type(method) if isinstance(method, Method) else method
+    if network is not None:
+        given["network"] = network if isinstance(network, str) else _called(network)
+    for registry in REGISTRIES.values():
+        if callable(given.get(registry.option)):
+            given[registry.option] = registry.name_of(given[registry.option])
+    layers: Sequence[Layer] = []
+    if "preset" in options:
+        preset = preset_layer(options["preset"])
+        values = {key: each for key, each in preset.values.items() if key not in about_data}
+        layers = [Layer(preset.origin, values)]
+    return configure([*layers, Layer("option", given)]).config
+
+
+def _called(network: Own) -> str:
+    """Return how the configuration calls a backbone that is given as it is."""
+    return OWN + str(getattr(network, "__name__", type(network).__name__))
+
+
+def _check_backbone(model: Model, network: Own) -> None:
+    """Raise a ConfigError where a model was not made with a backbone."""
+    made = f"network = {_called(network)}: this model was made with {model.config.network}"
+    if not model.config.network.startswith(OWN):
+        raise ConfigError(f"{made}; leave network out")
+    try:
+        model.network  # noqa: B018  # built now, not later
+    except StoreError as error:
+        raise ConfigError(
+            f"{made}, whose weights do not fit: {one_line(error.__cause__)}"
+        ) from error

@@ -1,0 +1,119 @@
+"""Time training steps and passes on made-up images: what every estimate of a duration is made from."""
+
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from geodl.core.devices import device_kind
+from geodl.losses import DISTILLATIONS
+from geodl.nets import Output, build_network, frozen_copy
+
+LOSSES = ("none", "lwf", "cosine", "geodesic")
+"""The distillations that the paper compares."""
+TURNS = 3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a step works on: a network, batches of size x size images, old and new classes, a device."""
+
+    network: str
+    size: int
+    batch: int = 128
+    old: int = 50
+    new: int = 10
+    precision: str = "32"
+    accelerator: str = "auto"
+
+
+class Step:
+    """A training step of an incremental phase with one distillation, on random images."""
+
+    def __init__(self, distill: str, shape: Shape) -> None:
+        self.shape, self.device = shape, torch.device(device_kind(shape.accelerator))
+        classes = shape.old + shape.new
+        self.student = build_network(shape.network, classes, head="cosine", seed=0)
+        self.student.to(self.device).train()
+        self.optimizer = torch.optim.SGD(
+            self.student.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True
+        )
+        self.teacher = self.loss = None
+        if distill != "none":
+            base = build_network(shape.network, shape.old, head="cosine", seed=0)
+            self.teacher = frozen_copy(base).to(self.device)
+            kind = DISTILLATIONS[distill]
+            self.loss = kind.build(kind.Options())
+        rng = torch.Generator().manual_seed(1)
+        images = torch.randn(shape.batch, 3, shape.size, shape.size, generator=rng)
+        self.images = images.to(self.device, memory_format=torch.channels_last)
+        self.labels = torch.randint(0, classes, (shape.batch,), generator=rng).to(self.device)
+
+    def __call__(self) -> None:
+        """Take one step and wait until it is done."""
+        with self._autocast():
+            old = None if self.teacher is None else self.teacher(self.images)
+            new = self.student(self.images)
+            loss = F.cross_entropy(new.logits, self.labels)
+            if old is not None:
+                loss = loss + self.distillation(new, old)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        loss.item()  # a GPU only queues the work: wait until it is done
+
+    def distillation(self, new: Output, old: Output) -> Tensor:
+        """Return the distillation loss of the student's and the teacher's output."""
+        assert self.loss is not None
+        compared = [self.loss.compared(output, self.shape.old) for output in (new, old)]
+        value: Tensor = self.loss(*compared)
+        return value
+
+    def evaluate(self) -> None:
+        """Run the network over the images without learning, as an evaluation does."""
+        with torch.inference_mode(), self._autocast():
+            self.student.eval()(self.images).logits.sum().item()
+            self.student.train()
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.shape.precision == "bf16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+
+
+def take_turns(
+    actions: Mapping[str, Callable[[], object]],
+    turns: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Time each action once a turn, in an order that rotates; a first turn warms up and is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    names = list(actions)
+    for turn in range(turns + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = clock()
+            actions[name]()
+            if turn:
+                times[name].append(clock() - start)
+    return times
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured images a second: in training steps by distillation, and in evaluation."""
+
+    training: Mapping[str, float]
+    evaluation: float
+
+
+def measure(shape: Shape, losses: Collection[str] = LOSSES) -> Speed:
+    """Time a few training steps with each distillation, and of evaluation."""
+    steps = {name: Step(name, shape) for name in losses}
+    evaluated = steps.get("none") or Step("none", shape)
+    times = take_turns({**steps, "evaluation": evaluated.evaluate}, TURNS)
+    speeds = {name: shape.batch / statistics.median(each) for name, each in times.items()}
+    evaluation = speeds.pop("evaluation")
+    return Speed(speeds, evaluation)

@@ -1,0 +1,1 @@
+"""What was learned: memory, classifiers, recognizer, metrics."""

@@ -1,0 +1,41 @@
+"""How features are read: one file for each classifier."""
+
+from geodl.model.classifiers.ame import Ame
+from geodl.model.classifiers.analytic import ClosedForm
+from geodl.model.classifiers.base import (
+    CLASSIFIERS,
+    Classifier,
+    Evidence,
+    LeftOut,
+    Scorer,
+    Stored,
+    default_classifier,
+    fittable,
+    register,
+    titles,
+)
+from geodl.model.classifiers.cnn import Cnn
+from geodl.model.classifiers.ncm import Ncm
+from geodl.model.classifiers.nme import Nme
+
+# In the order in which tables show them.
+for _kind in (Cnn, Nme, Ame, Ncm, ClosedForm):
+    register(_kind)
+
+__all__ = [
+    "CLASSIFIERS",
+    "Ame",
+    "Classifier",
+    "ClosedForm",
+    "Cnn",
+    "Evidence",
+    "LeftOut",
+    "Ncm",
+    "Nme",
+    "Scorer",
+    "Stored",
+    "default_classifier",
+    "fittable",
+    "register",
+    "titles",
+]

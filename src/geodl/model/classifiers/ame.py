@@ -1,0 +1,25 @@
+"""AME: the nearest mean of all training samples under the current network; an oracle."""
+
+from typing import Self
+
+from geodl.model.classifiers.base import Evidence
+from geodl.model.classifiers.nearest import NearestMean
+from geodl.model.features import Features, class_means
+
+
+class Ame(NearestMean):
+    """Needs all old images, which a learner has thrown away: fitted where it is evaluated."""
+
+    name = "ame"
+    title = "AME (oracle)"
+    oracle = True
+
+    @classmethod
+    def fit(cls, evidence: Evidence) -> Self | None:
+        """Return None: it is never part of a model."""
+        return None
+
+    @classmethod
+    def of(cls, found: Features, classes: int) -> Self:
+        """Take the means of all training images of all classes."""
+        return cls(class_means(found.pooled, found.labels, classes))

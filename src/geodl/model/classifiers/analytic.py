@@ -1,0 +1,371 @@
+"""Closed form: ridge regression on random features of a frozen network (ACIL, RanPAC).
+
+Two typed states hold what was seen of all images: `Sums` over them, or `KeptFeatures` of each while
+there are at most `MOST`. With sums the fit is the same whatever the cut into phases; with kept features
+levels and ridge are chosen at each step, an image that is given again counts once, and the removal of
+a class is exact.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geodl.closed_form import (
+    Blocks,
+    Fitted,
+    RandomFeatures,
+    Statistics,
+    targets_of,
+    temperature,
+    threshold,
+)
+from geodl.closed_form.kept_features import (
+    REJECTED,
+    Fit,
+    KeptFeatures,
+    fit,
+    mirroring_keeps_classes,
+    same_image,
+    share_of_each,
+)
+from geodl.config import Options, RunConfig
+from geodl.core.errors import TrainingError
+from geodl.core.keys import derive
+from geodl.data.images import Images
+from geodl.model.classifiers.base import Classifier, Evidence, LeftOut, Scorer, Stored, Tensors
+from geodl.model.features import Features
+from geodl.model.herding import first_of_each
+from geodl.nets import Network
+
+JUDGED = 512
+"""Images of a phase that leave-one-out judges where sums are kept: fewer than twice as many."""
+MIRRORED = 8
+"""Images of a class whose mirrored copies tell whether mirroring keeps the class."""
+MOST = 5000
+"""Images whose features are kept one by one; of more, only the sums are kept."""
+
+
+class ClosedFormOptions(Options):
+    """Options of the closed form."""
+
+    fixed: ClassVar = frozenset({"levels", "keep_features"})
+    research: ClassVar = frozenset({"expansion", "mirror", "mirror_training"})
+
+    gamma: float = Field(0.01, gt=0)
+    """Ridge: lambda = gamma x the mean square of a random feature."""
+    expansion: int = Field(4096, ge=1, le=65536)
+    """Random features in all, shared out by the widths of the levels."""
+    levels: tuple[str, ...] | None = None
+    """Levels of the network that are read, NAME or NAME@CELLS for a grid of CELLS x CELLS; unset: all."""
+    mirror: bool = True
+    """Average the scores of test images and their mirrored copies (needs flip)."""
+    mirror_training: bool = False
+    """Fit to the mean of each training image and its mirrored copy: a second pass over them."""
+    keep_features: bool = False
+    """Keep all images' features: levels and ridge are chosen at each step."""
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse what contradicts mirrored copies of training images."""
+        if self.mirror_training and self.keep_features:
+            raise ValueError(
+                "mirror_training = True: not where the features of all images are kept"
+            )
+        if self.mirror_training and not (self.mirror and config.flip):
+            raise ValueError(
+                "mirror_training = True needs mirror and flip: test images are mirrored too"
+            )
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all images. gamma: the ridge chosen while features were kept; None: as configured."""
+
+    statistics: Statistics
+    gamma: float | None = None
+
+
+@dataclass(frozen=True)
+class ClosedForm(Classifier):
+    """head = (G + lambda I)^-1 C over random features h of a frozen network.
+
+    mirror: whether scores are averaged over mirrored copies, where that keeps the class.
+    keeps:  whether mirroring keeps the class, as far as the images have shown.
+    state:  None in older phases of a run: a newer one has taken it over.
+    """
+
+    name = "analytic"
+    title = "closed form"
+    meaning = "softmax of the closed form's scores divided by the temperature"
+    preference = 0
+    needs_frozen = True
+    Options = ClosedFormOptions
+    rejects = True
+
+    fitted: Fitted
+    judged: LeftOut
+    mirror: bool
+    keeps: bool
+    state: Sums | KeptFeatures | None
+
+    @classmethod
+    def levels(cls, network: Network, config: RunConfig) -> tuple[str, ...]:
+        """Return the levels that are read, all by default."""
+        wanted = config.of(ClosedFormOptions).levels or network.level_names
+        for name in wanted:
+            network.level_and_cells(name)
+        return wanted
+
+    @classmethod
+    def fit(cls, evidence: Evidence) -> Self:
+        """Add the phase's images to what is kept of all images, and solve."""
+        last = evidence.previous.get(cls.name)
+        assert last is None or isinstance(last, cls)
+        if last is not None and last.state is None:
+            raise TrainingError("only the newest phase keeps the sums that learning continues from")
+        switched = last is not None and isinstance(last.state, Sums)
+        keeps = evidence.config.of(ClosedFormOptions).keep_features and not switched
+        return cls(*(_fit_features if keeps else _fit_sums)(evidence, last))
+
+    def scorer(self, network: Network) -> Scorer:
+        """Return the scores of the head."""
+        return Scorer(
+            lambda found: self.fitted.scores(found.levels),
+            scale=1 / self.fitted.temperature,
+            threshold=self.fitted.threshold,
+            mirrors=self.mirror and self.keeps,
+            levels=tuple(self.fitted.expansion.sizes),
+        )
+
+    def without(self, row: int) -> Self:
+        """Return the classifier without a class: as if never learned, where features are kept.
+
+        Where only sums are, G still holds its images, which are then of no class.
+        """
+        if isinstance(self.state, KeptFeatures):
+            return self._refitted(self.state.without(row))
+        sums = self.state
+        if sums is not None:
+            sums = replace(sums, statistics=sums.statistics.without(row))
+        rest = self.judged.without(row)
+        return replace(self, fitted=self.fitted.without(row), judged=rest, state=sums)
+
+    def relabelled(self, labels: Tensor) -> Self:
+        """Return the fit to the kept features under these labels, (N,); -1: of an image never learned."""
+        assert isinstance(self.state, KeptFeatures)
+        return self._refitted(replace(self.state, labels=labels).select(labels >= 0))
+
+    def _refitted(self, data: KeptFeatures) -> Self:
+        found = fit(data, int(data.labels.max()) + 1, self.fitted.expansion.seed)
+        return replace(self, fitted=found.fitted, judged=_left_out(found, data), state=data)
+
+    def kept_rows(self, found: Features) -> Tensor:
+        """Return which of the kept features are of the same images, (N,), -1: none."""
+        assert isinstance(self.state, KeptFeatures)
+        name, known = list(self.state.z.items())[-1]
+        return same_image(found.levels[name], known)
+
+    def tensors(self) -> Tensors:
+        """Return head, standardization, leave-one-out, and the kept features."""
+        judged = self.judged
+        found = self.fitted.to_tensors()
+        found["validated"] = torch.stack([judged.labels, judged.predictions], dim=1)
+        found["mirrors"] = torch.tensor(self.keeps)
+        optional = {"confidences": judged.confidences, "rows": judged.rows}
+        found |= {name: each for name, each in optional.items() if each is not None}
+        if isinstance(self.state, KeptFeatures):
+            found |= self.state.to_tensors()
+        elif self.state is not None and self.state.gamma is not None:
+            found["gamma"] = torch.tensor(self.state.gamma)
+        return found
+
+    def statistics(self) -> Tensors:
+        """Return the sums."""
+        return self.state.statistics.to_tensors() if isinstance(self.state, Sums) else {}
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors, config: RunConfig) -> Self:
+        """Undo `tensors` and `statistics`."""
+        state: Sums | KeptFeatures | None = None
+        if "labels" in tensors:
+            state = KeptFeatures.from_tensors(tensors)
+        elif "gram" in tensors:
+            gamma = tensors.get("gamma")
+            state = Sums(Statistics.from_tensors(tensors), None if gamma is None else float(gamma))
+        labels, predictions = (each.contiguous() for each in tensors["validated"].T)
+        return cls(
+            Fitted.from_tensors(tensors, derive(config.seed, "expansion")),
+            LeftOut(labels, predictions, tensors.get("confidences"), tensors.get("rows")),
+            mirror=config.of(ClosedFormOptions).mirror and config.flip,
+            keeps=bool(tensors.get("mirrors", True)),
+            state=state,
+        )
+
+    def left_out(self) -> LeftOut:
+        """Return what leave-one-out says of learned images."""
+        return self.judged
+
+    def places(self, found: Features) -> Tensor:
+        """Return where in `left_out` images are, by their features, (N,), -1: not there."""
+        if not isinstance(self.state, KeptFeatures) or self.judged.rows is None:
+            return torch.full((len(found.pooled),), -1)
+        name, known = list(self.state.z.items())[-1]
+        return same_image(found.levels[name], known[self.judged.rows])
+
+    def threshold(self) -> float | None:
+        """Return the score below which an image is unknown, if there is one."""
+        found = self.fitted.threshold
+        return found if math.isfinite(found) else None
+
+    def stored(self) -> Stored:
+        """Return how many images' features are kept, and their bytes."""
+        if isinstance(self.state, KeptFeatures):
+            return Stored(len(self.state.labels), self.state.nbytes)
+        return Stored(sums=isinstance(self.state, Sums))
+
+    def notes(self) -> tuple[str, ...]:
+        """Return a sentence where mirroring changes the class."""
+        if self.keeps:
+            return ()
+        return (
+            "Mirrored images of a class look like another class: images are not mirrored, neither in "
+            "learning nor in prediction.",
+        )
+
+
+Fitting = tuple[Fitted, LeftOut, bool, bool, Sums | KeptFeatures]
+"""The fields of a `ClosedForm`."""
+
+
+def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
+    """Add the phase's images to the sums and solve (primal form)."""
+    config, before = evidence.config, last.state if last else None
+    options = config.of(ClosedFormOptions)
+    assert before is None or isinstance(before, Sums)
+    images, z, labels = _new(evidence)
+    views: list[Blocks] = [z]
+    if options.mirror_training:
+        views.append(evidence.read(images, mirror=True).levels)
+    if last is None:
+        expand = RandomFeatures.of(z, options.expansion, derive(config.seed, "expansion"))
+    else:
+        # The first standardization for good: the images of earlier phases are gone.
+        expand = RandomFeatures(last.fitted.standardization, last.fitted.expansion)
+    total = expand.sums(views, labels, evidence.classes, evidence.ranks, evidence.device)
+    gamma = None
+    if before is not None:
+        total, gamma = before.statistics + total, before.gamma
+    sums = Sums(total.rounded(), gamma)
+    mirror, keeps = options.mirror and config.flip, last is None or last.keeps
+
+    def copies(rows: Tensor) -> Blocks:
+        return evidence.read(images.select(rows), mirror=True).levels
+
+    averaged = mirror and keeps and not options.mirror_training
+    fitted, judged = _solved(options, sums, expand, views, labels, copies if averaged else None)
+    return fitted, judged, mirror, keeps, sums
+
+
+def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
+    """Fit to the features of all images (dual form), of which one that is given again counts once.
+
+    Of more than MOST images only sums are kept: levels, ridge and mirroring are chosen on a part of
+    them, for good.
+    """
+    config, classes = evidence.config, evidence.classes
+    options = config.of(ClosedFormOptions)
+    mirror, keeps = options.mirror and config.flip, last is None or last.keeps
+    data, latest = _joined(evidence, last)
+    rows = share_of_each(data.labels, MOST)
+    part = data.select(rows)
+    found = fit(part, classes, derive(config.seed, "expansion"))
+    if keeps and config.flip:
+        keeps = _mirroring_keeps(evidence, found, part, rows, latest)
+    if len(data.labels) <= MOST:
+        return found.fitted, _left_out(found, data, latest), mirror, keeps, data
+    expand = RandomFeatures(found.fitted.standardization, found.fitted.expansion)
+    total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
+    # As it will be read from a file.
+    sums = Sums(total.rounded(), float(torch.tensor(found.gamma)))
+    fitted, judged = _solved(options, sums, expand, [data.z], data.labels)
+    return fitted, judged, mirror, keeps, sums
+
+
+def _new(evidence: Evidence) -> tuple[Images, dict[str, Tensor], Tensor]:
+    """Return the phase's new images, their features by level and their labels.
+
+    Without exemplars of a returning class: they were counted when they were new.
+    """
+    count = evidence.count
+    z = {name: level[:count] for name, level in evidence.now.levels.items()}
+    return evidence.at_hand.select(torch.arange(count)), z, evidence.now.labels[:count]
+
+
+def _joined(evidence: Evidence, last: ClosedForm | None) -> tuple[KeptFeatures, Tensor]:
+    """Return the features of all images, and the places of this phase's among them, (N,)."""
+    _, z, labels = _new(evidence)
+    known = KeptFeatures.of(z, labels)
+    before = last.state if last else None
+    if not isinstance(before, KeptFeatures):
+        return known, torch.arange(len(labels))
+    latest = before.places_of(known)
+    data = before + known.select(latest < 0)
+    latest[latest < 0] = torch.arange(len(before.labels), len(data.labels))
+    return data, latest
+
+
+def _mirroring_keeps(
+    evidence: Evidence, found: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
+) -> bool:
+    """Return whether mirrored copies of this phase's images stay in their class."""
+    within = torch.isin(latest, rows).nonzero().squeeze(1)
+    if not len(within):
+        return True
+    images, _, labels = _new(evidence)
+    sample = within[first_of_each(labels[within], MIRRORED)]
+    copies = evidence.read(images.select(sample), mirror=True).levels
+    return mirroring_keeps_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
+
+
+def _left_out(found: Fit, data: KeptFeatures, latest: Tensor | None = None) -> LeftOut:
+    """Return what leave-one-out says of the images that it can judge."""
+    rows = (found.left_out >= 0).nonzero().squeeze(1)
+    labels, predictions = data.labels[rows], found.left_out[rows]
+    mistaken = None if latest is None else torch.isin(latest, rows[labels != predictions])
+    return LeftOut(labels, predictions, found.confidences[rows].float(), rows, mistaken)
+
+
+def _solved(
+    options: ClosedFormOptions,
+    sums: Sums,
+    expand: RandomFeatures,
+    views: Sequence[Blocks],
+    labels: Tensor,
+    copies: Callable[[Tensor], Blocks] | None = None,
+) -> tuple[Fitted, LeftOut]:
+    """Fit the head to sums, and temperature and threshold to leave-one-out of some of the images.
+
+    copies: gives the features of mirrored copies, where prediction averages over them.
+    """
+    counts = sums.statistics.counts
+    solved = sums.statistics.solve(options.gamma if sums.gamma is None else sums.gamma)
+    some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
+    # Without its only image nothing is known of a class; a single class leaves nothing to judge.
+    some = some[(counts[labels[some]] > 1) & (len(counts) > 1)]
+    h, both = expand(views, some), None
+    if copies is not None and len(some):
+        both = (h + expand([copies(some)], torch.arange(len(some)))) / 2
+    scores = solved.leave_one_out(h, targets_of(labels[some], len(counts)), both)
+    fitted = Fitted(
+        expand.standardization,
+        expand.expansion,
+        solved.head.float().contiguous(),
+        temperature(scores, labels[some]),
+        threshold(scores.amax(1), REJECTED),
+    )
+    confidences = (scores / fitted.temperature).softmax(dim=1).amax(1).float()
+    return fitted, LeftOut(labels[some], scores.argmax(1), confidences)

@@ -1,0 +1,251 @@
+"""What a classifier is: how the features of a network are read.
+
+A classifier is an immutable value that is fitted at the end of every phase. Its file alone knows what
+it keeps; the model stores that as named tensors.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from geodl.config import Options as BaseOptions
+from geodl.config import Registry, RunConfig
+from geodl.core.errors import TrainingError
+from geodl.core.ranks import Ranks
+from geodl.data.images import Images
+from geodl.model.features import Features
+from geodl.model.memory import Memory
+from geodl.nets import Network
+
+Tensors = dict[str, Tensor]
+CHUNK = 2048
+"""Images that are scored at a time."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """How features become scores.
+
+    score:     maps the features of N images to scores (N, C); traceable for export.
+    scale:     makes logits of the scores.
+    threshold: an image whose largest score is below it is unlike all classes.
+    mirrors:   whether the scores of an image and of its mirrored copy are averaged.
+    levels:    the levels of the network that are read besides the pooled features.
+    """
+
+    score: Callable[[Features], Tensor]
+    scale: float = 1.0
+    threshold: float = -math.inf
+    mirrors: bool = False
+    levels: tuple[str, ...] = ()
+
+    def __call__(self, found: Features, mirrored: Features | None = None) -> Tensor:
+        """Return the scores (N, C) of images from their features and those of mirrored copies."""
+        if not self.mirrors or mirrored is None:
+            return self.score(found)
+        return (self.score(found) + self.score(mirrored)) / 2
+
+    def in_chunks(self, found: Features, mirrored: Features | None = None) -> Tensor:
+        """Return the scores (N, C) of many images, some at a time."""
+        views = [view.chunks(CHUNK) for view in (found, mirrored) if view is not None]
+        return finite_scores(torch.cat([self(*some) for some in zip(*views, strict=True)]))
+
+    def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) for scores (N, C), and which images are unknown (N,)."""
+        return (self.scale * scores).softmax(dim=1), scores.amax(1) < self.threshold
+
+
+def finite_scores(scores: Tensor) -> Tensor:
+    """Return scores as they are; NaN or infinite ones, as of weights that overflow, are an error."""
+    if not bool(scores.isfinite().all()):
+        raise TrainingError("the model gives scores that are NaN or infinite: nothing is predicted")
+    return scores
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What the fit without an image predicts for it, for learned images whose class can be judged.
+
+    labels, predictions: int64 (N,).
+    confidences: 0..1 (N,); None where they were not kept.
+    rows:        (N,) places of the images among those whose features are kept; None without these.
+    mistaken:    (n,) bool, which of the last phase's images are predicted wrongly; not stored.
+    """
+
+    labels: Tensor
+    predictions: Tensor
+    confidences: Tensor | None
+    rows: Tensor | None = None
+    mistaken: Tensor | None = None
+
+    def without(self, row: int) -> "LeftOut":
+        """Leave out images that are, or are predicted to be, of a class; those after it move up."""
+        stay = (self.labels != row) & (self.predictions != row)
+        labels, predictions = self.labels[stay], self.predictions[stay]
+        return LeftOut(
+            labels - (labels > row).long(),
+            predictions - (predictions > row).long(),
+            None if self.confidences is None else self.confidences[stay],
+        )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a classifier stores of images besides class statistics; `sums`: over all images."""
+
+    images: int = 0
+    bytes: int = 0
+    sums: bool = False
+
+
+class Classifier(ABC):
+    """A way to read features; `fit` makes one from the evidence of a phase and the one before."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    """As tables show it."""
+    meaning: ClassVar[str] = "softmax of its scores"
+    """What its confidences are, for those who read an exported file."""
+    preference: ClassVar[int] = 9
+    """The classifier of a model with the least number predicts where none is named."""
+    oracle: ClassVar[bool] = False
+    """Whether it needs old images that a learner has thrown away; never part of a model."""
+    needs_frozen: ClassVar[bool] = False
+    """Whether what it keeps is wrong once the network moves."""
+    Options: ClassVar[type[BaseOptions]] = BaseOptions
+    """Its own options, there where it is fitted."""
+    rejects: ClassVar[bool] = False
+    """Whether it can call an image unknown, by a threshold."""
+
+    @classmethod
+    def levels(cls, network: Network, config: RunConfig) -> tuple[str, ...]:
+        """Return the levels of the network that fitting and reading need."""
+        return ()
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, evidence: "Evidence") -> Self | None:
+        """Return the classifier after this phase; None where it is not available."""
+
+    @abstractmethod
+    def scorer(self, network: Network) -> Scorer:
+        """Return how features become scores."""
+
+    @abstractmethod
+    def without(self, row: int) -> Self:
+        """Return the classifier without a class; those after it move up."""
+
+    def tensors(self) -> Tensors:
+        """Return all that predicting needs, by name."""
+        return {}
+
+    def statistics(self) -> Tensors:
+        """Return what only the next phase needs, by name: older phases drop it."""
+        return {}
+
+    @classmethod
+    def from_tensors(cls, tensors: Tensors, config: RunConfig) -> Self:
+        """Undo `tensors` and, where they are there, `statistics`."""
+        return cls()
+
+    def left_out(self) -> LeftOut | None:
+        """Return what leave-one-out says of learned images; None where it cannot be known."""
+        return None
+
+    def places(self, found: Features) -> Tensor | None:
+        """Return where in `left_out` images are, by their features, (N,), -1: not there."""
+        return None
+
+    def threshold(self) -> float | None:
+        """Return the score below which an image is unknown; None where none is."""
+        return None
+
+    def stored(self) -> Stored:
+        """Return what is stored of images."""
+        return Stored()
+
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences about what was found in the images, for their owner."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What classifiers are fitted from, once the network of a phase stands still.
+
+    at_hand:  this phase's images, then exemplars of returning classes.
+    count:    the first `count` of them are new: sums count only these.
+    before:   the teacher's features of `at_hand`; None without a teacher.
+    now:      the network's features of `at_hand`, with every level that a classifier wants.
+    memory:   the exemplars after selection.
+    trained:  whether the head was trained on all classes.
+    read:     ``read(images, mirror=False)``: further features; every rank calls it.
+    previous: the classifiers after the phase before, by name.
+    """
+
+    config: RunConfig
+    network: Network
+    at_hand: Images
+    count: int
+    before: Features | None
+    now: Features
+    memory: Memory
+    old: int
+    new: int
+    trained: bool
+    read: Callable[..., Features]
+    device: torch.device
+    ranks: Ranks
+    previous: Mapping[str, Classifier]
+    _fitted: dict[str, Classifier | None] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes known after the phase."""
+        return self.old + self.new
+
+    def classifier(self, name: str) -> Classifier | None:
+        """Return a classifier fitted to this evidence, once for all who ask."""
+        if name not in self._fitted:
+            self._fitted[name] = CLASSIFIERS[name].fit(self)
+        return self._fitted[name]
+
+    def fit_all(self, kinds: Iterable[type[Classifier]]) -> dict[str, Classifier]:
+        """Return all classifiers of these kinds that are available, by name."""
+        found = {kind.name: self.classifier(kind.name) for kind in kinds}
+        return {name: each for name, each in found.items() if each is not None}
+
+
+CLASSIFIERS = Registry[type[Classifier]](
+    "classifier", used=lambda kind, method: kind in fittable(method.frozen)
+)
+
+
+def register(classifier: type[Classifier]) -> type[Classifier]:
+    """Make a classifier known by its name; a decorator of its class."""
+    CLASSIFIERS.add(classifier.name, classifier)
+    return classifier
+
+
+def default_classifier(names: Iterable[str]) -> str:
+    """Return the classifier to use, or to show where there is room for one; no oracle."""
+    known = [CLASSIFIERS[name] for name in names if name in CLASSIFIERS]
+    honest = [kind for kind in known if not kind.oracle]
+    return min(honest, key=lambda kind: kind.preference).name
+
+
+def titles() -> dict[str, str]:
+    """Return how tables name the classifiers, in their order; with one that old results have."""
+    found = {name: kind.title for name, kind in CLASSIFIERS.items()}
+    return found | {"analytic_single": "closed form, no mirrored copies"}
+
+
+def fittable(frozen: bool) -> list[type[Classifier]]:
+    """Return the classifiers that are fitted in every phase; `frozen`: the network stands still."""
+    kinds = CLASSIFIERS.values()
+    return [kind for kind in kinds if not kind.oracle and (frozen or not kind.needs_frozen)]

@@ -1,0 +1,30 @@
+"""CNN: the head itself."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from geodl.model.classifiers.base import Classifier, Evidence, Scorer
+from geodl.nets import Network
+
+
+@dataclass(frozen=True)
+class Cnn(Classifier):
+    """argmax of the head's logits, BiC's correction included: it has no state of its own."""
+
+    name = "cnn"
+    title = "CNN"
+    meaning = "softmax of the network's own output"
+    preference = 3
+
+    @classmethod
+    def fit(cls, evidence: Evidence) -> Self | None:
+        """Return it where the head was trained on all classes."""
+        return cls() if evidence.trained else None
+
+    def scorer(self, network: Network) -> Scorer:
+        """Return the logits as scores."""
+        return Scorer(lambda found: found.logits)
+
+    def without(self, row: int) -> Self:
+        """Return itself: the head loses the row."""
+        return self

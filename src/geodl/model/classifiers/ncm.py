@@ -1,0 +1,63 @@
+"""NCM: the nearest mean of all samples, moved by the drift that was seen since (SDC)."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from geodl.core.errors import ConfigError, DataError
+from geodl.geometry import unit
+from geodl.model.classifiers.base import Evidence
+from geodl.model.classifiers.nearest import NearestMean
+from geodl.model.features import class_means, filled
+
+PAIRS = 1 << 22
+"""The weights of a drift are formed for at most so many (sample, class) pairs at a time."""
+
+
+class Ncm(NearestMean):
+    """Means of all samples, stored when a class is learned and moved along with the network."""
+
+    name = "ncm"
+    title = "NCM (SDC)"
+    meaning = "softmax of the network's scale times the cosines with the class means"
+    preference = 2
+
+    @classmethod
+    def fit(cls, evidence: Evidence) -> Self:
+        """Take the means of the classes at hand; the others drift along."""
+        now, before = evidence.now, evidence.before
+        taken = class_means(now.pooled, now.labels, evidence.classes)
+        last = evidence.previous.get(cls.name)
+        if last is None:
+            return cls(taken)
+        assert isinstance(last, Ncm)
+        moved = last.means if before is None else drift(last.means, before.pooled, now.pooled)
+        return cls(filled(taken, F.pad(moved, (0, 0, 0, evidence.classes - len(moved)))))
+
+
+def drift(means: Tensor, old: Tensor, new: Tensor, width: float = 0.3) -> Tensor:
+    """Move class means along with the network (semantic drift compensation, Yu et al. 2020).
+
+    means: (C, d); old, new: (N, d) features of the same samples under the network before and after.
+    Each mean moves by the samples' average displacement, weighted by a Gaussian of `width` in their
+    old distance to it, all on the unit sphere (Eq. 8 and 9). Returns (C, d) unit rows in the dtype of
+    `means`; unknown means (zeros) stay unknown.
+    """
+    if width <= 0:
+        raise ConfigError(f"drift width = {width}: it must be greater than 0")
+    if len(old) != len(new):
+        raise DataError(f"drift: {len(old)} old and {len(new)} new features; equal numbers needed")
+    if len(old) == 0:
+        return means
+    centers, before = unit(means), unit(old)
+    displacement = unit(new) - before
+    moved = []
+    for chunk in torch.split(centers, max(1, PAIRS // len(before))):
+        # |z - m|^2 = 2 - 2 <z, m> on the sphere. The softmax is the normalized Gaussian weight, and
+        # unlike a quotient of sums it does not become 0 / 0 when every sample is many widths away.
+        weights = torch.softmax((chunk @ before.T - 1) / width**2, dim=1)
+        moved.append(chunk + weights @ displacement)
+    known = (means != 0).any(dim=1, keepdim=True)
+    return (unit(torch.cat(moved)) * known).to(means.dtype)

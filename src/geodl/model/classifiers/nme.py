@@ -1,0 +1,33 @@
+"""k-NME: the nearest mean of exemplars (iCaRL, Rebuffi et al. 2017)."""
+
+from typing import Self
+
+import torch
+
+from geodl.model.classifiers.base import Evidence
+from geodl.model.classifiers.nearest import NearestMean
+from geodl.model.features import class_means, filled
+
+
+class Nme(NearestMean):
+    """Means of the k exemplars and, where mirroring keeps the class, of their mirrored copies."""
+
+    name = "nme"
+    title = "k-NME"
+    meaning = "softmax of the network's scale times the cosines with the means of the exemplars"
+    preference = 1
+
+    @classmethod
+    def fit(cls, evidence: Evidence) -> Self | None:
+        """Take the means of the exemplars; a class without any stands by its NCM mean."""
+        images = evidence.memory.images
+        if images is None:
+            return None
+        sides = (False, True) if evidence.config.flip else (False,)
+        views = [evidence.read(images, mirror=side) for side in sides]
+        pooled = torch.cat([view.pooled for view in views])
+        labels = torch.cat([view.labels for view in views])
+        means = class_means(pooled, labels, evidence.classes)
+        others = evidence.classifier("ncm")
+        assert isinstance(others, NearestMean)
+        return cls(filled(means, others.means))

@@ -1,0 +1,382 @@
+"""Estimators for scikit-learn: the closed form on feature vectors, and features of images."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from geodl.closed_form import (
+    Fitted,
+    RandomFeatures,
+    Statistics,
+    choose,
+    judged,
+    kernels,
+    solve_dual,
+    targets_of,
+    temperature,
+)
+from geodl.closed_form.kept_features import FEW, KeptFeatures, share_of_each
+from geodl.config import RunConfig
+from geodl.core.errors import ConfigError, MissingExtraError
+from geodl.core.ranks import Ranks
+from geodl.data.batches import Transform, evaluation
+from geodl.data.dataset import insist
+from geodl.data.images import ArrayImages
+from geodl.data.intake import as_images, squares, typical_side
+from geodl.model.features import features_of
+from geodl.model.herding import first_of_each
+from geodl.nets import Own, build_network, expected_images, folded
+
+try:
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        ClassNamePrefixFeaturesOutMixin,
+        TransformerMixin,
+    )
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError:
+
+    class BaseEstimator:  # type: ignore[no-redef]
+        """Stands in for the extra: the classes below can be imported, not constructed."""
+
+        def __new__(cls, *_: Any, **__: Any) -> Self:
+            """Name what to install."""
+            raise MissingExtraError("sklearn", cls.__name__)
+
+    ClassifierMixin = type("ClassifierMixin", (), {})
+    TransformerMixin = type("TransformerMixin", (), {})
+    ClassNamePrefixFeaturesOutMixin = type("ClassNamePrefixFeaturesOutMixin", (), {})
+
+BLOCK = "x"
+"""The name of the one block of features."""
+CHUNK = 2048
+"""Rows that are scored at a time."""
+JUDGED = 512
+"""Rows that leave-one-out judges where sums are kept, at least two of each class."""
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """What is kept of many rows: their sums, and a few of them for leave-one-out."""
+
+    expand: RandomFeatures
+    statistics: Statistics
+    gamma: float
+    sample: KeptFeatures
+
+    @property
+    def classes(self) -> int:
+        return len(self.statistics.counts)
+
+    def plus(self, rows: KeptFeatures, classes: int) -> "_Sums":
+        new = _added_up(self.expand, rows, classes)
+        sample = _sampled(self.sample + rows, classes)
+        return replace(self, statistics=self.statistics + new, sample=sample)
+
+    def without(self, row: int) -> "_Sums":
+        rest, sample = self.statistics.without(row), self.sample.without(row)
+        return replace(self, statistics=rest, sample=sample)
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """A fitted head, the ridge, and leave-one-out: its accuracy, weighted by the sizes of the classes."""
+
+    fitted: Fitted
+    gamma: float
+    score: float
+    counts: Tensor
+
+
+class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Ridge regression on random features, in closed form, for scikit-learn.
+
+    It is what ``--method analytic`` fits on a frozen network. Classes need not be known beforehand:
+    `partial_fit` adds rows of old and new classes. While there are no more rows than random features,
+    all rows are kept, and the fit is that of all rows at once. Beyond, only sums over them are kept:
+    the standardization and the ridge stay as they are, and the cut of further rows changes nothing.
+
+    Features are expected to be of one kind, such as those of a network: a feature that varies a
+    thousand times less than the others counts as constant. Scale others first (``StandardScaler``).
+
+    Args:
+        expansion: the number of random features.
+        gamma: ridge, relative to the mean square of a random feature; None: chosen by leave-one-out.
+        random_state: seed of the random features.
+
+    Attributes:
+        classes_: the classes, sorted.
+        class_count_: (classes,) rows of each class.
+        gamma_: the ridge in use.
+        score_left_out_: accuracy of leave-one-out: each row is predicted by the fit without it.
+            Exact while rows are kept, else estimated on the first rows of each class, about 500 in
+            all; nan for a single class.
+    """
+
+    def __init__(
+        self, expansion: int = 4096, gamma: float | None = None, random_state: Any = 0
+    ) -> None:
+        self.expansion = expansion
+        self.gamma = gamma
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Learn from rows X: (N, d) with labels y: (N,), and from nothing before."""
+        return self._learn(X, y, None)
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Add rows X: (N, d) with labels y: (N,), of known or new classes.
+
+        classes: not needed, and not used; other estimators ask for it.
+        """
+        return self._learn(X, y, getattr(self, "_state", None))
+
+    def remove_class(self, label: Any) -> Self:
+        """Remove a class: exactly while rows are kept; from sums, its rows become of no class."""
+        check_is_fitted(self)
+        (found,) = np.nonzero(self._learned == label)
+        if not len(found) or len(self._learned) == 1:
+            known = ", ".join(map(str, self.classes_))
+            raise ConfigError(f"class = {label!r}: two classes or more are needed; known: {known}")
+        row = int(found[0])
+        self._commit(self._state.without(row), np.delete(self._learned, row), self._seed)
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return scores (N, classes); for two classes the difference (N,), above 0 for the second."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return probabilities (N, classes), calibrated by leave-one-out."""
+        scores = torch.from_numpy(self._scores(X)) / self._fitted.temperature
+        return scores.softmax(dim=1).numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the likeliest class (N,) of each row."""
+        places = self._scores(X).argmax(1)
+        found: NDArray[Any] = self.classes_[places]
+        return found
+
+    def _learn(self, X: Any, y: Any, before: KeptFeatures | _Sums | None) -> Self:
+        if not isinstance(self.expansion, int | np.integer) or self.expansion < 1:
+            raise ConfigError(f"expansion = {self.expansion!r}: whole numbers from 1 are allowed")
+        kinds = [np.float64, np.float32]
+        rows, labels = validate_data(self, X, y, reset=before is None, dtype=kinds)
+        check_classification_targets(labels)
+        learned = _joined(None if before is None else self._learned, labels)
+        order = np.argsort(learned)
+        numbers = order[np.searchsorted(learned, labels, sorter=order)]
+        given = KeptFeatures({BLOCK: torch.tensor(rows)}, torch.from_numpy(numbers))
+        seed = self._seed if before is not None else _drawn(self.random_state)
+        if isinstance(before, _Sums):
+            return self._commit(before.plus(given, len(learned)), learned, seed)
+        data = given if before is None else before + given
+        if len(data.labels) <= self.expansion:
+            return self._commit(data, learned, seed)
+        return self._commit(_summed(data, self.expansion, self.gamma, seed), learned, seed)
+
+    def _commit(self, state: KeptFeatures | _Sums, learned: NDArray[Any], seed: int) -> Self:
+        """Solve, and take over everything at once."""
+        if isinstance(state, _Sums):
+            found = _solved_sums(state)
+        else:
+            found = _solved_rows(state, len(learned), self.expansion, self.gamma, seed)
+        order = np.argsort(learned)
+        columns = torch.from_numpy(order)
+        self._state, self._learned, self._seed = state, learned, seed
+        self._fitted = replace(found.fitted, head=found.fitted.head[:, columns])
+        self.classes_ = learned[order]
+        self.class_count_ = found.counts[columns].numpy()
+        self.gamma_, self.score_left_out_ = found.gamma, found.score
+        return self
+
+    def _scores(self, X: Any) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        rows = validate_data(self, X, reset=False, dtype=[np.float64, np.float32])
+        parts = torch.split(torch.tensor(rows), CHUNK)
+        scores = torch.cat([self._fitted.scores({BLOCK: part}) for part in parts])
+        return scores.double().numpy()
+
+
+def _drawn(random_state: Any) -> int:
+    return int(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _joined(known: NDArray[Any] | None, labels: NDArray[Any]) -> NDArray[Any]:
+    """Return the classes in the order in which they were learned: known ones first."""
+    new = np.unique(labels)
+    if known is None:
+        return new
+    if (known.dtype.kind in "OSU") != (new.dtype.kind in "OSU"):
+        raise ConfigError(
+            f"y: labels like {known[0]!r} were learned, {new[0]!r} is of another type"
+        )
+    return np.concatenate([known, new[~np.isin(new, known)]])
+
+
+def _gamma_of(gamma: float | None, h: Tensor, labels: Tensor) -> float:
+    """Return the ridge: as given, or chosen by leave-one-out on some of the rows."""
+    if gamma is not None:
+        return gamma
+    some = share_of_each(labels, FEW)
+    part = {BLOCK: h[some]}
+    # Numbered without gaps: a class may have no row among these.
+    numbers = torch.unique(labels[some], return_inverse=True)[1]
+    return choose(kernels(part, part), {BLOCK: h.shape[1]}, numbers, [[BLOCK]]).gamma
+
+
+def _solved_rows(
+    data: KeptFeatures, classes: int, width: int, gamma: float | None, seed: int
+) -> _Solution:
+    """Fit to all rows (dual form)."""
+    expand = RandomFeatures.of(data.z, width, seed)
+    labels = data.labels
+    h = expand([data.z], torch.arange(len(labels)))
+    ridge = _gamma_of(gamma, h, labels)
+    kernel = kernels({BLOCK: h}, {BLOCK: h})[BLOCK]
+    dual = solve_dual(kernel, targets_of(labels, classes), ridge, width)
+    counts = torch.bincount(labels, minlength=classes)
+    known = judged(labels)
+    scores = dual.leave_out()[known]
+    return _calibrated(expand, dual.head(h), ridge, scores, labels[known], counts)
+
+
+def _summed(data: KeptFeatures, width: int, gamma: float | None, seed: int) -> _Sums:
+    """Return the sums over rows; standardization and ridge are decided here, for good."""
+    expand = RandomFeatures.of(data.z, width, seed)
+    some = share_of_each(data.labels, FEW)
+    ridge = gamma
+    if ridge is None:
+        ridge = _gamma_of(None, expand([data.z], some), data.labels[some])
+    classes = int(data.labels.max()) + 1
+    total = _added_up(expand, data, classes)
+    return _Sums(expand, total, ridge, _sampled(data, classes))
+
+
+def _added_up(expand: RandomFeatures, rows: KeptFeatures, classes: int) -> Statistics:
+    return expand.sums([rows.z], rows.labels, classes, Ranks(), torch.device("cpu"))
+
+
+def _sampled(rows: KeptFeatures, classes: int) -> KeptFeatures:
+    """Return a few rows of each class."""
+    return rows.select(first_of_each(rows.labels, max(2, JUDGED // classes)))
+
+
+def _solved_sums(state: _Sums) -> _Solution:
+    """Fit to the sums (primal form)."""
+    statistics, sample = state.statistics, state.sample
+    solved = statistics.solve(state.gamma)
+    known = (statistics.counts[sample.labels] > 1) & (state.classes > 1)
+    some = sample.select(known)
+    h = state.expand([some.z], torch.arange(len(some.labels)))
+    scores = solved.leave_one_out(h, targets_of(some.labels, state.classes))
+    return _calibrated(
+        state.expand, solved.head, state.gamma, scores, some.labels, statistics.counts
+    )
+
+
+def _calibrated(
+    expand: RandomFeatures,
+    head: Tensor,
+    gamma: float,
+    scores: Tensor,
+    labels: Tensor,
+    counts: Tensor,
+) -> _Solution:
+    """Fit the temperature to leave-one-out scores (n, classes) of rows with labels (n,)."""
+    heat = temperature(scores, labels)
+    fitted = Fitted(expand.standardization, expand.expansion, head, heat)
+    if not len(labels):
+        return _Solution(fitted, gamma, math.nan, counts)
+    judged_of_each = torch.bincount(labels, minlength=len(counts))
+    weights = (counts / judged_of_each)[labels]
+    right = (scores.argmax(1) == labels) * weights
+    return _Solution(fitted, gamma, float(right.sum() / weights.sum()), counts)
+
+
+class ImageFeatures(
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
+    """Features of images under a frozen backbone, for a scikit-learn ``Pipeline``.
+
+    Args:
+        backbone: ``efficientnet-lite0`` (extra ``pretrained``) and ``timm:NAME`` with their published
+            weights, the name of another network with `weights`, or a torch module as it is.
+        weights: a file with the backbone's weights (safetensors, .pth or .pt).
+        levels: levels of the backbone whose features are joined, such as ``("stride16", "stride32@2")``;
+            None: the pooled features of the last one.
+        image_size: side of the images in pixels; None: what the backbone expects, or else that of
+            the images given to `fit`.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Own = "efficientnet-lite0",
+        weights: str | Path | None = None,
+        levels: Sequence[str] | None = None,
+        image_size: int | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.weights = weights
+        self.levels = levels
+        self.image_size = image_size
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Build the network; nothing is learned. X: images, as for `transform`."""
+        named = isinstance(self.backbone, str)
+        network = build_network(
+            self.backbone,
+            1,
+            head="linear",
+            weights=None if self.weights is None else Path(self.weights),
+            pretrained=named and self.weights is None,
+        )
+        expected = expected_images(self.backbone) if isinstance(self.backbone, str) else {}
+        fields = RunConfig.model_fields
+        self.transform_ = Transform(
+            self.image_size or expected.get("image_size") or typical_side(as_images(X)[0]),
+            expected.get("mean", fields["mean"].default),
+            expected.get("std", fields["std"].default),
+        )
+        for name in self.levels or ():
+            network.level_and_cells(name)
+        self.network_ = folded(network)
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """Return features (N, d) of images: files, folders, PIL images, or arrays (N, H, W, C).
+
+        An image that cannot be read is an error.
+        """
+        check_is_fitted(self)
+        images, names, skipped = as_images(X)
+        insist(True, skipped)
+        parts = []
+        threads = torch.get_num_threads() + 1
+        for _, pixels, bad in squares(images, self.transform_.shorter_side, threads):
+            insist(True, [(names[i], reason) for i, reason in bad])
+            some = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
+            parts.append(self._features(some))
+        features = torch.cat(parts).numpy() if parts else np.empty((0, 0), np.float32)
+        self._n_features_out = features.shape[1]
+        return features
+
+    def _features(self, images: ArrayImages) -> Tensor:
+        levels = tuple(self.levels or ())
+        found = features_of(self.network_, evaluation(images, self.transform_), levels=levels)
+        if not levels:
+            return found.pooled
+        return torch.cat([found.levels[name] for name in levels], dim=1)

@@ -1,0 +1,101 @@
+"""One pass of a network over images: what classifiers are fitted from and read."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from geodl.data.batches import Batch
+from geodl.geometry import unit
+from geodl.nets import Network
+
+PIXELS = 8 * 192 * 192
+"""Pixels that pass a network at a time on a CPU: more leave its caches, and take up to twice as long."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of N images: pooled (N, d), logits (N, C), labels (N,) int64; float32, on the CPU.
+
+    levels: where they were asked for, the features of several levels by name, (N, d_l) each.
+    """
+
+    pooled: Tensor
+    logits: Tensor
+    labels: Tensor
+    levels: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def chunks(self, size: int) -> Iterator["Features"]:
+        """Yield the features of `size` images at a time, at least once."""
+        for start in range(0, max(len(self.pooled), 1), size):
+            some = slice(start, start + size)
+            levels = {name: level[some] for name, level in self.levels.items()}
+            yield Features(self.pooled[some], self.logits[some], self.labels[some], levels)
+
+
+def features_of(
+    network: Network,
+    batches: Iterable[Batch],
+    device: torch.device | str | None = None,
+    levels: Sequence[str] = (),
+) -> Features:
+    """Run the network over un-augmented batches in eval mode and float32; its own mode is restored."""
+    pooled, logits = [torch.empty(0, network.width)], [torch.empty(0, network.head.classes)]
+    labels = [torch.empty(0, dtype=torch.int64)]
+    more: dict[str, list[Tensor]] = {name: [] for name in levels}
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        with torch.inference_mode():
+            for images, classes in _chunks(batches, device):
+                output, maps = network.with_levels(images, levels)
+                pooled.append(output.pooled.float().cpu())
+                logits.append(output.logits.float().cpu())
+                labels.append(classes)
+                for name, part in maps.items():
+                    more[name].append(part.float().cpu())
+    finally:
+        # Module by module: a part that was deliberately in eval mode (frozen batch norm) stays so.
+        for module, training in modes.items():
+            module.training = training
+    # Without any image the levels have no rows, and no width either.
+    found = {name: torch.cat(parts or [torch.empty(0, 0)]) for name, parts in more.items()}
+    return Features(torch.cat(pooled), torch.cat(logits), torch.cat(labels), found)
+
+
+def _chunks(
+    batches: Iterable[Batch], device: torch.device | str | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield images on the device with their labels: whole batches on a GPU, fewer large images on a CPU."""
+    for batch in batches:
+        images = batch.images.to(device)
+        size = max(len(images), 1)
+        if images.device.type == "cpu":
+            size = max(PIXELS // (images.shape[-2] * images.shape[-1]), 1)
+        parts = (torch.split(each, size) for each in (images, batch.labels))
+        yield from zip(*parts, strict=True)
+
+
+def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the mean direction of each class: the mean of its normalized rows, normalized again.
+
+    features: (N, d), labels: (N,) -> (classes, d) in the dtype of the features; zeros for a class
+    without rows.
+    """
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64)
+    return unit(sums.index_add_(0, labels, unit(features))).to(features.dtype)
+
+
+def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
+    """Return the cosine (N, C) of each of `features: (N, d)` with each of `means: (C, d)`.
+
+    A class whose mean is unknown (zeros) scores -inf, so that it is never predicted.
+    """
+    scores = unit(features) @ unit(means).T
+    return scores.masked_fill((means == 0).all(dim=1), -torch.inf).to(features.dtype)
+
+
+def filled(means: Tensor, others: Tensor) -> Tensor:
+    """Return the means (C, d); a class that has none (zeros) takes that of the others."""
+    return torch.where((means != 0).any(dim=1, keepdim=True), means, others)

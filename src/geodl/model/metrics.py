@@ -1,0 +1,241 @@
+"""The figures of a run: accuracy per phase, forgetting, transfer, all in % and in float64."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from geodl.core.errors import DataError
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often each class is taken for each.
+
+    counts:  (C, C) int64, the true class first.
+    classes: the names of the C classes, in the order in which they were learned.
+    """
+
+    counts: Tensor
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, labels: Tensor, predictions: Tensor, classes: Sequence[str]) -> Self:
+        """Count pairs of true class and prediction: labels, predictions (N,)."""
+        size = len(classes)
+        for name, values in (("label", labels), ("prediction", predictions)):
+            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < size:
+                raise DataError(
+                    f"{name}s from {int(values.min())} to {int(values.max())}: allowed are 0 to {size - 1}"
+                )
+        counts = torch.bincount(labels * size + predictions, minlength=size * size).reshape(
+            size, size
+        )
+        return cls(counts, tuple(classes))
+
+    @property
+    def images(self) -> int:
+        """The number of images."""
+        return int(self.counts.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy in % on all images; nan where there are none."""
+        return self.rate(range(len(self.classes)))
+
+    @property
+    def per_class(self) -> dict[str, float]:
+        """The accuracy in % on each class; nan for a class without images."""
+        return {name: self.rate([i]) for i, name in enumerate(self.classes)}
+
+    def rate(self, classes: Iterable[int]) -> float:
+        """Return the accuracy in % on the images of some classes, by position; nan where there are none."""
+        rows = list(classes)
+        total = int(self.counts[rows].sum())
+        return 100 * int(self.counts.diagonal()[rows].sum()) / total if total else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the accuracy, in % (Wilson 1927): on few images it is wide."""
+        n, z = self.images, 1.96
+        if not n:
+            return 0.0, 100.0
+        p = self.accuracy / 100
+        center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return 100 * (center - half) / (1 + z * z / n), 100 * (center + half) / (1 + z * z / n)
+
+    def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
+        """Return the confusions that occur, as (true class, prediction, count), the most frequent first."""
+        wrong = self.counts.clone().fill_diagonal_(0)
+        found = [(int(i), int(j), int(wrong[i, j])) for i, j in wrong.nonzero()]
+        return sorted(found, key=lambda each: -each[2])[:most]
+
+    def without(self, gone: int) -> "Confusion":
+        """Return the counts without a class: its images, and those that were taken for it, are no longer counted."""
+        rest = [i for i in range(len(self.classes)) if i != gone]
+        return Confusion(self.counts[rest][:, rest], tuple(self.classes[i] for i in rest))
+
+    def to_json(self) -> list[list[int]]:
+        """Return [true, predicted, count] of the counts that are not 0."""
+        return [[int(i), int(j), int(self.counts[i, j])] for i, j in self.counts.nonzero()]
+
+    @classmethod
+    def from_json(cls, entries: Sequence[Sequence[int]], classes: Sequence[str]) -> Self:
+        """Undo `to_json`."""
+        counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
+        for true, predicted, count in entries:
+            counts[true, predicted] = count
+        return cls(counts, tuple(classes))
+
+
+def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> dict[str, Any]:
+    """Return what metrics.json holds of a phase: counts and figures alone, so that equal runs have equal bytes."""
+    classes = next(iter(confusions.values())).classes
+    counts = {name: confusion.to_json() for name, confusion in confusions.items()}
+    accuracy = {name: finite(confusion.accuracy) for name, confusion in confusions.items()}
+    return {
+        "phase": phase,
+        "classes": list(classes),
+        "accuracy": accuracy,
+        "confusions": counts,
+        **more,
+    }
+
+
+def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
+    """Return the confusions in a metrics.json, by classifier."""
+    return {
+        name: Confusion.from_json(entries, metrics["classes"])
+        for name, entries in metrics["confusions"].items()
+    }
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What one classifier could do after each phase.
+
+    groups:     the classes (positions in the learning order) that each phase adds; of any sizes.
+    confusions: one for each phase done, over the test images of the classes seen by then.
+    """
+
+    groups: Sequence[Sequence[int]]
+    confusions: Sequence[Confusion]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.confusions) <= len(self.groups):
+            raise DataError(
+                f"{len(self.confusions)} phases evaluated: allowed are 1 to {len(self.groups)}"
+            )
+        for phase, found in enumerate(self.confusions):
+            if len(found.classes) <= max(self._seen(phase)):
+                raise DataError(
+                    f"the confusion matrix of phase {phase} lacks class {max(self._seen(phase))}"
+                )
+
+    @classmethod
+    def of(cls, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
+        """Return the trajectory of every classifier that all of these metrics.json have, one for each phase."""
+        sizes = [0, *(len(each["classes"]) for each in metrics)]
+        groups = [range(*pair) for pair in itertools.pairwise(sizes)]
+        phases = [confusions_of(each) for each in metrics]
+        names = [
+            name
+            for name in (phases[-1] if phases else ())
+            if all(name in phase for phase in phases)
+        ]
+        return {name: cls(groups, [phase[name] for phase in phases]) for name in names}
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes of the last phase, in the learning order."""
+        return self.confusions[-1].classes
+
+    def _seen(self, phase: int) -> list[int]:
+        return [c for group in self.groups[: phase + 1] for c in group]
+
+    @property
+    def accuracy(self) -> list[float]:
+        """A_t: the accuracy on all classes seen up to each phase t."""
+        return [found.rate(self._seen(t)) for t, found in enumerate(self.confusions)]
+
+    @property
+    def matrix(self) -> list[list[float]]:
+        """Group x phase accuracies; nan before the group is learned."""
+        return [
+            [found.rate(group) if t >= g else math.nan for t, found in enumerate(self.confusions)]
+            for g, group in enumerate(self.groups[: len(self.confusions)])
+        ]
+
+    @property
+    def per_class(self) -> dict[str, float]:
+        """The last model's accuracy on each class seen, in the learning order; nan without test images."""
+        seen = sorted(self._seen(len(self.confusions) - 1))
+        return {self.classes[c]: self.confusions[-1].rate([c]) for c in seen}
+
+    @property
+    def final(self) -> float | None:
+        """The last model's accuracy on all classes seen; None without test images."""
+        return finite(self.accuracy[-1])
+
+    @property
+    def average(self) -> float | None:
+        """The paper's average accuracy: the mean of A_1..A_T, without phase 0; None while only phase 0 is done."""
+        return _mean(self.accuracy[1:])
+
+    @property
+    def average_incremental(self) -> float | None:
+        """Most other papers' average: the mean of A_0..A_T; None while only phase 0 is done."""
+        return _mean(self.accuracy) if len(self.confusions) > 1 else None
+
+    @property
+    def forgetting(self) -> float | None:
+        """The paper's forgetting: accuracy on the first group by the phase-0 model minus by the last model."""
+        return _mean([self.matrix[0][0] - self.matrix[0][-1]]) if len(self.confusions) > 1 else None
+
+    @property
+    def mean_forgetting(self) -> float | None:
+        """The usual forgetting: best before the last phase minus last, mean over the groups learned before it."""
+        return _mean(
+            max(row[g:-1], default=math.nan) - row[-1] for g, row in enumerate(self.matrix)
+        )
+
+    @property
+    def backward_transfer(self) -> float | None:
+        """Last minus just learned, mean over the groups learned before the last phase."""
+        return _mean(row[-1] - row[g] for g, row in enumerate(self.matrix[:-1]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything by name, ready for JSON: classes by their names, None where there is no number."""
+        return {
+            "accuracy": _numbers(self.accuracy),
+            "final": self.final,
+            "average": self.average,
+            "average_incremental": self.average_incremental,
+            "forgetting": self.forgetting,
+            "mean_forgetting": self.mean_forgetting,
+            "backward_transfer": self.backward_transfer,
+            "groups": [
+                [self.classes[c] for c in group] for group in self.groups[: len(self.confusions)]
+            ],
+            "matrix": [_numbers(row) for row in self.matrix],
+            "per_class": {name: finite(value) for name, value in self.per_class.items()},
+        }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """Return the mean of the numbers among `values`; None where there are none."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    return [finite(value) for value in values]
+
+
+def finite(value: float) -> float | None:
+    """Replace nan, which JSON does not know, by None."""
+    return None if math.isnan(value) else value

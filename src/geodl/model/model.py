@@ -1,0 +1,217 @@
+"""A model is a value: everything that was learned so far, as one frozen object."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from geodl.config import RunConfig, imported
+from geodl.core.devices import device_kind
+from geodl.core.errors import ConfigError
+from geodl.core.files import interpreting, part
+from geodl.data.batches import Transform
+from geodl.data.images import Images
+from geodl.data.names import class_name
+from geodl.model.classifiers import CLASSIFIERS, Classifier, LeftOut, default_classifier
+from geodl.model.memory import Memory, insist_on_labels
+from geodl.model.metrics import Confusion
+from geodl.model.recognizer import Recognizer
+from geodl.nets import Network, Own, build_network, folded
+
+STATISTICS = "statistics."
+"""The prefix of tensors that only the next phase needs."""
+
+
+class Weights:
+    """A network, or the tensors of one that is built when it is first needed.
+
+    So a model can be described and renamed without the package that its network comes from.
+    """
+
+    def __init__(self, name: str | Own, tensors: Mapping[str, Tensor]) -> None:
+        self._name, self._tensors = name, dict(tensors)
+
+    @classmethod
+    def of(cls, name: str, network: Network) -> Self:
+        """Hold a network that is there; name: as `build_network` takes it."""
+        found = cls(name, {})
+        found.network = network
+        return found
+
+    @cached_property
+    def network(self) -> Network:
+        """The network, in eval mode."""
+        tensors = self._tensors
+        # A cosine head has a scale. Neither a seed nor first weights are needed: all are loaded.
+        head: Literal["cosine", "linear"] = "cosine" if "head.scale" in tensors else "linear"
+        with interpreting(Path(f"network {self._name}")):
+            network = build_network(self._name, len(tensors["head.alpha"]), head=head)
+            network.load(tensors)
+        self._tensors = {}
+        return network.eval()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all weights by name, without building the network."""
+        return self._tensors or self.network.state_dict()
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What was learned so far; learning gives another one.
+
+    config:      the options of the last phase.
+    classes:     the names of the classes; a class's position is its row in the head and the means.
+    transform:   from a picture to the network's input.
+    memory:      exemplars.
+    classifiers: how features are read, by name.
+    phases:      how many groups were learned.
+    """
+
+    config: RunConfig
+    classes: tuple[str, ...]
+    weights: Weights
+    transform: Transform
+    memory: Memory
+    classifiers: Mapping[str, Classifier]
+    phases: int
+
+    @property
+    def network(self) -> Network:
+        """The network, built on first use."""
+        return self.weights.network
+
+    def row(self, name: str) -> int:
+        """Return the row of a class."""
+        if name not in self.classes:
+            more = ["..."] if len(self.classes) > 20 else []
+            known = ", ".join([*self.classes[:20], *more])
+            raise ConfigError(f"class {name!r}: the model knows {known}")
+        return self.classes.index(name)
+
+    def renamed(self, old: str, new: str) -> "Model":
+        """Return the model with another name for a class."""
+        row, new = self.row(old), class_name(new)
+        if new in self.classes:
+            raise ConfigError(f"class name {new!r}: the model has a class of that name")
+        return replace(self, classes=(*self.classes[:row], new, *self.classes[row + 1 :]))
+
+    def without(self, name: str) -> "Model":
+        """Return the model without a class: its row of the head, its means, its images."""
+        row = self.row(name)
+        if len(self.classes) == 1:
+            raise ConfigError(f"class {name!r}: the only class of a model cannot be removed")
+        network = deepcopy(self.network)
+        network.head.keep([i for i in range(len(self.classes)) if i != row])
+        return replace(
+            self,
+            classes=(*self.classes[:row], *self.classes[row + 1 :]),
+            weights=Weights.of(self.config.network, network),
+            memory=self.memory.without(row),
+            classifiers={key: each.without(row) for key, each in self.classifiers.items()},
+        )
+
+    def recognizer(
+        self, classifier: str | None = None, *, accelerator: str | None = None
+    ) -> Recognizer:
+        """Return what predicts; classifier: by name, None: the preferred one of the model."""
+        name = classifier or default_classifier(self.classifiers)
+        if name not in self.classifiers:
+            known = ", ".join(self.classifiers)
+            raise ConfigError(f"classifier = {name!r}: this model has {known}")
+        device = device_kind(accelerator or self.config.accelerator)
+        scorer = self.classifiers[name].scorer(self.network)
+        network = folded(self.network).to(device)
+        return Recognizer(network, self.transform, self.classes, scorer)
+
+    @property
+    def default(self) -> Classifier:
+        """The classifier that predicts where none is named."""
+        return self.classifiers[default_classifier(self.classifiers)]
+
+    def left_out(self) -> Confusion | None:
+        """Return the confusions of learned images, each predicted by the fit without it, if known."""
+        found = self.default.left_out()
+        if found is None:
+            return None
+        return Confusion.of(found.labels, found.predictions, self.classes)
+
+    def judged(self, images: Images) -> LeftOut:
+        """Return what the model predicts for images that it keeps, whose labels are rows.
+
+        Images that were learned are predicted by the fit without them, where that is known and as far
+        as they are found among them; a prediction of -1 is none.
+        """
+        recognizer, left_out = self.recognizer(), self.default.left_out()
+        if left_out is None:
+            confidences, predictions = recognizer.recognize(images)[0].max(dim=1)
+            return LeftOut(images.labels, predictions, confidences)
+        places = self.default.places(recognizer.features(images))
+        assert places is not None
+        there = places >= 0
+        predictions = torch.full_like(places, -1)
+        predictions[there] = left_out.predictions[places[there]]
+        if left_out.confidences is None:
+            return LeftOut(images.labels, predictions, None)
+        confidences = torch.zeros(len(places))
+        confidences[there] = left_out.confidences[places[there]]
+        return LeftOut(images.labels, predictions, confidences)
+
+    # ------------------------------------------------------------------------- saving and loading
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return all that was learned as named tensors."""
+        tensors = {f"network.{key}": each for key, each in self.weights.tensors().items()}
+        tensors |= {f"memory.{key}": each for key, each in self.memory.to_tensors().items()}
+        for name, classifier in self.classifiers.items():
+            tensors |= {f"{name}.{key}": each for key, each in classifier.tensors().items()}
+            more = classifier.statistics()
+            tensors |= {f"{STATISTICS}{name}.{key}": each for key, each in more.items()}
+        return tensors
+
+    def record(self) -> dict[str, Any]:
+        """Return all else that a model consists of, ready for JSON."""
+        imports = {"imports": imported()} if imported() else {}
+        return {
+            # The image size is known by now, where it was left open.
+            "config": self.config.identity() | {"image_size": self.transform.size, **imports},
+            "transform": self.transform.to_dict(),
+            "classes": list(self.classes),
+            "classifiers": list(self.classifiers),
+            "phases": self.phases,
+        }
+
+    @classmethod
+    def from_tensors(
+        cls,
+        config: RunConfig,
+        record: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        data_dir: Path | None = None,
+        network: Own | None = None,
+    ) -> Self:
+        """Undo `to_tensors` and `record`.
+
+        config: the record's, checked; data_dir: as for `Memory`; network: the backbone, where it has no name.
+        """
+        classes = tuple(str(name) for name in record["classes"])
+        memory = Memory.from_tensors(part(tensors, "memory"), data_dir)
+        insist_on_labels(len(classes), memory.images, memory.held)
+        statistics = part(tensors, STATISTICS.removesuffix("."))
+        classifiers = {}
+        for name in record["classifiers"]:
+            mine = part(tensors, name) | part(statistics, name)
+            classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
+        return cls(
+            config,
+            classes,
+            Weights(network or config.network, part(tensors, "network")),
+            Transform.from_dict(record["transform"]),
+            memory,
+            classifiers,
+            int(record["phases"]),
+        )

@@ -1,0 +1,143 @@
+"""What version 0.2 wrote: `config.json`, `phases/NN/` and `undone/NN/`, each folder with a manifest. Read, and converted.
+
+The first writer turns the files into objects, commits a head and removes the rest. A checkpoint of that version is
+dropped: its phase starts again.
+"""
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from geodl.core import files
+from geodl.core.errors import StoreError
+from geodl.store.head import OBJECTS, OLD, File, Head, Phase
+
+
+def read(path: Path) -> Head:
+    """Return the head that a directory would have, verified."""
+    record = _record(path)
+    config = dict(record["config"])
+    kind = config.pop("kind", "run")
+    facts = {"config": config, "environment": record["environment"], "phases": record["phases"]}
+    phases: tuple[Phase, ...] = ()
+    for folder in _folders(path / "phases"):
+        if folder.name != f"{len(phases):02d}":
+            raise StoreError(f"{path}: phase {len(phases)} is missing, a later one is there")
+        phases = (*phases, _phase(path, folder, phases))
+    undone: tuple[Phase, ...] = ()
+    with suppress(StoreError):
+        for folder in _folders(path / "undone"):
+            undone = (*undone, _phase(path, folder, (*phases, *undone)))
+    return Head(kind, facts, 0, phases, undone)
+
+
+def _record(path: Path) -> dict[str, Any]:
+    file = path / OLD
+    value = files.read_json(file)
+    if not isinstance(value, dict) or "config" not in value:
+        raise StoreError(f"{path} is not a directory of geodl's: it has no head.json")
+    if value.get("format") == 1 and "sha256" not in value:
+        raise StoreError(f"{path} was written by geodl 0.1 and cannot be opened by this version")
+    value = files.verified(value, file)
+    with files.interpreting(file):
+        kinds = {"config": dict, "environment": dict, "phases": int | None}
+        sound = all(isinstance(value[key], kind) for key, kind in kinds.items())
+        if not sound or value["config"].get("kind", "run") not in ("run", "model"):
+            raise ValueError("config, environment or phases")
+    if value["format"] != 2:
+        raise StoreError(
+            f"{path} has format {value['format']!r}; this version of geodl reads formats 2 and 3"
+        )
+    return value
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders of phases in their order."""
+    files.insist_on_directory(folder)
+    names = filter(re.compile("[0-9]{2}|[1-9][0-9]{2,}").fullmatch, files.names_in(folder))
+    found = [folder / name for name in sorted(names, key=int)]
+    for path in found:
+        files.insist_on_directory(path)
+    return found
+
+
+def _phase(path: Path, folder: Path, before: tuple[Phase, ...]) -> Phase:
+    file = folder / "manifest.json"
+    try:
+        content = files.verified(files.read_json(file), file)
+        with files.interpreting(file):
+            listed = {
+                name: [each["sha256"], each["bytes"]] for name, each in content["files"].items()
+            }
+            if any("/" in name for name in listed):
+                raise ValueError("a name that leads elsewhere")
+            found = Phase.parsed(path, 0, {"id": "", "action": {}, "files": listed})
+    except StoreError:
+        # Whoever reads this phase finds it damaged; the others are as they were.
+        damaged = {file.name: ("0" * 64, 0)}
+        return replace(Phase.after(path, before, {"action": "damaged"}, damaged), folder=folder)
+    whole = {"model.safetensors", "memory.safetensors"} <= listed.keys()
+    phase = Phase.after(path, before, _action(folder, found.files), found.files)
+    return replace(phase, folder=folder, forgotten=not whole)
+
+
+def _action(folder: Path, listed: Mapping[str, File]) -> dict[str, Any]:
+    """Return the record of the step that led to a phase of a model; a learner that was saved by itself has none."""
+    with suppress(StoreError), files.interpreting(folder):
+        digest, size = listed["extra.json"]
+        data = files.read_file(folder / "extra.json", size=size)
+        if hashlib.sha256(data).hexdigest() == digest:
+            return dict(files.parse_object(data, folder)["history"][-1])
+    return {"action": "save"}
+
+
+def convert(path: Path, phases: Sequence[Phase]) -> list[Phase]:
+    """Make the files of phases objects; the caller then commits a head that names what is returned, and calls `clean`."""
+    objects = files.make_below(path, OBJECTS)
+    for phase in phases:
+        for name, (digest, _) in phase.files.items():
+            if phase.folder is not None and not os.path.lexists(objects / digest):
+                _linked(phase.folder / name, objects / digest)
+    files.sync_directory(objects)
+    return [replace(phase, folder=None) for phase in phases]
+
+
+def _linked(source: Path, target: Path) -> None:
+    """Give a file another name, or copy it where the disk cannot; what is missing or no regular file is left out."""
+    try:
+        if not stat.S_ISREG(source.lstat().st_mode):
+            return
+    except OSError:
+        return
+    with files.writing(target):
+        try:
+            os.link(source, target)
+        except OSError:
+            files.atomic_write(target, files.read_file(source))
+        files.crash_point("linked", target)
+
+
+def clean(path: Path) -> None:
+    """Remove what a converted directory needs no more; its record last, so that a kill leaves it to be done again."""
+    try:
+        _record(path)
+    except StoreError:
+        return  # converted already, or somebody's own file
+    if files.is_directory(path / "progress"):
+        files.unlink(path / "progress" / "checkpoint.safetensors")
+    files.remove_temporaries(path / "phases")
+    for folder in (path / "undone", path / "damaged-progress", *_folders(path / "phases")):
+        with files.writing(folder):
+            files.remove(folder)
+            files.crash_point("removed", folder)
+        if os.path.lexists(folder):
+            raise StoreError(f"{folder} cannot be removed; remove it yourself: it may hold images")
+    with suppress(OSError):  # something else is in it
+        (path / "phases").rmdir()
+    files.unlink(path / OLD)

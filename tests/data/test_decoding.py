@@ -1,0 +1,266 @@
+"""Decoding of pictures of any format and mode; formats that are never opened; damaged files."""
+
+import io
+import os
+import stat
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from tests.helpers.pictures import bomb, encode, noise
+
+from geodl.core.errors import DataError
+from geodl.data import decoding
+from geodl.data.decoding import check_header, open_image, read_bytes, upright_rgb
+
+
+def rgb(item):
+    image = open_image(item)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+def turned(orientation):
+    """Return EXIF data that say how a picture is turned."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+# ------------------------------------------------------------------------------------------------ decoding to RGB
+
+
+def test_plain_modes_keep_their_values():
+    colour, grey, bits = noise(4, 6, 3), noise(4, 6), noise(4, 9) > 127
+    assert np.array_equal(rgb(encode(Image.fromarray(colour))), colour)
+    assert np.array_equal(rgb(encode(Image.fromarray(grey))), np.stack([grey] * 3, axis=2))
+    assert np.array_equal(rgb(encode(Image.fromarray(bits)))[:, :, 1], bits * np.uint8(255))
+
+
+def test_transparency_is_laid_on_white():
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    palette.putdata([0, 1])
+    assert rgb(encode(palette)).tolist() == [[[10, 20, 30], [40, 50, 60]]]
+    assert rgb(encode(palette, transparency=1)).tolist() == [[[10, 20, 30], [255, 255, 255]]]
+    grey = Image.fromarray(np.array([[[90, 255], [90, 0]]], dtype=np.uint8))
+    assert rgb(encode(grey)).tolist() == [[[90] * 3, [255] * 3]]
+    key = Image.fromarray(np.array([[[1, 2, 3], [9, 9, 9]]], dtype=np.uint8))
+    assert rgb(encode(key, transparency=(1, 2, 3))).tolist() == [[[255, 255, 255], [9, 9, 9]]]
+    pixels = np.array([[[200, 100, 0, 255], [200, 100, 0, 0], [200, 100, 0, 51]]], dtype=np.uint8)
+    opaque, clear, mixed = rgb(encode(Image.fromarray(pixels))).astype(int)[0]
+    assert (opaque.tolist(), clear.tolist()) == ([200, 100, 0], [255, 255, 255])
+    blended = np.rint(np.array([200, 100, 0]) * 0.2 + 255 * 0.8)
+    assert np.abs(mixed - blended).max() <= 1
+
+
+def test_cmyk_is_not_a_negative():
+    ink = np.array([[[0, 0, 0, 0], [0, 0, 0, 255], [255, 0, 0, 0]]], dtype=np.uint8)
+    picture = Image.frombytes("CMYK", (48, 16), ink.repeat(16, 0).repeat(16, 1).tobytes())
+    found = rgb(encode(picture, "TIFF"))
+    assert found[8, ::16].tolist() == [[255, 255, 255], [0, 0, 0], [0, 255, 255]]
+    assert rgb(encode(Image.new("CMYK", (16, 16), (0, 0, 0, 0)), "JPEG")).min() >= 250
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("TIFF", np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),
+        ("TIFF", np.array([[0.0, 51.0, 204.0]], np.float32), [0, 51, 204]),
+        ("TIFF", np.array([[0, 2**31 - 1]], np.int32), [0, 127]),
+        ("PNG", np.array([[0, 255, 65535]], np.uint16), [0, 1, 255]),
+        ("TIFF", np.array([[0, 255, 65535]], np.uint16), [0, 1, 255]),
+    ],
+)
+def test_deep_pictures_are_scaled_not_clipped(kind, values, expected):
+    assert rgb(encode(Image.fromarray(values), kind))[0, :, 2].tolist() == expected
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_exif_orientation(orientation, kind):
+    image = Image.fromarray(noise(16, 24, 3))
+    content = encode(image, kind, exif=turned(orientation))
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    assert np.array_equal(rgb(content), np.asarray(expected))
+    assert open_image(content).size == ((24, 16) if orientation < 5 else (16, 24))
+
+
+def test_an_animation_gives_its_first_frame():
+    frames = [Image.new("RGB", (6, 6), colour) for colour in ("red", "blue")]
+    content = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert rgb(content)[0, 0].tolist() == [255, 0, 0]
+
+
+def test_reduced_decoding_keeps_enough_pixels():
+    content = encode(Image.fromarray(noise(160, 240, 3)), "JPEG")
+    assert open_image(content, at_least=40).size == (60, 40)
+    assert open_image(content, at_least=41).size == (120, 80)
+    assert open_image(content, at_least=500).size == (240, 160)
+    assert open_image(encode(Image.new("RGB", (64, 64))), at_least=8).size == (64, 64)
+
+
+# --------------------------------------------------------------------------------------------------- bad pictures
+
+
+SOUND = encode(Image.fromarray(noise(12, 12, 3)))
+
+
+BAD = {
+    "empty": (b"", "the file is empty"),
+    "text": (b"no picture at all", "not an image"),
+    "drawing": (b"<svg/>", "without pixels"),
+    "page": (b"%PDF-1.7", "never opened"),
+    "film": (b"\0\0\0\x18ftypqt  ", "a format that cannot be read"),
+    "short jpeg": (encode(Image.fromarray(noise(64, 64, 3)), "JPEG")[:-900], "truncated"),
+    "short png": (encode(Image.fromarray(noise(64, 64, 3)))[:4000], "truncated"),
+    "bomb": (bomb(), "larger than the limit"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named_with_a_plain_reason(tmp_path, name):
+    content, reason = BAD[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    for item in (path, content):
+        with pytest.raises(DataError, match=reason) as caught:
+            open_image(item)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match=f"^{path}: "):
+        open_image(path)
+
+
+@pytest.mark.parametrize("read", [open_image, check_header, read_bytes])
+def test_missing_and_unreadable_files(tmp_path, monkeypatch, read):
+    with pytest.raises(DataError, match=r"gone.png: the file is missing"):
+        read(tmp_path / "gone.png")
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DataError, match=r"secret.png: no permission"):
+        read(tmp_path / "secret.png")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("read", [open_image, check_header, read_bytes])
+def test_a_pipe_or_a_device_is_not_opened(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    for name in ("pipe.png", "zero.png"):
+        with pytest.raises(DataError, match=f"{name}: not a regular file"):
+            read(tmp_path / name)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) show\n%%EOF\n"
+
+
+def test_no_picture_starts_a_program(tmp_path, monkeypatch):
+    ghostscript = tmp_path / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    ghostscript.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "photo.jpg").write_bytes(EPS)
+    for item in (EPS, tmp_path / "photo.jpg"):
+        for read in (open_image, check_header):
+            with pytest.raises(DataError, match="EPS"):
+                read(item)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("kind", ["ICO", "TGA", "PCX", "SGI", "DDS"])
+def test_other_formats_are_not_read(kind):
+    with pytest.raises(DataError, match="not an image"):
+        open_image(encode(Image.new("RGB", (16, 16)), kind))
+
+
+@pytest.mark.parametrize("kind", sorted({*decoding.FORMATS} - {"HEIF"}))
+def test_the_formats_of_the_list_are_read(kind):
+    if kind not in decoding.formats():
+        pytest.skip(f"this Pillow does not read {kind}")
+    found = rgb(encode(Image.new("RGB", (16, 12), (200, 100, 50)), kind))
+    assert np.abs(found.astype(int) - [200, 100, 50]).max() <= 8
+
+
+def test_heic_is_read_where_its_package_is_installed(monkeypatch):
+    with monkeypatch.context() as without:
+        without.setattr(decoding, "formats", lambda: ("JPEG",))
+        with pytest.raises(DataError, match=r"\[heif\]"):
+            open_image(b"\0\0\0\x18ftypheic" + bytes(20))
+    heif = pytest.importorskip("pillow_heif", reason="the extra `heif` is not installed")
+    content = io.BytesIO()
+    heif.from_pillow(Image.new("RGB", (64, 48), (200, 100, 50))).save(content)
+    assert np.abs(rgb(content.getvalue()).astype(int) - [200, 100, 50]).max() <= 8
+
+
+def test_large_jpegs_are_reduced_while_they_are_decoded(monkeypatch):
+    monkeypatch.setattr(decoding, "PIXEL_LIMIT", 2000)
+    monkeypatch.setattr(decoding, "JPEG_LIMIT", 20_000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+    photo = Image.fromarray(noise(100, 150, 3))
+    jpeg = encode(photo, "JPEG")
+    assert check_header(jpeg, reduced=True) == (150, 100)
+    assert open_image(jpeg, at_least=20).size == (38, 25)
+    for read in (
+        lambda: check_header(jpeg),
+        lambda: open_image(jpeg),
+        lambda: open_image(jpeg, at_least=60),  # which it cannot be reduced to
+        lambda: open_image(encode(photo, "JPEG", progressive=True), at_least=20),
+        lambda: open_image(encode(photo), at_least=20),
+        lambda: check_header(encode(photo.resize((150, 150)), "JPEG"), reduced=True),
+    ):
+        with pytest.raises(DataError, match="limit"):
+            read()
+
+
+def test_a_large_picture_below_pillows_own_limit_is_refused(monkeypatch):
+    monkeypatch.setattr(decoding, "PIXEL_LIMIT", 100)
+    assert check_header(encode(Image.new("RGB", (10, 10)))) == (10, 10)
+    with pytest.raises(DataError, match="10 x 11 pixels"):
+        open_image(encode(Image.new("RGB", (10, 11))))
+
+
+def test_damaged_exif_does_not_lose_the_picture(monkeypatch):
+    def fail(self):
+        raise SyntaxError("not a TIFF file")
+
+    monkeypatch.setattr(Image.Image, "getexif", fail)
+    assert rgb(encode(Image.new("RGB", (3, 2), "red"))).shape == (2, 3, 3)
+
+
+def test_an_orientation_that_is_readable_counts_whatever_else_is_damaged(monkeypatch):
+    content = encode(Image.new("RGB", (3, 2), "red"), "JPEG", exif=turned(6))
+
+    def fail(self, offset=8):
+        raise ValueError("a tag of an unknown type")
+
+    monkeypatch.setattr(Image.Exif, "tobytes", fail)
+    assert open_image(content).size == (2, 3)
+
+
+def test_a_picture_in_memory_is_left_as_it_is():
+    content = encode(Image.new("RGB", (3, 2), "red"), "JPEG", exif=turned(6))
+    image = Image.open(io.BytesIO(content))
+    assert upright_rgb(image).size == (2, 3)
+    assert image.size == (3, 2)
+    assert image.getexif()[0x0112] == 6
+
+
+@settings(max_examples=60)
+@given(
+    position=st.integers(0, len(SOUND) - 1),
+    value=st.integers(0, 255),
+    cut=st.integers(0, len(SOUND)),
+)
+@pytest.mark.filterwarnings("ignore")
+def test_damage_anywhere_gives_a_picture_or_a_data_error(position, value, cut):
+    damaged = bytearray(SOUND)
+    damaged[position] = value
+    for content in (bytes(damaged), SOUND[:cut]):
+        with suppress(DataError):
+            assert open_image(content).mode == "RGB"

@@ -1,0 +1,74 @@
+"""Labelled images from one file: zip archives and tables."""
+
+import os
+import zipfile
+
+import pytest
+from tests.helpers.pictures import png, tree
+
+from geodl.core.errors import DataError
+from geodl.data import listing
+from geodl.data.intake import take
+
+FILES = {"cat/1.png": 1, "cat/2.png": 2, "dog/3.png": 3, "dog/deep/4.png": 4}
+
+
+def zipped(path, files, inside=""):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(inside + name, png(content) if isinstance(content, int) else content)
+    return path
+
+
+@pytest.mark.parametrize("inside", ["", "photos/"])
+def test_an_archive_is_taken_as_its_folder_is(tmp_path, inside):
+    odd = {".DS_Store": b"x", "cat/.hidden.png": b"x", "__MACOSX/cat/1.png": b"x"}
+    found = take(zipped(tmp_path / "photos.zip", FILES | odd, inside))
+    folder = take(tree(tmp_path / "photos", FILES))
+    assert (found.classes, found.key, found.names) == (folder.classes, folder.key, folder.names)
+    assert found.problems == ()
+
+
+def table(path, text, **files):
+    tree(path.parent, FILES | files)
+    path.write_text(text, encoding="utf-8-sig")
+    return path
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+@pytest.mark.parametrize("head", ["file,label\n", ""])
+def test_a_table_of_files_and_labels(tmp_path, sign, head):
+    text = head + "dog/3.png,10\ncat/1.png,9\n\nnowhere.png,9\n"
+    found = take(table(tmp_path / "labels.csv", text.replace(",", sign)))
+    assert found.classes == ("9", "10")
+    assert found.images.labels.tolist() == [1, 0]
+    assert found.names == ("dog/3.png", "cat/1.png")
+    assert found.problems == (("nowhere.png", "the file is missing"),)
+    with pytest.raises(DataError, match=r"nowhere\.png: the file is missing"):
+        take(tmp_path / "labels.csv", strict=True)
+
+
+@pytest.mark.timeout(60)
+def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe.png")
+    os.mkfifo(tmp_path / "pipe.zip")
+    (tmp_path / "bad.zip").write_bytes(b"PK")
+    zipped(tmp_path / "flat.zip", {"1.png": 1})
+    zipped(tmp_path / "texts.zip", {"a/1.txt": b"x"})
+    table(tmp_path / "short.csv", "cat/1.png\n")
+    table(tmp_path / "pipe.csv", "pipe.png,cat\n")
+    for name, words in (
+        ("nowhere.zip", "nowhere"),
+        ("bad.zip", "cannot be read"),
+        ("pipe.zip", "not a regular file"),
+        ("flat.zip", "1.png is in no class folder"),
+        ("texts.zip", "no images with labels found .first: a/1.txt: not an image"),
+        ("short.csv", "has no label"),
+        ("pipe.csv", "pipe.png: not a regular file"),
+    ):
+        with pytest.raises(Exception, match=words) as caught:
+            take(tmp_path / name)
+        assert isinstance(caught.value, DataError), name
+    monkeypatch.setattr(listing, "LARGEST", 10)
+    with pytest.raises(DataError, match="unpack it"):
+        take(zipped(tmp_path / "huge.zip", FILES))

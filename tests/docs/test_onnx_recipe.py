@@ -1,0 +1,73 @@
+"""The lines of the documentation that use an exported file give what the model gives."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from geodl import IncrementalClassifier
+
+pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+PAGE = Path(__file__).parents[2] / "docs" / "own-images.md"
+DATA = Path(__file__).parents[3] / "shared" / "data" / "flowers20"
+
+
+def recipe():
+    """Return the block of the page that uses onnxruntime."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (found,) = (block for block in blocks if "onnxruntime" in block)
+    return found
+
+
+def drawn(folder, sizes=((700, 500), (90, 160), (1500, 1400))):
+    """Write noisy pictures of two classes, as JPEG and PNG files of several sizes."""
+    generator = np.random.default_rng(0)
+    for label, color in (("red", (200, 60, 40)), ("blue", (40, 60, 200))):
+        (folder / label).mkdir(parents=True)
+        for number, (width, height) in enumerate(sizes * 2):
+            coarse = generator.integers(-60, 60, (9, 9, 3)) + np.array(color)
+            small = Image.fromarray(coarse.clip(0, 255).astype(np.uint8))
+            ending = "png" if number % 2 else "jpg"
+            small.resize((width, height)).save(folder / label / f"{number}.{ending}")
+    return folder
+
+
+def compare(model, files, folder):
+    """Return the classes that differ, and the largest difference of confidences."""
+    model.export(folder / "model.onnx")
+    (folder / "use.py").write_text(recipe())
+    command = [sys.executable, str(folder / "use.py"), str(folder / "model.onnx"), *map(str, files)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    wanted = [dict(each.top) for each in model.predict(files, top=len(model.classes))]
+    other, worst = [], 0.0
+    for path, line, top in zip(files, printed.splitlines(), wanted, strict=True):
+        label, confidence = line.removeprefix(f"{path} ").rsplit(" ", 1)
+        if label != max(top, key=lambda each: top[each]):
+            other.append(path)
+        worst = max(worst, abs(float(confidence) - top[label]))
+    return other, worst
+
+
+def test_the_recipe_gives_what_the_model_gives(tmp_path):
+    model = IncrementalClassifier(tmp_path / "model")
+    model.learn(drawn(tmp_path / "pictures"), threads=1)
+    files = sorted((tmp_path / "pictures").rglob("*.*"))
+    other, worst = compare(model, files, tmp_path)
+    assert not other
+    assert worst < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="flowers20 is not there")
+def test_the_recipe_on_photographs(tmp_path):
+    model = IncrementalClassifier(tmp_path / "model")
+    model.learn(DATA / "week1")
+    files = sorted((DATA / "test").rglob("*.jpg"))[:400:4]
+    other, worst = compare(model, files, tmp_path)
+    assert len(files) == 100
+    assert not other
+    assert worst < 1e-4

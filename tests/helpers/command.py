@@ -1,0 +1,29 @@
+"""The command line, run in this process."""
+
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from geodl.cli import main
+
+
+class Done(NamedTuple):
+    """What a command printed."""
+
+    stdout: str
+    stderr: str
+
+
+def geodl(*arguments: str, cwd: Path | None = None, status: int = 0) -> Done:
+    """Run a command as the console script does, but in this process: importing torch anew takes seconds each time."""
+    out, err = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setenv("COLUMNS", "100")
+        patch.chdir(cwd or Path.cwd())
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+    assert left.value.code == status, err.getvalue()
+    return Done(out.getvalue(), err.getvalue())

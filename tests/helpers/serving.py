@@ -1,0 +1,140 @@
+"""A server on a free port of this machine, in a thread, for tests; and the digits as files that a person would hand over."""
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from geodl.app.serve.app import create_app
+from geodl.app.serve.connections import bind, server_of
+from geodl.app.serve.server import Server
+
+TOKEN = "a-token-for-the-tests-alone"
+QUICK = {"epochs": 2, "threads": 1}
+ENDED = ("done", "cancelled", "failed")
+
+
+class Client(httpx.Client):
+    """An HTTP client that knows the token, teaches and waits."""
+
+    def __init__(self, url, token=TOKEN):
+        super().__init__(
+            base_url=url, timeout=60, headers={"Authorization": f"Bearer {token}"} if token else {}
+        )
+        self.url = url
+
+    def predict(self, *contents, **query):
+        files = [("images", (f"{i}.png", content)) for i, content in enumerate(contents)]
+        return self.post("/api/v1/predict", files=files, params=query)
+
+    def learn(self, images):
+        """Hand over {class: [contents]}."""
+        pairs = [(label, content) for label, contents in images.items() for content in contents]
+        files = [("images", (f"{i}.png", content)) for i, (_, content) in enumerate(pairs)]
+        return self.post(
+            "/api/v1/learn", data={"labels": [label for label, _ in pairs]}, files=files
+        )
+
+    def learn_folder(self, name):
+        return self.post("/api/v1/learn/folder", json={"folder": name})
+
+    def told(self):
+        """Return the first message of the event stream."""
+        with self.stream("GET", "/api/v1/events") as stream:
+            return json.loads(next(stream.iter_lines()).removeprefix("data: "))
+
+    def job(self, key):
+        return self.get(f"/api/v1/jobs/{key}").json()
+
+    def ended(self, answer, seconds=60):
+        assert answer.status_code == 202, answer.text
+        return self.until(
+            lambda: (job := self.job(answer.json()["id"]))["state"] in ENDED and job, seconds
+        )
+
+    def until(self, condition, seconds=60):
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            time.sleep(0.02)
+        raise AssertionError("it did not come to that")
+
+    def names(self):
+        return [each["name"] for each in self.get("/api/v1/classes").json()]
+
+
+@contextmanager
+def running(model, **how):
+    """Serve a model; yield the address."""
+    app = create_app(Server(model, TOKEN, **({"options": QUICK} | how)))
+    server, listening = server_of(app), bind("127.0.0.1")
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listening.close()
+        assert not thread.is_alive()
+
+
+class Command:
+    """`geodl serve` in a process of its own; log: a file for what it reports; prepare: called before it starts."""
+
+    def __init__(self, *words, log=os.devnull, prepare=None):
+        environment = {key: value for key, value in os.environ.items() if key != "GEODL_TOKEN"}
+        command = [sys.executable, "-m", "geodl", "serve", *words, "--port", "0"]
+        how = {"stdout": subprocess.PIPE, "text": True, "env": environment, "preexec_fn": prepare}
+        with Path(log).open("w") as errors:
+            self.process = subprocess.Popen(command, stderr=errors, **how)
+        self.said = []
+        while not any(line.startswith("Ctrl-C") for line in self.said):
+            line = self.process.stdout.readline()
+            assert line, self.said
+            self.said.append(line)
+        self.process.stdout.close()
+        address = self.said[0].partition("is served at ")[2].strip()
+        self.url, _, self.token = address.partition("/#token=")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(30) == 0
+
+
+HALF = (
+    b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10000\r\n"
+    b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\nhalf'
+)
+"""Half a request."""
+
+
+def connected(url, content):
+    """Return a new connection that has sent some bytes."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(content)
+    return connection
+
+
+def pictures(digits, label, some=slice(12)):
+    """Return digits as PNG files."""
+    rows = (digits.train.labels == label).nonzero().flatten()[some].tolist()
+    return [encoded(digits.train.decode(i)) for i in rows]
+
+
+def encoded(image, form="PNG", **how):
+    buffer = io.BytesIO()
+    image.save(buffer, format=form, **how)
+    return buffer.getvalue()

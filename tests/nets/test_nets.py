@@ -1,0 +1,421 @@
+"""Backbones, networks built by name, and teachers."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from geodl.core.errors import ConfigError, MissingExtraError
+from geodl.nets import (
+    CosineHead,
+    LinearHead,
+    Network,
+    Output,
+    build_network,
+    check_network,
+    folded,
+    frozen_copy,
+    networks,
+)
+
+# Parameters counted by hand (3x3 convolutions, batch norms of two numbers a channel, 1x1 shortcuts where the width
+# changes), width, and the side of the map for images of a size.
+FACTS = {
+    "convnet": (14_384, 32, 8, 2),
+    "efficientnet-lite0": (3_371_008, 1280, 64, 2),  # of the 4.65 million with its classifier
+    "resnet8": (77_392, 64, 32, 8),
+    "resnet20": (271_824, 64, 32, 8),
+    "resnet32": (466_256, 64, 32, 8),
+    "resnet18": (11_176_512, 512, 64, 2),
+}
+
+
+def pictures(size: int = 16, count: int = 4, seed: int = 0) -> torch.Tensor:
+    images = torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def small(name: str = "resnet8", head: str = "cosine") -> Network:
+    """Build a network whose batch norms have seen something, with gains and offsets that are not 1 and 0."""
+    network = build_network(name, 5, head=head, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.weight.uniform_(0.5, 1.5, generator=generator)
+                module.bias.normal_(0, 0.3, generator=generator)
+        for seed in range(3):
+            network(pictures(seed=seed))
+    return network
+
+
+class Given(nn.Module):
+    """A backbone that gives its input back."""
+
+    def forward(self, x):
+        return x
+
+
+def parameter_count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("name", networks())
+def test_sizes(name):
+    count, width, size, side = FACTS[name]
+    network = build_network(name, 10, head="cosine")
+    assert network.width == network.backbone.width == width
+    assert parameter_count(network.backbone) == count
+    assert parameter_count(network.head) == 10 * width + 1
+    assert parameter_count(build_network(name, 10, head="linear").head) == 10 * (width + 1)
+    features = network.backbone(pictures(size, 2))
+    assert features.shape == (2, width, side, side)
+    if not name.startswith("efficientnet"):
+        assert 0.2 < (features < 0).float().mean() < 0.8  # features can be negative
+    logits, pooled, grid = network(pictures(size, 2))
+    assert (logits.shape, pooled.shape, grid.shape) == ((2, 10), (2, width), (2, 4 * width))
+
+
+def test_only_the_last_relu_is_removed():
+    backbone = build_network("resnet20", 2, head="cosine").backbone
+    minima = []
+    for block in (*backbone.layer1, *backbone.layer2, *backbone.layer3):
+        block.register_forward_hook(lambda _block, _inputs, y: minima.append(y.min().item()))
+    backbone(pictures())
+    assert len(minima) == 9
+    assert minima[:-1] == [0.0] * 8
+    assert minima[-1] < 0
+
+
+def test_convolutions_are_kaiming_normal_fan_out():
+    network = build_network("resnet32", 2, head="cosine")
+    weight = network.backbone.get_submodule("layer3.0.conv1").weight
+    assert weight.shape == (64, 32, 3, 3)
+    assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.03)
+    network = build_network("efficientnet-lite0", 2, head="cosine")
+    weight = network.backbone.get_submodule("blocks.12.depthwise.conv").weight
+    assert weight.shape == (1152, 1, 5, 5)  # each input reaches one output
+    assert weight.std().item() == pytest.approx((2 / 25) ** 0.5, rel=0.03)
+
+
+@pytest.mark.parametrize("head", ["cosine", "linear"])
+def test_weights_come_from_the_seed_and_the_global_generator_is_left_alone(head):
+    torch.manual_seed(1)
+    one = build_network("resnet8", 4, head=head, seed=7).state_dict()
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    two = build_network("resnet8", 4, head=head, seed=7).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    other = build_network("resnet8", 4, head=head, seed=8).state_dict()
+    assert not torch.equal(one["backbone.conv1.weight"], other["backbone.conv1.weight"])
+    assert not torch.equal(one["head.weight"], other["head.weight"])
+    cosine = build_network("resnet8", 4, head="cosine", seed=7).backbone
+    assert torch.equal(cosine.conv1.weight, one["backbone.conv1.weight"])  # whatever the head
+
+
+def test_networks_and_teachers_are_channels_last():
+    network = build_network("resnet8", 2, head="cosine")
+    for each in (network, frozen_copy(network)):
+        convolutions = [module for module in each.modules() if isinstance(module, nn.Conv2d)]
+        assert len(convolutions) == 9
+        for module in convolutions:
+            assert module.weight.is_contiguous(memory_format=torch.channels_last)
+    assert network.backbone(pictures()).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 4, 7, 8])
+def test_pooled_and_grid_features_equal_numpy(side):
+    network = Network(Given(), LinearHead(5, 3))
+    maps = torch.randn(2, 5, side, side, generator=torch.Generator().manual_seed(side))
+    output = network(maps)
+    values = maps.double().numpy()
+    np.testing.assert_allclose(output.pooled.numpy(), values.mean((2, 3)), atol=1e-6)
+    if side == 1:
+        assert torch.equal(output.grid, output.pooled)
+        return
+    # Quarters of an odd map overlap in the middle row and column.
+    low, high = slice(0, -(-side // 2)), slice(side // 2, side)
+    parts = itertools.product((low, high), (low, high))
+    quarters = [values[:, :, rows, columns].mean((2, 3)) for rows, columns in parts]
+    expected = np.stack(quarters, axis=2).reshape(2, 20)
+    np.testing.assert_allclose(output.grid.numpy(), expected, atol=1e-6)
+
+
+def test_a_backbone_without_a_map_gives_its_features_as_the_grid():
+    network = Network(Given(), CosineHead(5, 3))
+    features = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    output = network(features)
+    assert torch.equal(output.pooled, features)
+    assert torch.equal(output.grid, features)
+    assert torch.equal(network.features(features), features)
+
+
+def test_features_are_the_pooled_ones_and_logits_come_from_them():
+    network = small().eval()
+    output = network(pictures())
+    assert isinstance(output, Output)
+    assert torch.equal(network.features(pictures()), output.pooled)
+    assert torch.equal(network.head(output.pooled), output.logits)
+
+
+def cells(maps: np.ndarray, side: int) -> np.ndarray:
+    """Average maps (B, d, h, w) over side x side cells, from floor(i h / side) to ceil((i + 1) h / side): (B, d side^2)."""
+    size = maps.shape[2]
+    edges = [slice(i * size // side, -(-(i + 1) * size // side)) for i in range(side)]
+    values = [maps[:, :, rows, columns].mean((2, 3)) for rows in edges for columns in edges]
+    return np.stack(values, axis=2).reshape(len(maps), -1)
+
+
+LEVELS = {
+    "convnet": ("stage1", "stage2", "stage3"),
+    "resnet8": ("stage1", "stage2", "stage3"),
+    "resnet18": ("stage1", "stage2", "stage3", "stage4"),
+    "efficientnet-lite0": ("stride4", "stride8", "stride16", "stride32", "top"),
+}
+
+
+@pytest.mark.parametrize("size", [32, 37])
+@pytest.mark.parametrize("name", ["resnet8", "resnet18"])
+@torch.no_grad()
+def test_levels_are_the_maps_of_the_stages_on_a_grid(name, size):
+    network = small(name).eval()
+    maps = []
+    for stage in range(1, len(LEVELS[name]) + 1):
+        layer = network.backbone.get_submodule(f"layer{stage}")
+        layer.register_forward_hook(lambda _layer, _inputs, y: maps.append(y.double().numpy()))
+    assert network.level_names == LEVELS[name]
+    grids = {"": 2, "@1": 1, "@3": 3, "@4": 4}
+    wanted = ["".join(pair) for pair in itertools.product(LEVELS[name], grids)]
+    _, blocks = network.with_levels(pictures(size), wanted)
+    assert len(maps) == len(LEVELS[name])  # one pass gives all of them
+    for level, values in zip(LEVELS[name], maps, strict=True):
+        for grid, count in grids.items():
+            expected, found = cells(values, min(count, values.shape[2])), blocks[level + grid]
+            np.testing.assert_allclose(found.numpy(), expected, atol=1e-5 * np.abs(values).max())
+
+
+@pytest.mark.parametrize("name", LEVELS)
+@torch.no_grad()
+def test_the_deepest_level_is_what_the_head_gets(name):
+    network = small(name).eval()
+    assert network.level_names == LEVELS[name]
+    (deepest,) = network.with_levels(pictures(32), [f"{LEVELS[name][-1]}@1"])[1].values()
+    torch.testing.assert_close(deepest, network.features(pictures(32)))
+
+
+def test_some_levels_come_in_the_order_asked_for():
+    network = small().eval()
+    every, some, one, none = (
+        network.with_levels(pictures(), names)[1]
+        for names in (network.level_names, ["stage3", "stage1"], ["stage2"], [])
+    )
+    assert list(some) == ["stage3", "stage1"]
+    assert torch.equal(one["stage2"], every["stage2"])
+    assert none == {}
+
+
+def test_unknown_levels_are_refused():
+    network = small()
+    for level in ("stage4", "stage4@2"):
+        with pytest.raises(ConfigError, match=r"unknown level 'stage4.*stage1, stage2, stage3"):
+            network.with_levels(pictures(), ["stage1", level])
+    for cells in ("", "0", "65", "-1", "two", "²", "2@2"):
+        with pytest.raises(ConfigError, match="cells a side, 1 to 64"):
+            network.with_levels(pictures(), [f"stage1@{cells}"])
+
+
+@torch.no_grad()
+def test_levels_under_autocast_are_averaged_in_float32():
+    network = small().eval()
+    _, exact = network.with_levels(pictures(), network.level_names)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, blocks = network.with_levels(pictures(), network.level_names)
+    for level, block in blocks.items():
+        assert block.dtype == torch.float32
+        assert not torch.equal(block, block.bfloat16().float())
+        assert (block - exact[level]).norm() < 0.02 * exact[level].norm()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", ["cosine", "linear"])
+def test_logits_under_autocast_have_all_their_digits(head):
+    network = build_network("resnet8", 3, head=head).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = network(pictures())
+    assert torch.equal(found.logits, network.head(found.pooled))
+
+
+class Levels(nn.Module):
+    """What an export needs: features of all levels as a tuple."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return tuple(self.network.with_levels(x, self.network.level_names)[1].values())
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet8", 18), ("efficientnet-lite0", 72)])
+@pytest.mark.filterwarnings("ignore")  # torch's own, about its own exporter
+def test_levels_can_be_exported(name, size):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    model = Levels(folded(small(name)))
+    shapes = {"x": {0: torch.export.Dim("batch", min=1)}}
+    program = torch.onnx.export(
+        model, (pictures(size, 2),), dynamo=True, dynamic_shapes=shapes, verbose=False
+    )
+    content = program.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    images = pictures(size, 5, seed=7)
+    found = session.run(None, {"x": images.contiguous().numpy()})
+    with torch.no_grad():
+        for theirs, ours in zip(found, model(images), strict=True):
+            assert np.abs(theirs - ours.numpy()).max() <= 1e-4 * ours.abs().max()
+
+
+def test_unknown_names_are_refused_with_what_there_is():
+    for name in ("resnet33", "", 5, None):
+        with pytest.raises(
+            ConfigError, match=r"network = .* allowed values are convnet, efficientnet"
+        ):
+            build_network(name, 2, head="cosine")
+        with pytest.raises(ConfigError, match="network = "):
+            check_network(name)
+    with pytest.raises(ConfigError, match="'cos'; allowed are cosine and linear"):
+        build_network("resnet8", 2, head="cos")
+    with pytest.raises(
+        ConfigError, match="'resnet8': allowed values are efficientnet-lite0 and timm:NAME"
+    ):
+        build_network("resnet8", 2, head="cosine", pretrained=True)
+    check_network("timm:anything", pretrained=True)
+
+
+def test_timm_without_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingExtraError, match=r"timm:resnet18 needs .*\[timm\]"):
+        build_network("timm:resnet18", 2, head="cosine")
+
+
+@pytest.mark.parametrize("head", ["cosine", "linear"])
+@pytest.mark.parametrize("name", ["convnet", "resnet8", "resnet18", "efficientnet-lite0"])
+def test_a_teacher_gives_what_the_network_gives_in_eval_mode(name, head):
+    network = small(name, head)
+    network.head.freeze(torch.tensor([True, True, False, False, True]))
+    network.head.correct([4], torch.tensor(0.8), torch.tensor(0.3))
+    teacher = frozen_copy(network)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in teacher.modules())
+    images = pictures(size=32)
+    network.eval()
+    with torch.no_grad():
+        for ours, theirs in zip(teacher(images), network(images), strict=True):
+            assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+        expected = network.features(images)
+        torch.testing.assert_close(teacher.features(images), expected, rtol=1e-5, atol=1e-4)
+        taught = teacher.with_levels(images, teacher.level_names)[1]
+        for level, block in network.with_levels(images, network.level_names)[1].items():
+            assert (taught[level] - block).abs().max() <= 1e-5 * block.abs().max()
+
+
+def test_folding_is_exact_but_for_rounding():
+    network = small("resnet32").double()
+    teacher = frozen_copy(network)
+    network.eval()
+    images = pictures(seed=4).double()
+    with torch.no_grad():
+        for ours, theirs in zip(teacher(images), network(images), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_a_folded_copy_leaves_its_network_alone():
+    network = small()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    copy = folded(network)
+    assert network.training
+    assert not copy.training
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in copy.modules())
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    assert type(copy) is Network
+
+
+def test_a_teacher_is_independent_of_its_network():
+    network = small()
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    flags = [module.training for module in network.modules()]
+    teacher = frozen_copy(network)
+    assert [module.training for module in network.modules()] == flags
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    expected = teacher(pictures()).logits
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(teacher(pictures()).logits, expected)
+
+
+def test_a_teacher_stays_in_eval_mode():
+    holder = nn.ModuleDict({"student": small(), "teacher": frozen_copy(small())})
+    expected = holder["teacher"](pictures()).logits
+    holder.train()
+    assert holder["student"].training
+    assert not any(module.training for module in holder["teacher"].modules())
+    assert torch.equal(holder["teacher"](pictures()).logits, expected)
+
+
+def test_a_teacher_makes_no_graph_but_can_be_learned_from():
+    network = small()
+    teacher = frozen_copy(network)
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    images = pictures().requires_grad_()
+    targets = teacher(images)
+    assert not any(value.requires_grad for value in targets)
+    assert not teacher.features(images).requires_grad
+    output, levels = teacher.with_levels(images, teacher.level_names)
+    assert not any(value.requires_grad for value in (*output, *levels.values()))
+    # The student's backward pass needs the teacher's features: inference tensors could not be saved for it.
+    (network(pictures()).pooled * targets.pooled).sum().backward()
+    assert network.backbone.conv1.weight.grad.abs().sum() > 0
+
+
+def test_a_teacher_has_all_head_rows_together():
+    network = small()
+    rows = network.head.weight.detach().clone()
+    network.head.freeze(torch.tensor([True, True, True, False, False]))
+    teacher = frozen_copy(network)
+    assert torch.equal(teacher.head.weight, rows)
+    assert network.head.frozen.tolist() == [True, True, True, False, False]
+
+
+def test_a_teacher_can_be_copied_as_a_teacher():
+    teacher = frozen_copy(small())
+    assert torch.equal(frozen_copy(teacher)(pictures()).logits, teacher(pictures()).logits)
+
+
+@pytest.mark.parametrize("name", ["convnet", "resnet8"])
+def test_state_goes_into_another_network(name):
+    network, other = small(name), build_network(name, 5, head="cosine", seed=3)
+    other.load_state_dict({key: value.contiguous() for key, value in network.state_dict().items()})
+    assert torch.equal(other.eval()(pictures()).logits, network.eval()(pictures()).logits)
+
+
+def test_convnet_uses_no_batch_statistics():
+    network = build_network("convnet", 3, head="cosine")
+    whole = network(pictures(8)).pooled
+    parts = torch.cat([network(part).pooled for part in pictures(8).split([1, 3])])
+    torch.testing.assert_close(parts, whole)
+
+
+def test_a_network_learns():
+    network = build_network("convnet", 2, head="cosine", scale=10.0)
+    images, labels = pictures(8, 8), torch.arange(8) % 2
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(30):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(network(images).logits, labels).backward()
+        optimiser.step()
+    assert network(images).logits.argmax(1).tolist() == labels.tolist()

@@ -1,0 +1,229 @@
+"""timm models as backbones: the wiring with a stand-in, and real models where the extra is installed."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.helpers import tiny
+from torch import nn
+
+from geodl import IncrementalClassifier, Learner
+from geodl.app import choices
+from geodl.core.errors import ConfigError, MissingExtraError
+from geodl.nets import CosineHead, Network, build_network, expected_images, frozen_copy
+from geodl.nets.timm_backbone import TimmBackbone
+
+
+class StandIn(nn.Module):
+    """The part of a timm model that is used: features, a head that pools, and what they look like."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.num_features = 6
+        self.output_fmt = {"map": "NCHW", "swin": "NHWC", "vit": "NLC"}[kind]
+        self.conv = nn.Conv2d(3, 6, 4, stride=4)
+
+    def forward_features(self, x):
+        assert x.shape[2:] == (16, 16), "Input height doesn't match model"
+        features = self.conv(x)
+        if self.output_fmt == "NLC":
+            return features.flatten(2).transpose(1, 2)
+        return features.permute(0, 2, 3, 1) if self.output_fmt == "NHWC" else features
+
+    def forward_head(self, features, pre_logits):
+        assert pre_logits
+        return features[:, 0]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Put a stand-in for timm in place; gives the arguments that models were made with."""
+    made = []
+
+    def create_model(name, **options):
+        if "." in name:
+            raise RuntimeError("Invalid pretrained tag")
+        made.append((name, options))
+        return StandIn(name)
+
+    module = ModuleType("timm")
+    module.is_model = lambda name: name.partition(".")[0] in ("map", "swin", "vit")
+    module.list_models = lambda: ["map", "swin", "vit"]
+    module.create_model = create_model
+    monkeypatch.setitem(sys.modules, "timm", module)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["map", "swin"])
+def test_maps_are_pooled_and_cut_into_quarters(calls, kind):
+    network = build_network(f"timm:{kind}", 3, head="cosine")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    maps = network.backbone.model.conv(images)
+    output = network(images)
+    torch.testing.assert_close(output.pooled, maps.mean((2, 3)))
+    torch.testing.assert_close(output.grid, nn.functional.avg_pool2d(maps, 2).flatten(1))
+    assert calls == [(kind, {"pretrained": False, "num_classes": 0})]
+
+
+def test_models_without_a_map_give_pooled_features(calls):
+    network = build_network("timm:vit", 3, head="linear", pretrained=True)
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    output = network(images)
+    torch.testing.assert_close(output.pooled, network.backbone.model.conv(images)[:, :, 0, 0])
+    assert torch.equal(output.grid, output.pooled)
+    assert calls == [("vit", {"pretrained": True, "num_classes": 0})]
+
+
+class Staged(StandIn):
+    """A model that also gives what it has between its stages, the maps as (B, d, h, w)."""
+
+    def __init__(self, stages: int) -> None:
+        super().__init__("swin")
+        self.feature_info = [{"num_chs": 6}] * stages
+
+    def forward_intermediates(self, x, indices):
+        maps = [(stage + 1) * self.conv(x) for stage in range(len(self.feature_info))]
+        return self.forward_features(x), [maps[stage] for stage in indices]
+
+
+@pytest.mark.parametrize(
+    ("stages", "names"),
+    [(4, "1 2 3 4"), (5, "1 2 3 4 5"), (6, "2 4 6"), (12, "3 6 9 12"), (24, "4 9 14 19 24")],
+)
+def test_levels_are_stages_that_timm_gives_and_the_top(stages, names):
+    backbone = TimmBackbone(Staged(stages))
+    network = Network(backbone, CosineHead(6, 3))
+    assert network.level_names == (*(f"stage{number}" for number in names.split()), "top")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    maps = backbone.model.conv(images)
+    _, blocks = network.with_levels(images, network.level_names)
+    for number in map(int, names.split()):
+        torch.testing.assert_close(
+            blocks[f"stage{number}"], nn.functional.avg_pool2d(number * maps, 2).flatten(1)
+        )
+    torch.testing.assert_close(blocks["top"], network.features(images))
+
+
+@pytest.mark.parametrize("kind", ["map", "swin", "vit"])
+def test_models_without_stages_have_their_top_alone(calls, kind):
+    network = build_network(f"timm:{kind}", 3, head="cosine")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    (block,) = network.with_levels(images, network.level_names)[1].values()
+    assert network.level_names == ("top",)
+    torch.testing.assert_close(block, network.features(images))
+
+
+def test_images_of_the_wrong_size_are_refused(calls):
+    network = build_network("timm:vit", 3, head="cosine")
+    for ask in (network, network.features, lambda x: network.with_levels(x, ["top"])):
+        with pytest.raises(ConfigError, match=r"image_size.*8 x 12.*doesn't match"):
+            ask(torch.zeros(2, 3, 8, 12))
+
+
+def test_models_start_from_the_seed(calls):
+    one, two, other = (build_network("timm:map", 3, head="cosine", seed=seed) for seed in (1, 1, 2))
+    weights = [network.backbone.model.conv.weight for network in (one, two, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_weights_have_timms_own_names(calls, tmp_path):
+    state = {"conv.weight": torch.ones(6, 3, 4, 4), "conv.bias": torch.zeros(6)}
+    save_file(state, tmp_path / "model.safetensors")
+    network = build_network("timm:map", 3, head="cosine", weights=tmp_path / "model.safetensors")
+    assert torch.equal(network.backbone.model.conv.weight, state["conv.weight"])
+    ours = {
+        f"backbone.{key}": value.contiguous()
+        for key, value in network.backbone.state_dict().items()
+    }
+    save_file(ours, tmp_path / "ours.safetensors")
+    again = build_network(
+        "timm:map", 3, head="cosine", seed=1, weights=tmp_path / "ours.safetensors"
+    )
+    assert torch.equal(again.backbone.model.conv.weight, state["conv.weight"])
+
+
+def test_unknown_models_and_tags_are_refused(calls):
+    with pytest.raises(ConfigError, match="no model 'swim'; the names nearest to it are timm:swin"):
+        build_network("timm:swim", 3, head="cosine")
+    with pytest.raises(ConfigError, match=r"cannot build 'map\.none': Invalid pretrained tag"):
+        build_network("timm:map.none", 3, head="cosine")
+
+
+def test_a_timm_that_cannot_be_imported_is_explained(monkeypatch):
+    class Broken:
+        def find_spec(self, name, path=None, target=None):
+            if name == "timm":
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(
+        ConfigError, match="does not work beside this torch: operator torchvision::nms"
+    ):
+        build_network("timm:map", 3, head="cosine")
+
+
+def test_what_is_asked_about_a_model_needs_no_timm(calls, monkeypatch, tmp_path):
+    model = IncrementalClassifier(tmp_path / "m")
+    data = tiny.dataset(classes=2)
+    monkeypatch.setattr(choices, "expected_images", lambda name: {})
+    options = {
+        "network": "timm:map",
+        "image_size": 16,
+        "epochs": 1,
+        "threads": 1,
+        "precision": "32",
+    }
+    model.learn(data.train.pixels.permute(0, 2, 3, 1).numpy(), data.train.labels.numpy(), **options)
+    network = Learner.load(model.path).network
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert model.info()["parameters"] == sum(
+        parameter.numel() for parameter in network.parameters()
+    )
+    model.rename("0", "first")
+    assert model.classes == ("first", "1")
+    with pytest.raises(MissingExtraError, match="timm"):
+        model.predict(data.test.decode(0))
+
+
+@pytest.fixture(scope="module")
+def real_timm():
+    """Import timm; a torchvision for GPUs beside a CPU build of torch lacks two operators, which it never calls here."""
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    timm = pytest.importorskip("timm", reason="the extra `timm` is not installed")
+    return SimpleNamespace(timm=timm, library=library)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "grid"),
+    [
+        ("resnet10t", 512, 2048),
+        ("test_vit", 64, 64),
+        ("test_convnext", 64, 256),
+        ("swin_tiny_patch4_window7_224", 768, 3072),
+    ],
+)
+def test_real_models(real_timm, name, width, grid):
+    network = build_network(f"timm:{name}", 3, head="cosine")
+    size = expected_images(f"timm:{name}")["image_size"]
+    assert size == {"resnet10t": 176, "swin_tiny_patch4_window7_224": 224}.get(name, 160)
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    network.eval()
+    with torch.no_grad():
+        output = network(images)
+    assert network.width == width
+    assert (output.logits.shape, output.pooled.shape, output.grid.shape) == (
+        (2, 3),
+        (2, width),
+        (2, grid),
+    )
+    torch.testing.assert_close(frozen_copy(network)(images).logits, output.logits)
+    _, blocks = frozen_copy(network).with_levels(images, network.level_names)
+    assert len(blocks) >= 4
+    torch.testing.assert_close(blocks["top"], output.pooled)

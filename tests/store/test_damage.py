@@ -1,0 +1,343 @@
+"""Damaged directories: a wrong bit is found by whatever reads it, a lost head is replaced, nothing hangs or leads outside."""
+
+import os
+import shutil
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+from tests.helpers.directories import (  # noqa: F401
+    FILES,
+    commit,
+    content,
+    contents,
+    make,
+    make_model,
+    metrics_of,
+    no_waiting,
+    object_of,
+    rewrite,
+    save_progress,
+    saved,
+    sign,
+    state,
+)
+
+from geodl.core.errors import StoreError
+from geodl.store import Directory
+
+pytestmark = pytest.mark.usefixtures("no_waiting")
+
+
+@pytest.fixture(params=["run", "model"])
+def store(request, tmp_path):
+    """Make a run or a model of two phases with one begun."""
+    made = (make if request.param == "run" else make_model)(tmp_path / request.param)
+    with made.lock():
+        commit(made)
+        commit(made)
+        save_progress(made, 7)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock():
+        commit(run)
+        commit(run)
+        save_progress(run, 7)
+    return run
+
+
+def every_read(path):
+    """Everything that reading gives; a part that is refused gives its error."""
+    reads = {"record": lambda: (lambda run: [run.config, run.environment])(Directory(path))}
+    reads |= {
+        name: partial(lambda name: Directory(path).phase(1).read(name), name) for name in FILES
+    }
+    found = {}
+    for name, read in reads.items():
+        try:
+            found[name] = read()
+        except StoreError as error:
+            found[name] = str(error)
+    return found
+
+
+def test_a_changed_bit_in_any_byte_is_found_by_every_read_that_uses_it(run):
+    sound = every_read(run.path)
+    used = {object_of(run.path, 1, name): {name} for name in FILES}
+    used |= {run.path / name: set() for name in ("head.json", "head-copy.json")}
+    for path, names in used.items():
+        data = path.read_bytes()
+        for position in range(0, len(data), 1 if names else 7):
+            changed = bytearray(data)
+            changed[position] ^= 1 << (position % 8)
+            path.write_bytes(changed)
+            found = every_read(run.path)
+            wrong = {name for name in found if found[name] != sound[name]}
+            assert wrong == names, f"{path.name}, byte {position}"
+            for name in wrong:
+                assert f"phase 1/{name} is damaged" in found[name]
+                assert path.name in found[name]
+                assert "\n" not in found[name]
+        path.write_bytes(data)
+    assert every_read(run.path) == sound
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "long", "folder", "pipe", "link", "zeros"])
+@pytest.mark.timeout(60)
+def test_the_error_names_the_file_and_what_to_do(store, how):
+    path = object_of(store.path, 1, "model.safetensors")
+    data = path.read_bytes()
+    path.unlink()
+    if how in ("short", "long"):
+        path.write_bytes(data[:-1] if how == "short" else data + b" ")
+    elif how in ("folder", "pipe"):
+        path.mkdir() if how == "folder" else os.mkfifo(path)
+    elif how != "missing":
+        path.symlink_to("nothing" if how == "link" else "/dev/zero")
+    remedy = "--fresh" if store.kind == "run" else f"`geodl undo {store.path}`"
+    with pytest.raises(StoreError, match=rf"phase 1/model\.safetensors is damaged.*{remedy}"):
+        store.verify()
+    assert saved(store, 0).extra == {"t": 0}
+    with store.lock():
+        if store.kind == "run":
+            assert "is damaged" in store.drop_damaged()
+            assert store.read_events()[-1]["phase"] == 1
+        else:
+            assert store.undo() == {"action": "damaged"}
+            assert store.undone() == []
+        assert store.completed() == 1
+        commit(store)
+    store.verify()
+    assert saved(store, 1).extra == {"t": 1}
+
+
+def test_a_damaged_step_that_is_not_needed_or_was_undone(tmp_path):
+    model = make_model(tmp_path / "model")
+    with model.lock():
+        for _ in range(3):
+            commit(model)
+        object_of(model.path, 1, "extra.json").write_text("{}")
+        with pytest.raises(StoreError, match="does not need it: it is of an earlier step"):
+            model.phase(1).json("extra.json")
+        model.undo()
+        path = object_of(model.path, 0, "extra.json")
+        undone = content(model.path / "head.json")["undone"][0]["files"]["extra.json"][0]
+        path.with_name(undone).unlink()
+        with pytest.raises(StoreError, match=r"phase 2/extra\.json is damaged"):
+            model.redo()
+        assert model.completed() == 2
+
+
+def test_an_object_that_was_damaged_is_written_again_by_a_commit_that_shares_it(run):
+    path = object_of(run.path, 0, "memory.safetensors")
+    path.write_bytes(b"x" * path.stat().st_size)
+    with run.lock():
+        commit(run, 0)
+    run.verify()
+
+
+def test_what_cannot_be_read_now_is_not_given_up(run, monkeypatch):
+    def fail(*arguments):
+        raise PermissionError(13, "Permission denied")
+
+    with run.lock(), monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        with pytest.raises(StoreError, match=r"Permission denied$"):
+            run.phase(1).json("metrics.json")
+        assert run.phase(1).damage() is None
+        with pytest.raises(StoreError, match=r"Permission denied$"):
+            Directory(run.path)
+    assert run.phase(1).json("metrics.json") == metrics_of(1)
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "bit", "folder", "pipe", "link"])
+@pytest.mark.parametrize("name", ["head.json", "head-copy.json"])
+@pytest.mark.timeout(60)
+def test_a_lost_head_is_replaced_by_its_copy_exactly(tmp_path, how, name):
+    model = make_model(tmp_path / "model")
+    with model.lock():
+        for _ in range(3):
+            commit(model)
+        model.undo()
+        save_progress(model, 7)
+    before, facts = contents(model.path), state(model)
+    path = model.path / name
+    data = path.read_bytes()
+    path.unlink()
+    if how in ("empty", "bit"):
+        path.write_bytes(b"" if how == "empty" else data.replace(b"learn", b"leard", 1))
+    elif how in ("folder", "pipe"):
+        path.mkdir() if how == "folder" else os.mkfifo(path)
+    elif how == "link":
+        path.symlink_to("/dev/zero")
+    again = Directory(model.path)
+    assert state(again) == facts
+    if how == "folder":  # nothing of a user's is removed
+        return
+    with again.lock():
+        assert contents(model.path) == before
+
+
+def test_where_both_heads_are_lost_it_is_said(run):
+    for name in ("head.json", "head-copy.json"):
+        (run.path / name).write_text("{")
+    with pytest.raises(StoreError, match=r"head\.json is damaged"):
+        Directory(run.path)
+    for name in ("head.json", "head-copy.json"):
+        (run.path / name).unlink()
+    with pytest.raises(StoreError, match="is not a directory of geodl's"):
+        Directory(run.path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("kind", "photo"),
+        ("record", {}),
+        ("record", {"config": 1, "environment": {}, "phases": 3}),
+        ("generation", "x"),
+        ("phases", 5),
+        ("phases", [{}]),
+        ("phases", [{"id": "a", "action": {}, "files": {"x": ["../../secret", 5]}}]),
+        ("phases", [{"id": "a", "action": 5, "files": {}}]),
+        ("undone", None),
+    ],
+)
+def test_a_head_of_another_form_is_damaged(run, key, value):
+    for name in ("head.json", "head-copy.json"):
+        sign(run.path / name, content(run.path / name) | {key: value})
+    with pytest.raises(StoreError, match=r"head\.json is damaged, or not a file of geodl's"):
+        Directory(run.path)
+
+
+def test_odd_content_with_sound_checksums_is_named(run):
+    rewrite(run.path, 1, "model.safetensors", b"no tensors")
+    rewrite(run.path, 1, "metrics.json", [])
+    phase = Directory(run.path).phase(1)
+    for read in (lambda: phase.tensors("model.safetensors"), lambda: phase.json("metrics.json")):
+        with pytest.raises(StoreError, match=r"phase 1/m.* is damaged, or not a file of geodl's"):
+            read()
+
+
+# Progress.
+
+HOW = ["bit", "empty", "folder", "pipe", "zeros", "link", "file for folder", "link for folder"]
+
+
+def spoil(path, how, outside):
+    (checkpoint,) = (path / "progress").iterdir()
+    data = checkpoint.read_bytes()
+    checkpoint.unlink()
+    if how in ("bit", "empty"):
+        checkpoint.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if how == "bit" else b"")
+    elif how in ("folder", "pipe"):
+        checkpoint.mkdir() if how == "folder" else os.mkfifo(checkpoint)
+    elif how in ("zeros", "link"):
+        checkpoint.symlink_to("/dev/zero" if how == "zeros" else "nothing")
+    else:
+        (path / "progress").rmdir()
+        outside.mkdir()
+        (outside / checkpoint.name).write_bytes(data)
+        odd = path / "progress"
+        odd.write_text("") if how == "file for folder" else odd.symlink_to(outside)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", HOW)
+def test_damaged_progress_is_dropped_and_the_work_goes_on(run, tmp_path, how, caplog):
+    spoil(run.path, how, tmp_path / "outside")
+    assert Directory(run.path).load_progress() is None, "who only reads goes on without it"
+    assert caplog.messages == []
+    with run.lock():
+        assert run.load_progress() is None
+        assert run.load_progress() is None
+        if how in ("bit", "empty", "folder", "pipe", "zeros"):
+            (line,) = caplog.messages
+            assert "resumes from the last complete phase" in line
+            assert [event["kind"] for event in run.read_events()] == ["progress dropped"]
+        save_progress(run, 8)
+        assert run.load_progress()[1] == {"step": 8}
+        commit(run)
+        assert run.load_progress() is None
+    assert not (run.path / "progress").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("action", ["undo", "commit", "fresh"])
+def test_damaged_progress_blocks_nobody(run, tmp_path, how, action):
+    spoil(run.path, how, tmp_path / "outside")
+    outside = contents(tmp_path / "outside")
+    if action == "fresh":
+        make(run.path, fresh=True)
+    else:
+        with run.lock():
+            run.undo() if action == "undo" else commit(run)
+    assert Directory(run.path).completed() == {"undo": 1, "commit": 3, "fresh": 0}[action]
+    assert contents(tmp_path / "outside") == outside
+
+
+# Nothing outside is written or removed.
+
+
+@pytest.mark.parametrize("name", ["lock", "writer.json", "events.jsonl"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+@pytest.mark.timeout(60)
+def test_files_written_in_place_are_regular_and_no_links(run, tmp_path, name, kind):
+    (tmp_path / "mine").write_text("mine")
+    path = run.path / name
+    path.unlink(missing_ok=True)
+    if kind == "link":
+        path.symlink_to(tmp_path / "mine")
+    else:
+        os.mkfifo(path) if kind == "pipe" else path.mkdir()
+
+    def write():
+        with run.lock():
+            run.events("x")
+
+    with pytest.raises(StoreError, match=name):
+        write()
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["objects", "progress", "tensorboard", "phases", "undone"])
+def test_links_to_folders_elsewhere_are_not_followed_by_writers(run, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    (run.path / "tensorboard").mkdir()
+    (run.path / "tensorboard" / "events.out.tfevents.1").write_text("curve")
+    if (run.path / name).exists():
+        (run.path / name).rename(elsewhere)
+    else:
+        (elsewhere / "00").mkdir(parents=True)
+    (run.path / name).symlink_to(elsewhere)
+    (elsewhere / ".geodl-tmp-x").write_text("not ours")
+    (elsewhere / ("0" * 64)).write_text("not ours")
+    before = contents(elsewhere)
+
+    def write():
+        with run.lock():
+            save_progress(run, 1)
+            commit(run)
+            run.undo()
+
+    for action in (write, lambda: make(run.path, fresh=True)):
+        refused = pytest.raises(StoreError, match="is a link or a file where geodl keeps")
+        with refused if name == "objects" else nullcontext():
+            action()
+    assert contents(elsewhere) == before
+
+
+def test_the_directory_itself_may_be_a_link(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    run = make(tmp_path / "run")
+    with run.lock():
+        commit(run)
+    assert Directory(tmp_path / "disk").completed() == 1
+    shutil.rmtree(tmp_path / "disk" / "objects")
+    assert Directory(tmp_path / "run").phase(0).damage()

@@ -1,0 +1,423 @@
+"""Directories: the same configuration or an error; phases, undo, redo; files shared, dropped and forgotten; events."""
+
+import json
+import subprocess
+import sys
+import zlib
+
+import pytest
+import torch
+from tests.helpers.directories import (  # noqa: F401
+    CONFIG,
+    ENVIRONMENT,
+    commit,
+    content,
+    contents,
+    contents_of,
+    make,
+    make_model,
+    metrics_of,
+    no_waiting,
+    save_progress,
+    saved,
+    sign,
+    state,
+)
+
+from geodl.core.errors import StoreError
+from geodl.store import Directory, exists, reading, refuse_foreign, remove_directory
+
+pytestmark = pytest.mark.usefixtures("no_waiting")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Make a model of three steps with one begun."""
+    store = make_model(tmp_path / "model")
+    with store.lock():
+        for _ in range(3):
+            commit(store)
+        save_progress(store, 1)
+    return store
+
+
+def steps(store):
+    return [store.phase(t).action["step"] for t in range(store.completed())]
+
+
+# The same configuration, or an error.
+
+
+def test_a_new_directory_reads_back_what_it_was_made_with(tmp_path):
+    assert not exists(tmp_path / "deep" / "run")
+    run = make(tmp_path / "deep" / "run")
+    schedule = {"epochs": 3, "milestones": [1, 2]}
+    for each in (run, make(run.path), Directory(run.path)):
+        assert each.config == {"method": "lucir", "schedule": schedule, "seed": 0}
+        assert (each.environment, each.phases, each.kind) == (ENVIRONMENT, 3, "run")
+        assert (each.completed(), each.version, each.load_progress()) == (0, None, None)
+        assert (each.read_events(), each.undone()) == ([], [])
+    assert exists(run.path)
+
+
+def test_another_configuration_is_refused_with_every_difference_named(tmp_path):
+    make(tmp_path / "run")
+    other = {"method": "lucir", "schedule": {"epochs": 5, "milestones": [1, 2]}, "extra": True}
+    for allowed in (False, True):
+        with pytest.raises(StoreError, match="another configuration") as error:
+            make(tmp_path / "run", config=other, allow_environment_change=allowed)
+    message = str(error.value)
+    for words in ("schedule.epochs is 3", "5 now", "extra is null", "seed is 0", "--fresh"):
+        assert words in message
+    assert "milestones" not in message
+    assert "\n" not in message
+
+
+def test_another_number_of_threads_is_refused_unless_the_change_is_allowed(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock():
+        commit(run)
+        save_progress(run, 7)
+    other = {"threads": 2, "torch": "2.14.0"}
+    with pytest.raises(StoreError, match=r"threads is 1 .* 2 now.*--allow-environment-change"):
+        make(run.path, environment=other)
+    assert make(run.path, environment={"threads": 1, "torch": "3"}).environment == ENVIRONMENT
+    run = make(run.path, environment=other, allow_environment_change=True)
+    assert run.environment == make(run.path, environment=other).environment == other
+    assert run.load_progress()[1] == {"step": 7}, "the work goes on"
+    (event,) = run.read_events()
+    assert event["differences"] == ["threads is 1 there and 2 now"]
+
+
+def test_fresh_removes_what_geodl_wrote_and_nothing_else(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock():
+        commit(run)
+        commit(run)
+        save_progress(run, 1)
+        run.events("started")
+    (run.path / "tensorboard").mkdir()
+    for name in ("report.html", "tensorboard/events.out.tfevents.1", "notes.txt", "objects/mine"):
+        (run.path / name).write_text("x")
+    version = Directory(run.path).version
+    again = make(run.path, config=CONFIG | {"seed": 1}, fresh=True)
+    assert again.config["seed"] == 1
+    assert (again.completed(), again.load_progress(), again.read_events()) == (0, None, [])
+    assert sorted(contents(run.path)) == [
+        "head-copy.json",
+        "head.json",
+        "notes.txt",
+        "objects/mine",
+    ]
+    with pytest.raises(StoreError, match="was replaced by another process"), run.lock():
+        pass
+    with again.lock():
+        commit(again)
+    assert again.version[0] > version[0], "no state is taken for another"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_directory_of_somebody_else_is_refused_and_untouched(tmp_path, fresh):
+    for name in ("config.json", "head.json"):
+        (tmp_path / name).write_text('{"architectures": ["other"]}')
+        with pytest.raises(StoreError, match=r"not a (directory|file) of geodl's"):
+            make(tmp_path, fresh=fresh)
+        assert [p.name for p in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
+    (tmp_path / "holiday.jpg").write_text("")
+    for refused in (lambda: make(tmp_path, fresh=fresh), lambda: refuse_foreign(tmp_path)):
+        with pytest.raises(StoreError, match="is not a directory of geodl's"):
+            refused()
+    with pytest.raises(StoreError, match=r"holiday\.jpg is a file; a directory is needed"):
+        make(tmp_path / "holiday.jpg", fresh=fresh)
+
+
+def test_a_model_is_not_removed_for_a_run(model):
+    with pytest.raises(StoreError, match="is the directory of a model"):
+        make(model.path, fresh=True)
+    assert Directory(model.path).completed() == 3
+
+
+def test_directories_of_other_versions_are_refused_in_one_line(tmp_path):
+    path = make(tmp_path / "run").path
+    record = content(path / "head.json")
+    sign(path / "head.json", record | {"format": 99})
+    (path / "head-copy.json").unlink()
+    with pytest.raises(StoreError, match="has format 99; this version of geodl reads"):
+        make(path)
+    (path / "head.json").unlink()
+    (path / "config.json").write_text(json.dumps({"config": {}, "format": 1}))
+    for fresh in (False, True):
+        with pytest.raises(StoreError, match=r"run was written by geodl 0\.1 and cannot be opened"):
+            make(path, fresh=fresh)
+
+
+# Phases, progress, undo and redo.
+
+
+def test_phases_come_back_in_order_and_drop_the_progress(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock():
+        save_progress(run, 1)
+        save_progress(run, 2)
+        tensors, progress = run.load_progress()
+        assert (tensors["weight"].tolist(), progress) == ([2.0] * 4, {"step": 2})
+        commit(run)
+        assert run.load_progress() is None
+        save_progress(run, 3)
+        run.clear_progress()
+        assert run.load_progress() is None
+        assert not (run.path / "progress").exists()
+        commit(run)
+    phase = saved(Directory(run.path), 0)
+    assert phase.model["weight"].tolist() == [[0.0] * 4]
+    assert phase.memory["pixels"].dtype == torch.uint8
+    assert (phase.metrics, phase.extra) == (metrics_of(0), {"t": 0})
+    assert steps(Directory(run.path)) == [0, 1]
+    for number in (2, -3):
+        with pytest.raises(StoreError, match="no phase"):
+            run.phase(number)
+
+
+def test_equal_runs_have_equal_bytes_wherever_they_are(tmp_path):
+    for name in ("a", "b"):
+        run = make(tmp_path / name)
+        with run.lock():
+            commit(run)
+            save_progress(run, 5)
+            run.events("started", run=name)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    assert len(contents(tmp_path / "a")) == 7
+
+
+def test_nothing_is_written_without_the_lock(tmp_path):
+    run = make(tmp_path / "run")
+    before = contents(run.path)
+
+    def refused():
+        for write in (
+            lambda: commit(run),
+            lambda: save_progress(run, 0),
+            lambda: run.events("x"),
+            run.clear_progress,
+            run.undo,
+            run.redo,
+            run.drop_damaged,
+        ):
+            with pytest.raises(StoreError, match="only be written by the holder of its lock"):
+                write()
+
+    refused()
+    with run.lock():
+        pass
+    refused()
+    assert contents(run.path) == before
+
+
+def test_what_was_undone_is_redone_exactly(model):
+    with model.lock():
+        model.clear_progress()
+        before = contents(model.path / "objects")
+        facts = state(model)
+        assert [model.undo()["step"] for _ in range(2)] == [2, 1]
+        assert (steps(model), [each["step"] for each in model.undone()]) == ([0], [1, 2])
+        save_progress(model, 9)
+        assert model.redo()["step"] == 1
+        assert (steps(model), model.load_progress()) == ([0, 1], None)
+        model.redo()
+        assert (state(model), contents(model.path / "objects")) == (facts, before)
+        with pytest.raises(StoreError, match="nothing to redo"):
+            model.redo()
+        for _ in range(3):
+            model.undo()
+        with pytest.raises(StoreError, match="nothing to undo"):
+            model.undo()
+        assert model.version is None
+
+
+def test_another_commit_ends_what_could_be_redone(model):
+    with model.lock():
+        model.undo()
+        commit(model, 5)
+        assert (steps(model), model.undone()) == ([0, 1, 5], [])
+        assert model.load_progress() is None, "not that of the phase that was undone"
+    assert len(list((model.path / "objects").iterdir())) == 12
+
+
+def test_every_state_has_a_version_of_its_own(model):
+    seen = [model.version]
+    with model.lock():
+        for change in (model.undo, lambda: commit(model, 5), model.undo, model.redo):
+            change()
+            seen.append(model.version)
+    assert len(set(seen)) == len(seen)
+    assert Directory(model.path).version == seen[-1]
+
+
+# Files.
+
+
+def test_files_of_any_name_and_kind_are_stored_once(tmp_path):
+    store = make_model(tmp_path / "model")
+    picture = b"\xff\xd8 as it came"
+    with store.lock():
+        store.commit({"pictures/1.jpg": picture, "x.safetensors": {}, "a.json": {"µ": 1}}, {})
+        shared = store.phase(0).files["pictures/1.jpg"]
+        store.commit({"pictures/2.jpg": picture, "pictures/3.jpg": shared}, {"action": "more"})
+    again = Directory(store.path)
+    assert again.phase(0).read("pictures/1.jpg") == again.phase(1).read("pictures/3.jpg") == picture
+    assert again.phase(0).tensors("x.safetensors") == {}
+    assert again.phase(0).json("a.json") == {"µ": 1}
+    assert len(list((store.path / "objects").iterdir())) == 3
+    with pytest.raises(StoreError, match=r"phase 1/a\.json is not kept"):
+        again.phase(1).json("a.json")
+
+
+def test_only_the_newest_phase_keeps_what_only_it_needs(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock():
+        for t in range(3):
+            files = contents_of(t) | {"statistics.safetensors": {"sum": torch.full((4,), t)}}
+            run.commit(files, {}, newest_only=["statistics.safetensors"])
+    kept = ["statistics.safetensors" in run.phase(t).files for t in range(3)]
+    assert kept == [False, False, True]
+    assert len(list((run.path / "objects").iterdir())) == 13
+    assert state(run)["phases"][1][1] is False
+
+
+def test_of_forgotten_states_only_what_lasts_is_kept(model):
+    with model.lock():
+        for _ in range(2):
+            commit(model, states=3, lasting=["metrics.json"])
+        assert [model.phase(t).forgotten for t in range(5)] == [True, True, False, False, False]
+        assert list(model.phase(1).files) == ["metrics.json"]
+        assert model.phase(1).json("metrics.json") == metrics_of(1)
+        assert len(list((model.path / "objects").iterdir())) == 2 + 3 * 4
+        for _ in range(2):
+            model.undo()
+        with pytest.raises(StoreError, match="no longer kept, it cannot be undone"):
+            model.undo()
+        commit(model, 7, states=1)
+    assert [list(model.phase(t).files) for t in range(3)] == [[], [], []]
+    assert len(list((model.path / "objects").iterdir())) == 4, "nothing of the others is left"
+
+
+def test_three_hundred_phases(tmp_path):
+    store = make_model(tmp_path / "model")
+    with store.lock():
+        for _ in range(300):
+            commit(store, states=4, lasting=["metrics.json"])
+    assert Directory(store.path).phase(299).json("extra.json") == {"t": 299}
+    assert (store.path / "head.json").stat().st_size < 300_000
+
+
+def test_a_directory_is_removed_whole_and_nothing_else_is(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock(), pytest.raises(StoreError, match="is being written by"):
+        remove_directory(run.path)
+    (tmp_path / "photos").mkdir()
+    for path in (tmp_path / "photos", tmp_path / "missing", tmp_path):
+        with pytest.raises(StoreError, match="is not a directory of geodl's"):
+            remove_directory(path)
+    (tmp_path / ".geodl-tmp-killed").mkdir()
+    remove_directory(run.path)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_the_store_loads_no_torch_until_tensors_are_read(model):
+    code = (
+        "import sys; from pathlib import Path; from geodl.store import Directory\n"
+        "phase = Directory(Path(sys.argv[1])).phase(-1); phase.json('metrics.json')\n"
+        "assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "ours = {name for name in sys.modules if name.startswith('geodl.')}\n"
+        "assert all(name.startswith(('geodl.core', 'geodl.store')) for name in ours), ours\n"
+        "assert phase.tensors('model.safetensors') and 'torch' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(model.path)], check=True, timeout=120)
+
+
+# Readers.
+
+
+def test_a_reader_sees_one_state_whatever_a_writer_does(model):
+    changes = iter([lambda: model.undo(), lambda: commit(model, 5), lambda: commit(model, 6)])
+    seen = []
+
+    def read(store):
+        phase = store.phase(-1)
+        first = phase.json("metrics.json")["phase"]
+        with model.lock():
+            next(changes, lambda: None)()
+        seen.append(first)
+        return first, phase.json("extra.json")["t"]
+
+    # Undone, the phase can still be read; after another commit it is gone, and the reader starts again.
+    assert reading(model.path, read) == (2, 2)
+    with model.lock():
+        model.redo()
+    assert reading(model.path, lambda store: read(store)) == (2, 2)
+    with model.lock():
+        model.undo()
+        commit(model, 8, states=1)
+    assert reading(model.path, read) == (8, 8)
+
+
+def test_a_reader_starts_again_where_its_files_are_gone(model):
+    reads = []
+
+    def read(store):
+        reads.append(store.phase(-1).number)
+        if len(reads) == 1:
+            with model.lock():
+                model.undo()
+                commit(model, 5)
+        return store.phase(-1).json("extra.json")["t"]
+
+    assert reading(model.path, read) == 5
+    assert len(reads) == 2
+    (model.path / "objects" / Directory(model.path).phase(-1).files["extra.json"][0]).unlink()
+    reads[:] = [0]
+    with pytest.raises(StoreError, match=r"extra\.json is damaged.*`geodl undo"):
+        reading(model.path, read)
+    assert len(reads) == 2, "what is damaged is not read again"
+
+
+# Events.
+
+
+def test_events_keep_their_order_and_survive_torn_lines(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock():
+        run.events("phase", t=0, name="µ")
+        run.events("loss", value=float("nan"))
+        with (run.path / "events.jsonl").open("ab") as file:
+            file.write('{"kind": "torn µ'.encode()[:-1])  # in the middle of a letter
+        assert [event["kind"] for event in run.read_events()] == ["phase", "loss"]
+        odd = {"crc32": "x", "by_class": {10: 1}, "text": '", "crc32": "00000000"}'}
+        run.events("phase", t=1, classes=("a", "\u2028"), **odd)
+    events = run.read_events()
+    assert [event["kind"] for event in events] == ["phase", "loss", "phase"]
+    assert (events[0]["name"], events[1]["value"], events[2]["t"]) == ("µ", "nan", 1)
+    assert events[2]["by_class"] == {"10": 1}
+    assert (events[2]["text"], events[2]["crc32"]) == (odd["text"], "x")
+    assert all(event["time"].endswith("+00:00") for event in events)
+
+
+def test_lines_that_are_no_events_are_passed_over(tmp_path):
+    run = make(tmp_path / "run")
+    with run.lock():
+        run.events("learned", phase=0, seconds=1.5)
+        path = run.path / "events.jsonl"
+        line = path.read_bytes()
+        time = b'"time": "2026-01-01T00:00:00+00:00"'
+        odd = [b'{"kind": "x"}', b'{"kind": 1, %s}' % time, b'{"kind": "x", "time": 5}', b"{}"]
+        odd += [b'{"kind": "x", "time": "soon"}', b'{"kind": "x", "time": "2026-01-01"}']
+        odd += [b'{"": ' + b"[" * 99_999, b'{"kind": "x", %s, "v": NaN}' % time]
+        # signed, but no events
+        odd = [each[:-1] + f', "crc32": "{zlib.crc32(each):08x}"}}'.encode() for each in odd]
+        odd += [b"\xff\xfe", b"[]", b"1", b"", line.strip().replace(b"1.5", b"2.5"), line[:20]]
+        path.write_bytes(b"\n".join([*odd, line]))
+        run.events("learned", phase="first")
+    assert [event["kind"] for event in run.read_events()] == ["learned", "learned"]
+    assert list(run.times("learned")) == [0]
+    assert "crc32" not in run.read_events()[0]
