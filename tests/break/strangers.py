@@ -33,7 +33,7 @@ PROGRAMS = (
     b"%PDF-1.4\n",
     b"\xc5\xd0\xd3\xc6",
 )
-OTHERS = ("EPS", "PDF", "ICO", "TGA", "PCX", "SGI", "IM", "MSP", "XBM", "SPIDER", "DDS", "ICNS")
+OTHERS = ("EPS", "PDF", "ICO", "TGA", "PCX", "SGI", "MSP", "XBM", "SPIDER", "DDS", "ICNS")
 
 
 @cache
