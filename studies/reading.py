@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional as F
 
 from geodl import Learner
+from geodl.bench.paper.beyond import shifted
 from geodl.closed_form import Expansion, Standardization, Statistics, kept, share_out, solve
 from geodl.data.batches import Batches, evaluation
 from geodl.data.images import concat
@@ -239,13 +239,6 @@ class Split:
             for part in h if each else [sum(h) / len(h)]:
                 found.add(part, self.labels[rows], CLASSES)
         return expand, found
-
-
-def shifted(pixels, down, right):
-    """Return pixels (N, 3, H, W) moved down and to the right, black where nothing is known."""
-    height, width = pixels.shape[2:]
-    padded = F.pad(pixels, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))
-    return padded[:, :, max(-down, 0) :, max(-right, 0) :][:, :, :height, :width].contiguous()
 
 
 def accuracies(scores, labels):

@@ -4,11 +4,21 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tests.helpers import tiny
 
 from geodl.bench.experiment import results_of, run_config
-from geodl.bench.paper.beyond import beyond, beyond_config, headline
+from geodl.bench.paper.beyond import (
+    ONE,
+    PAIR,
+    READINGS,
+    Reading,
+    beyond,
+    beyond_config,
+    headline,
+    shifted,
+)
 from geodl.cli import main, reproduce
 from geodl.core.errors import ConfigError
 from geodl.core.events import FeaturesTaken
@@ -40,14 +50,35 @@ def test_it_equals_runs_of_the_method_and_reads_each_image_once(tmp_path, mirror
         if isinstance(event, FeaturesTaken) and event.done == event.total:
             heard.append(event)
 
-    found = beyond(config, data, (2, 6), listen)
-    # Each image and its mirrored copy once: without mirrored training, copies of the images that fit the threshold, here all.
-    assert sum(event.total for event in heard) == 2 * (len(data.train) + len(data.test))
+    readings = {"analytic": Reading((PAIR if mirrored else ONE,), PAIR)}
+    found = beyond(config, data, (2, 6), readings, listen)
+    # Each image once, and its mirrored copy where it is fitted or tested.
+    assert sum(event.total for event in heard) == (1 + mirrored) * len(data.train) + 2 * len(
+        data.test
+    )
     for t in (2, 6):
         run = results_of(
             run_config(tiny.config(**options, phases=t), out=tmp_path / str(t), data=data)
         )
         assert found[t]["analytic"] == run["analytic"].to_dict()
+
+
+def test_shifted_views_are_fitted_and_averaged_alike(tmp_path):
+    data = tiny.dataset(classes=8)
+    options = {"method": "analytic", "weights": weights(tmp_path, "convnet"), "expansion": 64}
+    found = beyond(tiny.config(**options, exemplars=0), data, (2,), READINGS["mirror,shift"])
+    assert list(found[2]) == ["analytic_single", "analytic", "analytic_shifted"]
+    still = Reading((ONE * 2,), ONE * 3)  # copies of one view change nothing
+    one, many = (
+        beyond(tiny.config(**options, exemplars=0), data, (2,), {"analytic": reading})
+        for reading in (Reading((ONE,), ONE), still)
+    )
+    assert one == many
+    pixels = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).reshape(2, 3, 4, 5)
+    moved = shifted(pixels, 2, -1)
+    assert torch.equal(moved[:, :, 2:, :4], pixels[:, :, :2, 1:])
+    assert not moved[:, :, :2].any()
+    assert not moved[:, :, :, 4].any()
 
 
 def test_the_table_has_ours_the_papers_and_others(tmp_path):

@@ -34,6 +34,7 @@ def reproduce(
     data_dir: Path | None = None,
     threads: int | None = None,
     weights: Path | None = None,
+    views: Literal["mirror", "mirror,shift"] = "mirror",
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     yes: Annotated[bool, Parameter(negative=())] = False,
     where: Annotated[Where, Parameter(name="*")] = Where(),  # noqa: B008  # frozen
@@ -58,6 +59,9 @@ def reproduce(
         CPU threads of each run; unset: one.
     weights
         beyond: a file with a backbone that was trained on the 50 base classes.
+    views
+        beyond: the views of a test image whose scores are averaged, beside the row with one view; shift: also moved by two
+        pixels to the four corners.
     dry_run
         Print the runs and an estimate of their time, run nothing; needs no data.
     yes
@@ -68,10 +72,10 @@ def reproduce(
         given = {"dataset": dataset, "length": length, "runs": runs, "dry_run": dry_run}
         _refuse(given | vars(where))
         config = beyond.beyond_config(weights, machine)
-        _beyond(config, phases, out or Path("reproduced") / "beyond")
+        _beyond(config, phases, views, out or Path("reproduced") / "beyond")
         return
-    if weights is not None:
-        raise ConfigError(f"weights = {weights}: used by `geodl reproduce beyond` alone")
+    if weights is not None or views != "mirror":
+        raise ConfigError("weights, views: used by `geodl reproduce beyond` alone")
     source, chosen = choose(what, dataset, phases)
     out = out or Path("reproduced") / f"{source}-{length}"
     jobs = grid(chosen, source, length, out / "runs", runs=runs, options=machine)
@@ -141,11 +145,12 @@ def _write(
         say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
 
 
-def _beyond(config: RunConfig, phases: list[int] | None, out: Path) -> None:
+def _beyond(config: RunConfig, phases: list[int] | None, views: str, out: Path) -> None:
     """Learn the protocols in closed form and write the table."""
-    data = load_data(config)
+    data, readings = load_data(config), beyond.READINGS[views]
+    copies = len({view for reading in readings.values() for view in reading.tested})
     with progress_bar(console) as bar:
-        total = 2 * (len(data.train) + len(data.test))
+        total = copies * (len(data.train) + len(data.test))
         task, read = bar.add_task("  reading images", total=total, state=""), 0
 
         def show(event: Event) -> None:
@@ -154,7 +159,7 @@ def _beyond(config: RunConfig, phases: list[int] | None, out: Path) -> None:
                 bar.update(task, completed=read + event.done)
                 read += event.total if event.done == event.total else 0
 
-        found = beyond.beyond(config, data, phases or beyond.PHASES, show)
+        found = beyond.beyond(config, data, phases or beyond.PHASES, readings, show)
     table = beyond.headline({t: [results] for t, results in found.items()})
     files = table.write(out / "beyond", f"Beyond the paper: {Path(str(config.weights)).name}")
     for line in [*table.markdown().splitlines(), f"beyond: {', '.join(map(str, files))}"]:

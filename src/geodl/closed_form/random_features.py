@@ -45,8 +45,8 @@ class RandomFeatures:
         views: Sequence[Blocks],
         labels: Tensor,
         classes: int,
-        ranks: Ranks,
-        device: torch.device,
+        ranks: Ranks = Ranks(),  # noqa: B008  # frozen
+        device: torch.device | str = "cpu",
     ) -> Statistics:
         """Return the sums over all images, each rank having added its share."""
         found = Statistics.empty(self.expansion.width, classes)

@@ -1,32 +1,45 @@
 """Beyond the paper: its protocols in closed form, over a backbone that was trained on the base classes and is never moved."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from geodl.bench.experiment import scenario_of
 from geodl.bench.report.published import numbers
 from geodl.bench.report.results import Estimate, estimate
 from geodl.bench.report.tables import AVERAGE, INCREMENTAL, MEASURES, Cell, Table
+from geodl.closed_form import Blocks, RandomFeatures, Statistics
 from geodl.config import Layer, RunConfig, preset_layer
 from geodl.core.errors import ConfigError
 from geodl.core.events import Listener, ignore
+from geodl.core.keys import derive
 from geodl.data import ClassIncremental
+from geodl.data.batches import Transform, transform_of
 from geodl.data.dataset import Dataset
+from geodl.data.images import ArrayImages, Images
+from geodl.learning.algorithm import initial_network
 from geodl.learning.learner import Learner
+from geodl.learning.loop import Trainer
 from geodl.methods import configure
 from geodl.model.classifiers import ClosedForm
+from geodl.model.classifiers.analytic import ClosedFormOptions
 from geodl.model.metrics import Confusion, Trajectory
+from geodl.nets import Network
 
 PHASES = (5, 10, 25)
 OURS = {
     "analytic_single": "closed form, one view",
     "analytic": "closed form, with the mirrored view",
+    "analytic_shifted": "closed form, with mirrored and shifted views",
 }
 PROTOCOL = "ResNet-32; order lucir-1993; the last epoch; no exemplars"
 PAPERS_PROTOCOL = "ResNet-32; order lucir-1993; 160 epochs a phase; 20 exemplars a class"
@@ -57,10 +70,78 @@ Results = dict[str, dict[str, Any]]
 """By classifier: `Trajectory.to_dict()`, or a part of it."""
 
 
+class View(NamedTuple):
+    """An image as it is read: mirrored, moved by some pixels."""
+
+    mirror: bool = False
+    down: int = 0
+    right: int = 0
+
+
+ONE, PAIR = (View(),), (View(), View(mirror=True))
+SHIFTS = ((0, 0), (-2, -2), (-2, 2), (2, -2), (2, 2))
+SHIFTED = tuple(View(mirror, *by) for mirror in (False, True) for by in SHIFTS)
+Fitted = tuple[tuple[View, ...], ...]
+"""What a head is fitted to: each part makes one row of every image, the mean of h over its views."""
+
+
+class Reading(NamedTuple):
+    """The views of training images that a head is fitted to, and the test views whose scores are averaged."""
+
+    fitted: Fitted
+    tested: tuple[View, ...]
+
+
+_EACH = (ONE, (View(mirror=True),))
+_MIRRORED = {"analytic_single": Reading(_EACH, ONE), "analytic": Reading(_EACH, PAIR)}
+READINGS = {
+    "mirror": _MIRRORED,
+    "mirror,shift": _MIRRORED | {"analytic_shifted": Reading((SHIFTED,), SHIFTED)},
+}
+"""What is shown, by the views that are asked for; `python -m studies.reading` compares more."""
+
+
+def shifted(pixels: Tensor, down: int, right: int) -> Tensor:
+    """Return pixels (N, 3, H, W) moved down and to the right, black where nothing is known."""
+    height, width = pixels.shape[2:]
+    padded = F.pad(pixels, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))
+    return padded[:, :, max(-down, 0) :, max(-right, 0) :][:, :, :height, :width].contiguous()
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads images with a network that is never trained."""
+
+    config: RunConfig
+    network: Network
+    transform: Transform
+    trainer: Trainer
+
+    @classmethod
+    def of(cls, config: RunConfig, images: Images, listener: Listener) -> Self:
+        """Build what phase 0 would train, from a sample of the images."""
+        learner = Learner(config, listener=listener)
+        network = initial_network(learner.method, 1)
+        return cls(config, network, transform_of(config, images), learner.trainer)
+
+    def __call__(self, images: Images, view: View) -> Blocks:
+        """Return the features of a view by level, (N, d) each."""
+        if view.down or view.right:
+            assert isinstance(images, ArrayImages)
+            images = replace(images, pixels=shifted(images.pixels, view.down, view.right))
+        levels = ClosedForm.levels(self.network, self.config)
+        read = partial(self.trainer.features, self.network, images, self.transform)
+        return read(mirror=view.mirror, levels=levels).levels
+
+
 def beyond(
-    config: RunConfig, data: Dataset, phases: Sequence[int] = PHASES, listener: Listener = ignore
+    config: RunConfig,
+    data: Dataset,
+    phases: Sequence[int] = PHASES,
+    readings: Mapping[str, Reading] = _MIRRORED,
+    listener: Listener = ignore,
 ) -> dict[int, Results]:
-    """Return what the closed form reached at each number of phases T, with and without mirrored test images.
+    """Return what the closed form reached at each number of phases T, with each reading.
 
     The head does not depend on the cut into phases, so all T are learned at once: a group ends wherever one of theirs does.
     """
@@ -68,28 +149,58 @@ def beyond(
     ends = sorted({end for scenario in scenarios.values() for end in _ends(scenario)})
     groups = [after - before for before, after in pairwise([0, *ends])]
     cut = ClassIncremental(data, groups=groups, order=config.order, seed=config.order_seed)
-    learner, test = Learner(config, listener=listener), cut.test(len(cut) - 1)
-    expanded: list[Tensor] = []
-    found: dict[str, dict[int, Confusion]] = {"analytic": {}, "analytic_single": {}}
-    for phase, end in zip(cut, ends, strict=True):
-        learner.learn(phase.train)
-        closed_form = learner.known.default
-        assert isinstance(closed_form, ClosedForm)
-        fitted = closed_form.fitted
-        if not expanded:  # once, since neither network nor expansion moves
-            views = [learner.features(test, mirror=mirror) for mirror in (False, True)]
-            expanded = [fitted.expand(view.levels) for view in views]
-        seen = test.labels < end
-        one, mirrored = (h[seen] @ fitted.head for h in expanded)
-        for name, scores in (("analytic", one + mirrored), ("analytic_single", one)):
-            labels = test.labels[seen]
-            found[name][end] = Confusion.of(labels, scores.argmax(1), learner.classes)
+    found = _learned(config, cut, readings, listener)
     results: dict[int, Results] = {t: {} for t in phases}
     for t, scenario in scenarios.items():
         for name, after in found.items():
             confusions = [after[end] for end in _ends(scenario)]
             results[t][name] = Trajectory(scenario.groups, confusions).to_dict()
     return results
+
+
+def _learned(
+    config: RunConfig, cut: ClassIncremental, readings: Mapping[str, Reading], listener: Listener
+) -> dict[str, dict[int, Confusion]]:
+    """Learn group by group; return for each reading the confusions by the number of classes known."""
+    options, test = config.of(ClosedFormOptions), cut.test(len(cut) - 1)
+    read = _Reader.of(config, cut.train(0), listener)
+    fits = {reading.fitted for reading in readings.values()}
+    views = {view for fitted in fits for part in fitted for view in part}
+    sums = {fitted: Statistics.empty(options.expansion) for fitted in fits}
+    expand: RandomFeatures | None = None
+    tested: dict[tuple[View, ...], Tensor] = {}
+    found: dict[str, dict[int, Confusion]] = {name: {} for name in readings}
+    for phase, end in zip(cut, _ends(cut), strict=True):
+        labels, z = phase.train.labels, {view: read(phase.train, view) for view in views}
+        if expand is None:  # once, since neither network nor expansion moves
+            seed = derive(config.seed, "expansion")
+            expand = RandomFeatures.of(z[View()], options.expansion, seed)
+            tested = _expanded(expand, readings, partial(read, test), len(test))
+        heads = {}
+        for fitted in fits:
+            for part in fitted:
+                sums[fitted] += expand.sums([z[view] for view in part], labels, end)
+            heads[fitted] = sums[fitted].solve(options.gamma).head.float()
+        seen = test.labels < end
+        for name, (fitted, over) in readings.items():
+            scores = tested[over][seen] @ heads[fitted]
+            confusion = Confusion.of(test.labels[seen], scores.argmax(1), cut.classes[:end])
+            found[name][end] = confusion
+    return found
+
+
+def _expanded(
+    expand: RandomFeatures,
+    readings: Mapping[str, Reading],
+    read: Callable[[View], Blocks],
+    count: int,
+) -> dict[tuple[View, ...], Tensor]:
+    """Return the random features (N, M) of the test images: their means over the views that are tested together."""
+    each = cache(read)
+    return {
+        reading.tested: expand([each(view) for view in reading.tested], torch.arange(count))
+        for reading in readings.values()
+    }
 
 
 def _ends(scenario: ClassIncremental) -> list[int]:
