@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ class Record:
     seconds:  time of each phase, training and evaluation.
     cached:   whether phase 0 was taken from the cache, so that its time says nothing.
     results:  classifier -> average, average_incremental, final, forgetting, accuracy (a list: after each phase).
+    similarity: to the features of phase 0, a list over the phases for each measure; empty in older files.
     """
 
     config: Mapping[str, Any]
@@ -33,6 +34,7 @@ class Record:
     seconds: Sequence[float]
     cached: bool
     results: Mapping[str, Mapping[str, Any]]
+    similarity: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def training(self) -> tuple[str, str]:
@@ -80,6 +82,7 @@ def record(path: Path) -> Record:
             phase_seconds(events, run.done),
             any(event["kind"] == "cached" for event in events),
             results,
+            {name: run.similarities(name) for name in ("svcca", "cka") if run.similarities(name)},
         )
 
 

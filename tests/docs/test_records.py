@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from studies import records, verdicts
+from studies import records, reproduction, verdicts
 from studies.records import Record
+from studies.reproduction import Claim
 from studies.results import main
 from studies.verdicts import Difference, verdict
 from tests.helpers import tiny
@@ -22,6 +23,7 @@ from tests.helpers.directories import content, cut, sign
 
 from geodl.bench import experiment
 from geodl.bench.experiment import results_of, run_config
+from geodl.bench.paper.grid import Training
 from geodl.bench.report.published import FILES, REPETITION
 from geodl.bench.report.tables import AVERAGE
 from geodl.config import Layer, preset_layer
@@ -533,3 +535,52 @@ def test_the_results_of_this_project(preset):
         "outer_rate 1.0 instead of 0.25"
     }  # kept: the figures that the shorter step is compared with
     assert verdicts.page(found, preset) == (ROOT / "docs" / "results" / f"{preset}.md").read_text()
+
+
+# -- the page of the reproduction
+
+
+def test_the_page_of_the_reproduction_is_written_from_the_kept_files(tmp_path):
+    reproduction.main([str(RESULTS / "cifar100-cpu"), "--out", str(tmp_path / "page.md")])
+    assert (tmp_path / "page.md").read_text() == (ROOT / "docs/reproduction.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([2.1], "reproduced"),
+        ([-2.1], "not reproduced"),
+        ([1.9], "not decided"),
+        ([0.9, 1.0, 1.1], "reproduced"),
+        ([-0.9, -1.0, -1.1], "not reproduced"),
+        ([3.0, 5.0, -4.0], "not decided"),
+    ],
+)
+def test_a_claim_is_judged_by_an_interval_or_a_clear_difference(values, expected):
+    assert reproduction.verdict(Difference(values)) == expected
+
+
+def test_claims_about_forgetting_phases_and_growth_have_the_sense_of_the_paper():
+    def made(seed, average, forgetting, accuracy):
+        result = {"average": average, "forgetting": forgetting, "accuracy": accuracy}
+        return Record({}, seed, None, {}, [], False, {"nme": result})
+
+    ours, theirs = (Training("lucir", loss, 50, 5) for loss in ("geodesic", "cosine"))
+    later = [replace(each, phases=10) for each in (ours, theirs)]
+    runs = {
+        ours: [made(1, 60.0, 10.0, [70, 62, 61])],
+        theirs: [made(1, 59.0, 14.0, [70, 60, 62]), made(2, 1.0, 1.0, [0, 0, 0])],
+        later[0]: [made(1, 58.0, 0.0, [0])],
+        later[1]: [made(1, 55.0, 0.0, [0])],
+    }
+    first = Claim("table1", ours, theirs, "nme")
+    assert first.found(runs).values == [1.0]
+    assert replace(first, measure="forgetting").found(runs).values == [4.0]
+    assert replace(first, measure=reproduction.WORST).found(runs).values == [-1]
+    more = Claim("table1", *later, "nme", than=first)
+    assert more.found(runs).values == [2.0]
+    assert (first.published, more.published) == (
+        pytest.approx(65.14 - 63.17),
+        pytest.approx(65.03 - 60.14 - (65.14 - 63.17)),
+    )
+    assert Claim("table1", ours, Training("bic", "lwf", 50, 5), "nme").found(runs) is None
