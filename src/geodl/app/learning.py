@@ -21,6 +21,7 @@ from geodl.app.choices import (
     in_closed_form,
     training_asked,
 )
+from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
 from geodl.app.state import State, accuracy_of, save, short_hashes
 from geodl.config import RunConfig
@@ -217,7 +218,7 @@ class _Step:
         """Learn, and evaluate on all validation images or by leave-one-out."""
         model, ready = self._learned(), self.ready
         left_out = model.left_out()
-        checks = self._checks(self.held if left_out is None else self._shown(model))
+        checks = self._shown(model) if in_closed_form(self.config.method) else self._checks()
         if left_out is None:
             learner = Learner(self.config, model=model)
             found = learner.evaluate(replace(checks, names=ready.names_of_classes))
@@ -271,9 +272,9 @@ class _Step:
         if not isinstance(event, events.FREQUENT):
             self.store.events(event.kind, **event.record())
 
-    def _checks(self, chosen: Tensor) -> ArrayImages:
-        """Return the validation images with those that are chosen, (N,) bool, sorted by class."""
-        held = self.ready.images.select(chosen)
+    def _checks(self) -> ArrayImages:
+        """Return all images that are set aside, sorted by class."""
+        held = self.ready.images.select(self.held)
         before = self.last.validation if self.last else None
         checks = self._fitted(concat([held] if before is None else [before, held]))
         return checks.select(checks.labels.argsort(stable=True))
@@ -282,18 +283,25 @@ class _Step:
         assert self.config.image_size is not None
         return fit(images, self.config.image_size, workers=self.config.workers)
 
-    def _shown(self, model: Model) -> Tensor:
-        """Choose pictures to keep and show, (N,) bool: what each class lacks, mistaken ones first."""
-        labels = self.ready.images.labels
+    def _shown(self, model: Model) -> Pictures:
+        """Return the pictures to keep and show: to those that there are what each class lacks, mistaken ones first."""
+        ready, labels = self.ready, self.ready.images.labels
         order, left_out = torch.arange(len(labels)), model.default.left_out()
         if left_out is not None and left_out.mistaken is not None:
             order = (~left_out.mistaken).long().argsort(stable=True)
         have = self.last.checks if self.last else Counter[int]()
         chosen = torch.zeros(len(labels), dtype=torch.bool)
-        for label in self.ready.present:
+        for label in ready.present:
             lacking = min(self.config.exemplars, VALIDATION) - have[label]
             chosen[order[labels[order] == label][: max(lacking, 0)]] = True
-        return chosen
+        added = pictures_of(
+            ready.originals.select(chosen),
+            ready.images.select(chosen),
+            model.transform.size,
+            as_they_came=self.config.crop == "pad",
+        )
+        before = self.last.validation if self.last else None
+        return together([added] if before is None else [as_pictures(before), added])
 
     def _record(self, images: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
         names, known = self.ready.names_of_classes, self.ready.known

@@ -11,6 +11,7 @@ from torch import Tensor
 from geodl.app.state import State, short_hashes
 from geodl.closed_form.kept_features import KeptFeatures
 from geodl.core.errors import ConfigError, DataError
+from geodl.data.batches import fit
 from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import as_images, squares
 from geodl.model.classifiers import ClosedForm
@@ -85,8 +86,9 @@ def _pixels(state: State, given: Any) -> Tensor:
 def _stored(state: State, digest: str) -> Tensor:
     """Return the pixels (1, 3, size, size) of a stored image."""
     for images in (state.validation, state.model.memory.images):
-        if isinstance(images, ArrayImages) and digest in images.item_digests():
-            return images.pixels[images.item_digests().index(digest)][None]
+        if images is not None and digest in images.item_digests():
+            row = images.item_digests().index(digest)
+            return fit(images.select([row]), state.transform.size).pixels
     raise DataError("the image is not stored any more; give the file")
 
 

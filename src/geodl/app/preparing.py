@@ -31,10 +31,12 @@ THUMBNAILS, MOST_THUMBNAILS = 30, 1500
 class Prepared:
     """The images of a step, cleaned: labels are internal; `known` counts the classes known before.
 
+    originals: the same images as they were given.
     fresh: (N,) bool, the images that were never trained on.
     """
 
     images: Images
+    originals: Images
     digests: tuple[str, ...]
     names: tuple[str, ...]
     classes: tuple[KnownClass, ...]
@@ -86,6 +88,7 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     classes += [KnownClass(name, step, everything[final[name]]) for name in added]
     return Prepared(
         images,
+        intake.images.select([decoded.kept[i] for i in rows]),
         tuple(decoded.digests[i] for i in rows),
         tuple(names[i] for i in rows),
         tuple(classes),

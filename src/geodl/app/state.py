@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geodl.app.choices import in_closed_form
+from geodl.app.pictures import Pictures, as_pictures, from_files, to_files
 from geodl.config import RunConfig
 from geodl.core.files import interpreting, part
 from geodl.data.batches import Transform
@@ -18,7 +20,7 @@ from geodl.model.classifiers import default_classifier
 from geodl.model.memory import insist_on_labels, without_class
 from geodl.model.metrics import confusions_of, to_metrics
 from geodl.model.model import Model
-from geodl.store import Directory, Phase, reading
+from geodl.store import Directory, File, Phase, reading
 
 UNDO = 3
 """So many steps can be taken back; states before them are removed."""
@@ -38,7 +40,8 @@ class State:
     """A complete state of a model directory.
 
     model:      all that was learned.
-    validation: images set aside to measure accuracy on; never trained on.
+    validation: images set aside to measure accuracy on; never trained on. Of a model in closed form, which sets none aside:
+                pictures to show.
     seen:       short hashes (N,) of all images ever trained on: none becomes a validation image.
     classes:    notes about each class, in the order of the model's rows.
     stored:     hash of a stored image -> where it came from.
@@ -100,17 +103,25 @@ class State:
 
     @property
     def stored_bytes(self) -> int:
-        """How many bytes they take: they are stored as pixels, at the size that the network sees."""
-        return self.stored_images * 3 * self.transform.size**2
+        """How many bytes they take: pictures to show as files, others as pixels at the size that the network sees."""
+        square = 3 * self.transform.size**2
+        if isinstance(self.validation, Pictures):
+            return self.stored_exemplars * square + self.validation.nbytes
+        return self.stored_images * square
 
 
 def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
     """Add a state as the next phase, whole or not at all; so many states are kept."""
     tensors = {"seen": state.seen}
-    if state.validation is not None:
+    pictures: list[dict[str, Any]] = []
+    files: dict[str, bytes | File] = {}
+    if state.validation is not None and in_closed_form(state.config.method):
+        pictures, files = to_files(as_pictures(state.validation))
+    elif state.validation is not None:
         stored = to_tensors(state.validation)
         tensors |= {f"validation.{key}": tensor for key, tensor in stored.items()}
     notes = {
+        "pictures": pictures,
         "known": [asdict(known) for known in state.classes],
         "stored": dict(state.stored),
         "learned": state.learned,
@@ -123,6 +134,7 @@ def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
         metrics=state.metrics,
         notes=notes,
         tensors=tensors,
+        files=files,
         states=states,
     )
 
@@ -150,7 +162,9 @@ def _state(found: Phase) -> State:
         held = part(tensors, "validation")
         # A model that `Learner.save` or a run wrote has no notes.
         unknown = [{"name": name, "step": 1, "images": 0} for name in model.classes]
-        validation = from_tensors(held) if held else None
+        validation: Images | None = from_tensors(held) if held else None
+        if notes.get("pictures"):
+            validation = from_files(found, notes["pictures"])
         insist_on_labels(len(model.classes), validation)
         if metrics:
             confusions_of(metrics)  # here, where what is wrong with them is the file's fault

@@ -30,8 +30,8 @@ class Reference(NamedTuple):
     sha256: bytes
 
 
-Item = Path | bytes | Reference
-"""One picture: a file, the contents of one, or a reference to one."""
+Item = Path | bytes | Reference | Callable[[], bytes]
+"""One picture: a file, the contents of one, a reference to one, or a function that reads the contents."""
 
 PIXEL_LIMIT = 89_478_485
 """Larger pictures are refused before they are decoded (Pillow's own threshold: 256 MB of RGB)."""
@@ -59,6 +59,8 @@ def shown(item: Item) -> str:
     """Name an item in a message: its path, printable even where the file name is not valid text."""
     if isinstance(item, bytes):
         return f"an embedded image of {len(item)} bytes"
+    if callable(item):
+        return "a stored picture"
     path = item.path if isinstance(item, Reference) else item
     return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
@@ -98,11 +100,15 @@ def read_bytes(item: Item) -> bytes:
     """Return the encoded picture."""
     if isinstance(item, bytes):
         return item
+    if callable(item):
+        return item()
     return _with_file(item, lambda file: file.read())
 
 
 def _with_file(item: Item, use: Callable[[BinaryIO], T]) -> T:
     """Open an item and use it, with every failure turned into a DataError of one plain line."""
+    if callable(item):
+        item = item()  # what cannot be read there is the error of whoever stored it
     try:
         if isinstance(item, Reference):
             raise DataError("a reference to a file outside the data directory; set data_dir to it")

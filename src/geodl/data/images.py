@@ -20,7 +20,7 @@ from geodl.core.errors import DataError
 from geodl.data.decoding import Item, Reference, check_header, open_image, read_bytes, shown
 
 
-def _positions(indices: Tensor | Sequence[int]) -> Tensor:
+def positions_of(indices: Tensor | Sequence[int]) -> Tensor:
     """Turn a list, an index tensor or a boolean mask into int64 positions."""
     positions = torch.as_tensor(indices)
     if positions.dtype == torch.bool:
@@ -67,7 +67,7 @@ class ArrayImages:
 
     def select(self, indices: Tensor | Sequence[int]) -> ArrayImages:
         """Return the images at these positions (or under this mask), in this order."""
-        positions = _positions(indices)
+        positions = positions_of(indices)
         return ArrayImages(self.pixels[positions], self.labels[positions], self.names)
 
     def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> ArrayImages:
@@ -96,7 +96,7 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Encoded images of any size: files, or their contents. items: N of them; labels and names as for ArrayImages."""
+    """Encoded images of any size: files, their contents, or functions that read these. items: N of them; labels and names as for ArrayImages."""
 
     items: tuple[Item, ...]
     labels: Tensor
@@ -110,7 +110,7 @@ class FileImages:
 
     def select(self, indices: Tensor | Sequence[int]) -> FileImages:
         """Return the images at these positions (or under this mask), in this order."""
-        positions = _positions(indices)
+        positions = positions_of(indices)
         items = tuple(self.items[i] for i in positions.tolist())
         return FileImages(items, self.labels[positions], self.names)
 

@@ -14,7 +14,7 @@ from geodl.methods import build, not_loaded, stored_config
 from geodl.model.classifiers import CLASSIFIERS
 from geodl.model.model import STATISTICS, Model
 from geodl.nets import Own
-from geodl.store import Directory
+from geodl.store import Directory, File
 from geodl.store import Phase as SavedPhase
 
 NETWORK, MEMORY, SUMS = "model.safetensors", "memory.safetensors", "statistics.safetensors"
@@ -35,12 +35,13 @@ def save_model(
     metrics: Mapping[str, Any] | None = None,
     notes: Mapping[str, Any] | None = None,
     tensors: Tensors | None = None,
+    files: Mapping[str, bytes | File] | None = None,
     states: int | None = None,
     drop_statistics: bool = False,
 ) -> None:
     """Add a model as the next phase of a directory, whole or not at all.
 
-    action: what led to it; metrics: how good it was; notes, tensors: what its owner keeps beside it.
+    action: what led to it; metrics: how good it was; notes, tensors, files: what its owner keeps beside it.
     states: so many phases are kept as they are, of the others their metrics; None: all.
     drop_statistics: of the phases before, which nobody learns from any more.
     """
@@ -53,7 +54,7 @@ def save_model(
     network = part(everything, "network")
     contents = {NETWORK: network, MEMORY: rest, METRICS: dict(metrics or {}), RECORD: record}
     store.commit(
-        contents | ({SUMS: statistics} if statistics else {}),
+        {**contents, **({SUMS: statistics} if statistics else {}), **(files or {})},
         action,
         newest_only=(SUMS,) if drop_statistics else (),
         states=states,

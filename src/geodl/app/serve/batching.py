@@ -22,6 +22,7 @@ from geodl.data.batches import fit
 from geodl.data.decoding import megapixels
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import square
+from geodl.model.page import thumbnail
 from geodl.model.recognizer import Prediction, Recognizer
 
 MOST = 64
@@ -109,7 +110,7 @@ class Predictor:
             {
                 "label": now.recognizer.classes[int(now.validation.labels[i])],
                 "similarity": round(float(value), 4),
-                "image": _data_address(now.validation.decode(int(i))),
+                "image": _data_address(thumbnail(now.validation.decode(int(i)), now.side)),
             }
             for value, i in zip(values, places, strict=True)
         ]

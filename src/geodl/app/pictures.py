@@ -1,0 +1,135 @@
+"""The pictures that a model in closed form keeps to show: encoded files of a phase, shared by all states that keep them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl.core.errors import DataError
+from geodl.data.batches import fit
+from geodl.data.images import ArrayImages, FileImages, Images, positions_of
+from geodl.data.intake import square
+from geodl.store import File, Phase
+
+KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
+"""The first bytes of the formats in which pictures are kept, and how the names of their files end."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A picture in a directory: its content is read, and verified, when it is needed."""
+
+    phase: Phase
+    name: str
+
+    def __call__(self) -> bytes:
+        """Return the encoded picture."""
+        return self.phase.read(self.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures(FileImages):
+    """Encoded pictures. digests: hashes of the squares that the network sees of them, by which a model knows an image."""
+
+    items: tuple[bytes | Stored, ...]
+    digests: tuple[str, ...] = ()
+
+    def select(self, indices: Tensor | Sequence[int]) -> "Pictures":
+        """Return the pictures at these positions (or under this mask), in this order."""
+        rows = positions_of(indices).tolist()
+        items, digests = [self.items[i] for i in rows], [self.digests[i] for i in rows]
+        return Pictures(tuple(items), self.labels[rows], self.names, tuple(digests))
+
+    def item_digests(self) -> list[str]:
+        """Return the hashes of the squares."""
+        return list(self.digests)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes that they take."""
+        return sum(_size(item) for item in self.items)
+
+
+def pictures_of(originals: Images, learned: Images, size: int, *, as_they_came: bool) -> Pictures:
+    """Return images as pictures to keep.
+
+    A JPEG or PNG file is kept as it came where that takes less than a PNG file of the square that the network sees and
+    reads back as the same pixels; of other images, the square is kept. So a large photograph takes little.
+
+    Args:
+        originals: the images as they were given.
+        learned: the same images as they were learned.
+        size: of the square, in pixels.
+        as_they_came: False keeps squares alone.
+    """
+    seen = fit(learned, size)
+    items = []
+    for i in range(len(seen)):
+        png = seen.encoded(i)
+        came = _readable(originals, i) if as_they_came else png
+        items.append(came if len(came) < len(png) and _same(came, seen.pixels[i]) else png)
+    return Pictures(tuple(items), learned.labels, (), tuple(seen.item_digests()))
+
+
+def _readable(images: Images, i: int) -> bytes:
+    """Return image i as it came; nothing where it is gone meanwhile, or in a format that is not kept."""
+    try:
+        found = images.encoded(i)
+    except DataError:
+        return b""
+    return found if found.startswith(tuple(KINDS)) else b""
+
+
+def _same(content: bytes, pixels: Tensor) -> bool:
+    """Return whether an encoded picture reads back as a square, (3, size, size)."""
+    images = FileImages((content,), torch.zeros(1, dtype=torch.int64))
+    found = square(images, 0, pixels.shape[1], reduced=True)
+    return isinstance(found, Tensor) and torch.equal(found, pixels)
+
+
+def as_pictures(images: Images) -> Pictures:
+    """Return what is kept to show as pictures: squares, as models kept before, become PNG files."""
+    if isinstance(images, Pictures):
+        return images
+    assert isinstance(images, ArrayImages)
+    return pictures_of(images, images, images.pixels.shape[2], as_they_came=False)
+
+
+def together(parts: Sequence[Pictures]) -> Pictures:
+    """Join pictures, sorted by class."""
+    items = [item for part in parts for item in part.items]
+    digests = [digest for part in parts for digest in part.digests]
+    labels = torch.cat([part.labels for part in parts])
+    found = Pictures(tuple(items), labels, (), tuple(digests))
+    return found.select(labels.argsort(stable=True))
+
+
+def to_files(pictures: Pictures) -> tuple[list[dict[str, Any]], dict[str, bytes | File]]:
+    """Return what a record says of pictures, and their files by name."""
+    record: list[dict[str, Any]] = []
+    files: dict[str, bytes | File] = {}
+    rows = zip(pictures.items, pictures.labels.tolist(), pictures.digests, strict=True)
+    for i, (item, label, digest) in enumerate(rows):
+        name = f"pictures/{i:04d}.{_kind(item)}"
+        files[name] = item.phase.files[item.name] if isinstance(item, Stored) else item
+        record.append({"file": name, "label": label, "image": digest})
+    return record, files
+
+
+def from_files(phase: Phase, record: Sequence[Mapping[str, Any]]) -> Pictures:
+    """Undo `to_files`."""
+    items = [Stored(phase, each["file"]) for each in record]
+    labels = torch.tensor([each["label"] for each in record], dtype=torch.int64)
+    return Pictures(tuple(items), labels, (), tuple(each["image"] for each in record))
+
+
+def _kind(item: bytes | Stored) -> str:
+    if isinstance(item, Stored):
+        return item.name.rpartition(".")[2]
+    return next(kind for start, kind in KINDS.items() if item.startswith(start))
+
+
+def _size(item: bytes | Stored) -> int:
+    return item.phase.files[item.name][1] if isinstance(item, Stored) else len(item)
