@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 from tests.helpers.serving import ENDED, TOKEN, Client, Command, encoded, pictures, running
 
+from geodl.app import serve
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.batching import Predictor
 from geodl.app.serve.connections import bind
@@ -371,6 +372,9 @@ CHANGES = {
     "classes/rename": {"old": "digit 0", "new": "x"},
     "classes/remove": {"name": "digit 0"},
     "jobs/x/cancel": None,
+    "tray/add": None,
+    "tray/drop": {"label": "x"},
+    "tray/teach": None,
 }
 
 
@@ -429,7 +433,10 @@ def test_the_own_page_is_not(reader):
     assert reader.options("/api/v1/undo", headers=asks).status_code == 405
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/static/app.js", "/static/style.css"])
+STATIC = sorted(path.name for path in Path(serve.__file__).with_name("static").iterdir())
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", *(f"/static/{name}" for name in STATIC)])
 def test_pages_ask_for_nothing_from_elsewhere(reader, path):
     answer = reader.get(path)
     assert answer.status_code == 200
@@ -589,7 +596,7 @@ def test_whatever_the_schema_allows_or_forbids_is_answered_as_it_says(model):
         # A stream never ends, and files take seconds each.
         schema = schema.exclude(path_regex="/events|/export/")
         operations = [result.ok() for result in schema.get_all_operations()]
-        assert len(operations) == 13
+        assert len(operations) == 18
         for operation, mode in itertools.product(operations, schemathesis.GenerationMode):
             if mode is negative and not (operation.body or operation.query):
                 continue  # there is nothing that could be wrong

@@ -1,8 +1,10 @@
 """The page of `geodl serve` in a real browser: teach, recognize, correct, take back; evil names, broken images, a phone."""
 
+import csv
 import re
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -124,7 +126,7 @@ def test_a_person_teaches_recognizes_corrects_and_takes_back(opened, tmp_path, d
             ],
         )
         page.wait_for_selector(".broken")
-        assert "bad.png: the browser cannot show it" in page.locator(".flaw").inner_text()
+        assert "bad.png: not an image" in page.locator(".flaw").inner_text()
         assert page.locator("#go").inner_text() == "Teach 25 images"
         assert page.locator(".tray strong").all_inner_texts() == [
             "zero 12 images",
@@ -137,7 +139,7 @@ def test_a_person_teaches_recognizes_corrects_and_takes_back(opened, tmp_path, d
         assert page.locator(".flaw").inner_text() == "bad.png: not an image"
         page.get_by_role("button", name="Take bad.png out").focus()
         page.keyboard.press("Enter")
-        page.get_by_role("button", name=f"Drop the class {EVIL}").click()
+        page.locator(".tray").wait_for(state="hidden")
         assert names(page) == ["zero", EVIL]
         # a third one
         fill(page, "two", files(pictures(digits, 2), "c"))
@@ -155,12 +157,14 @@ def test_a_person_teaches_recognizes_corrects_and_takes_back(opened, tmp_path, d
         assert page.locator(".similar img").count() == 4
         page.get_by_role("button", name=re.compile("Teach this image as two")).focus()
         page.keyboard.press("Enter")
-        assert page.locator(".noted").inner_text() == "To be taught as two"
+        page.get_by_text("To be taught as two").wait_for()
         assert page.locator(".tray strong").inner_text() == "two 1 image, known already"
         page.locator(".fix input").fill("new one")
         page.get_by_role("button", name="Correct").click()
+        page.get_by_text("To be taught as new one").wait_for()
         assert page.locator(".tray strong").inner_text() == "new one 1 image"
         page.get_by_role("button", name="Drop the class new one").click()
+        page.locator(".noted").wait_for(state="hidden")
         # rename and take back
         page.get_by_role("button", name=f"Rename {EVIL}").click()
         page.locator("#ask-input").fill("one")
@@ -198,6 +202,49 @@ def base(tmp_path_factory, digits):
     labels = ["w" * 60 if digits.train.labels[i] else "zero" for i in rows]
     IncrementalClassifier(path).learn(digits.train.pixels[rows], labels, epochs=2, threads=1)
     return path
+
+
+def test_all_images_are_answered_in_pages_and_asked_again(opened, base, tmp_path, digits):
+    """Two tabs of one server: what is taught on one changes the answers, the marks and the tray on the other."""
+    path = shutil.copytree(base, tmp_path / "model")
+    with running(path) as url, opened(url) as page, opened(url) as other:
+        some = [each for label in (0, 1, 2) for each in pictures(digits, label, slice(20, 30))]
+        page.set_input_files("#file", files([*some, b"broken"], "n"))
+        until(page, "document.querySelector('#results-count').textContent === '31 images'")
+        assert page.locator(".results > li").count() == 24
+        page.get_by_role("button", name="Next").click()
+        assert page.locator("#page").inner_text() == "25 to 31 of 31"
+        assert page.locator(".results .flaw").count() == 1  # what cannot be used comes last
+        with page.expect_download() as download:
+            page.get_by_role("button", name="CSV").click()
+        rows = list(csv.reader(Path(download.value.path()).read_text().splitlines()))
+        assert rows[0][:4] == ["image", "label", "confidence", "label 2"]
+        assert sorted(row[0] for row in rows[1:]) == sorted(f"n-{i}.png" for i in range(31))
+        margins = [float(row[2]) - float(row[4]) for row in rows[1:-1] if row[2]]
+        assert margins == sorted(margins)
+        page.locator("#filter").select_option(label="Cannot be used (1)")
+        assert page.locator(".results > li").count() == 1
+        # collected on one page, seen on the other one, also after a reload
+        other.set_input_files("#file", files(some[-1:], "o"))
+        other.locator(".fix input").fill("two")
+        other.get_by_role("button", name="Correct").click()
+        other.get_by_text("To be taught as two").wait_for()
+        page.locator(".tray", has_text="two 1 image").wait_for()
+        page.reload()
+        page.locator(".tray", has_text="two 1 image").wait_for()
+        until(page, "document.querySelector('.thumbs img').naturalWidth > 0")
+        fill(page, "two", files(pictures(digits, 2), "t"))
+        page.get_by_text("two 13 images").wait_for()
+        page.locator("#go").click()
+        # the other page follows: its mark is gone, the banner is there, the answer is a new one
+        other.locator(".job.done").wait_for()
+        until(other, "document.querySelectorAll('.results .bars li').length === 3")
+        assert not other.locator(".noted").is_visible()
+        page.locator("#undo").click()
+        until(other, "document.querySelectorAll('.results .bars li').length === 2")
+        other.locator(".job").wait_for(state="hidden")
+        page.locator("#redo").click()
+        until(other, "document.querySelectorAll('.results .bars li').length === 3")
 
 
 def test_the_only_step_is_taken_back_and_brought_again(opened, base, tmp_path):

@@ -186,7 +186,46 @@ def learn_folder(wanted: schemas.Folder, here: Here) -> schemas.Job:
         there = False
     if not there:
         raise Refused(404, "no such folder below the one that may be taught from")
-    return here.writer.add(Job(folder, {}, None)).facts
+    return here.writer.add(Job(folder, {})).facts
+
+
+@changing.get("/tray", response_model=list[schemas.Collected], tags=["teach"])
+def tray(here: Here) -> list[schemas.Collected]:
+    """List the images collected for teaching."""
+    return here.tray.listed()
+
+
+@changing.post(
+    "/tray/add",
+    response_model=list[schemas.Collected],
+    openapi_extra=_multipart(images=_IMAGES, labels=_LABELS),
+    tags=["teach"],
+)
+async def tray_add(request: Request, here: Here) -> list[schemas.Collected]:
+    """Collect images for teaching, given as for `learn`; one that is collected already gets its new class."""
+    limits = here.limits
+    how = (limits.upload_seconds, limits.learn_images)
+    async with received(request, here.folder, *how) as upload:
+        return await asyncio.to_thread(here.tray.add, upload)
+
+
+@changing.post("/tray/drop", response_model=list[schemas.Collected], tags=["teach"])
+def tray_drop(wanted: schemas.Drop, here: Here) -> list[schemas.Collected]:
+    """Drop collected images; those that are being taught stay."""
+    here.tray.drop(wanted.ids, wanted.label)
+    return here.tray.listed()
+
+
+@changing.get("/tray/{key}", response_model=schemas.Picture, tags=["teach"])
+async def tray_picture(key: str, here: Here) -> dict[str, str]:
+    """Show a collected image."""
+    return {"image": await here.run(True, here.tray.picture, key)}
+
+
+@changing.post("/tray/teach", response_model=schemas.Job, status_code=202, tags=["teach"])
+def tray_teach(here: Here) -> schemas.Job:
+    """Teach all collected images. What is learned leaves the collection, what cannot be used stays with its reason."""
+    return here.tray.teach(here.writer).facts
 
 
 @reading.get("/jobs", response_model=list[schemas.Job], tags=["teach"])
@@ -291,6 +330,7 @@ def remove(wanted: schemas.Remove, here: Here) -> dict[str, Any]:
     here.writer.insist_idle()
     if wanted.for_good:
         here.writer.insist_none_of(wanted.name)
+        here.tray.drop(label=wanted.name)
     here.model.remove(wanted.name, for_good=wanted.for_good)
     return model(here)
 

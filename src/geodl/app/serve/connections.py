@@ -98,6 +98,7 @@ class _Listening(uvicorn.Server):
         if counter % 10 == 0:  # once a second
             for connection in list(self.server_state.connections):
                 connection.drop_if_slow()  # type: ignore[union-attr]
+            self._shared.tray.expire()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -5,7 +5,7 @@ import secrets
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -34,10 +34,10 @@ from geodl.core.locks import is_locked
 from geodl.core.text import printable
 from geodl.data.images import FileImages
 from geodl.data.intake import Intake
-from geodl.data.names import typed_name
 
 _log = logging.getLogger("geodl.serve")
 
+Ended = Callable[["Job", schemas.State], None]
 REMEMBERED = 20
 """So many ended jobs are still listed."""
 ENDED = ("done", "cancelled", "failed")
@@ -48,12 +48,14 @@ TOLD = "already step new returning images accuracy interval judged left_out befo
 class Job:
     """One learn step: what it learns from (`source`), and its `facts` for clients.
 
-    folder: where its uploaded images are, until it ends; stopped: set to cancel it.
+    ended: called with the job and its last state, before clients see that; stopped: set to cancel it.
     """
 
-    def __init__(self, source: Path | Intake, classes: dict[str, int], folder: Path | None) -> None:
+    def __init__(
+        self, source: Path | Intake, classes: dict[str, int], ended: Ended = lambda job, state: None
+    ) -> None:
         made = datetime.now(UTC).isoformat(timespec="seconds")
-        self.source, self.folder = source, folder
+        self.source, self.ended = source, ended
         self.facts = schemas.Job(id=secrets.token_hex(8), classes=classes, made=made)
         self.facts.images = sum(classes.values())
         self.stopped = threading.Event()
@@ -62,16 +64,29 @@ class Job:
 
     @classmethod
     def of_upload(cls, upload: Upload) -> "Job":
-        """Return a job of uploaded images, each with its label."""
-        labels = [typed_name(label) for label in upload.labels]
-        if len(labels) != len(upload.names):
-            raise Refused(422, f"{len(upload.names)} images have {len(labels)} labels: one each")
+        """Return a job of uploaded images, which are removed when it ends."""
+
+        def ended(job: "Job", state: str) -> None:
+            shutil.rmtree(upload.folder, ignore_errors=True)
+
+        return cls.of_files(upload.files, upload.names, upload.classes(), ended)
+
+    @classmethod
+    def of_files(
+        cls, files: Sequence[Path], names: Sequence[str], labels: Sequence[str], ended: Ended
+    ) -> "Job":
+        """Return a job of files with their names for people and their classes."""
         counts = dict(Counter(labels))
         position = {label: i for i, label in enumerate(counts)}
         rows = torch.tensor([position[label] for label in labels])
-        names = tuple(f"{label}/{name}" for label, name in zip(labels, upload.names, strict=True))
-        images = FileImages(tuple(upload.files), rows, tuple(counts))
-        return cls(Intake("the upload", images, names), counts, upload.folder)
+        shown = tuple(f"{label}/{name}" for label, name in zip(labels, names, strict=True))
+        images = FileImages(tuple(files), rows, tuple(counts))
+        return cls(Intake("the upload", images, shown), counts, ended)
+
+    @staticmethod
+    def name_of(label: str, name: str) -> str:
+        """Return how an image is named where it is skipped."""
+        return printable(f"{label}/{name}")
 
     def told(self, trusted: bool) -> schemas.Job:
         """Return what a client is told; why a step failed may name files of this machine."""
@@ -108,9 +123,8 @@ class Job:
         self.facts.skipped = [schemas.Skipped(name=name, reason=why) for name, why in pairs]
 
     def end(self, state: schemas.State, error: str | None = None) -> None:
-        """Note how the job ended, and drop its images."""
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        """Note how the job ended."""
+        self.ended(self, state)
         self.facts.error = printable(error) if error else None
         self.facts.doing, self.facts.part = "", 1.0 if state == "done" else self.facts.part
         self.facts.state = state
@@ -148,7 +162,7 @@ class Teacher:
             raise Refused(409, f"the job has ended already ({job.facts.state})")
         job.stopped.set()
         if job.future is not None and job.future.cancel():  # else its thread ends it
-            job.end("cancelled")
+            self._end(job, "cancelled")
         return job
 
     def insist_idle(self) -> None:
@@ -181,18 +195,23 @@ class Teacher:
             learned = self._learned(job)
             job.facts.result = {name: getattr(learned, name) for name in TOLD.split()}
             job.skip(learned.skipped or [(each.name, each.reason) for each in job.facts.skipped])
-            job.end("done")
+            self._end(job, "done")
         except Interrupted:
             if not self._closing:
                 with suppress(StoreError):  # another program writes, or nothing is there yet
                     IncrementalClassifier(self.path).give_up()
-            job.end("cancelled")
+            self._end(job, "cancelled")
         except GeodlError as error:
-            job.end("failed", str(error))
+            self._end(job, "failed", str(error))
         except Exception as error:
             _log.exception("teaching failed")
             what = f"{type(error).__name__}: {error}"
-            job.end("failed", f"unexpected error, the model is as before: {what}")
+            self._end(job, "failed", f"unexpected error, the model is as before: {what}")
+
+    def _end(self, job: Job, state: schemas.State, error: str | None = None) -> None:
+        with suppress(StoreError):
+            job.facts.version = str(IncrementalClassifier(self.path).version)
+        job.end(state, error)
 
     def _learned(self, job: Job) -> Any:
         """Learn as soon as no other program writes the model."""

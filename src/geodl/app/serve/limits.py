@@ -40,6 +40,7 @@ class Limits:
     requests, streams, uploads:   requests, event streams and requests to learn at once.
     decoding:                     megapixels that are decoded at once.
     jobs:                         jobs that wait.
+    tray_bytes, tray_seconds:     size of the images collected for teaching, and how long each is kept.
     """
 
     predict_body: int = 64_000_000
@@ -58,6 +59,8 @@ class Limits:
     decoding: Pair = (1000, 250)
     uploads: Pair = (4, 4)
     jobs: int = 8
+    tray_bytes: int = 1_000_000_000
+    tray_seconds: float = 86_400
 
     @property
     def open_connections(self) -> int:

@@ -116,7 +116,8 @@ State = Literal["waiting", "running", "done", "cancelled", "failed"]
 class Job(BaseModel):
     """A learn step: images of each class, how far it is (`part` of what it is `doing`, 0 to 1), its result.
 
-    `seconds` and `advice` are an estimate of the training time and hints that are known once it has begun.
+    `seconds` and `advice` are an estimate of the training time and hints that are known once it has begun; `version`
+    is the state of the model when it ended.
     """
 
     id: str
@@ -133,7 +134,31 @@ class Job(BaseModel):
     advice: list[str] = []
     skipped: list[Skipped] = []
     result: dict[str, Any] | None = None
+    version: str | None = None
     error: str | None = None
+
+
+class Collected(BaseModel):
+    """An image collected for teaching: its class, why it cannot be used if so, the job that teaches it."""
+
+    id: str
+    label: str
+    name: str
+    flaw: str = ""
+    job: str | None = None
+
+
+class Drop(Strict):
+    """Collected images: some of them, or all of a class."""
+
+    ids: Annotated[list[str], Field(max_length=500)] = []
+    label: Name | None = None
+
+
+class Picture(BaseModel):
+    """A picture as a data address; empty where it cannot be read."""
+
+    image: str
 
 
 class Rename(Strict):

@@ -109,7 +109,8 @@ class Guard:
         streams = Share(limits.streams, "too many pages are open at once; close one of them")
         self.others: tuple[float, Share] = (limits.other_body, requests)
         self.kinds: dict[str, tuple[float, Share]] = {"predict": (limits.predict_body, requests)}
-        self.kinds |= {"learn": (limits.learn_body, uploads), "events": (math.inf, streams)}
+        teaching = (limits.learn_body, uploads)
+        self.kinds |= {"learn": teaching, "add": teaching, "events": (math.inf, streams)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""

@@ -17,6 +17,7 @@ from geodl.app.serve.batching import Predictor
 from geodl.app.serve.exports import Exports
 from geodl.app.serve.jobs import Teacher
 from geodl.app.serve.limits import BUSY, Limits, Refused, Share
+from geodl.app.serve.tray import Tray
 from geodl.core.devices import available_cores
 from geodl.core.errors import StoreError
 from geodl.core.locks import is_locked, locked
@@ -68,6 +69,7 @@ class Server:
         self.dropped = sum(map(drop_uploads, [*_left_over(self.folder), *earlier]))
         self.predictor = Predictor(IncrementalClassifier(self.path))
         self.teacher = None if self.read_only else Teacher(self.path, self.options, limits.jobs)
+        self.tray = Tray(limits)
         self.exports = Exports(self.path, self.folder, limits.answer_seconds)
         # Two pools: what others have decoded never keeps the owner waiting.
         names = {True: "decoding-trusted", False: "decoding"}
@@ -94,12 +96,14 @@ class Server:
         return [job.told(trusted).model_dump() for job in jobs]
 
     def facts(self, trusted: bool) -> dict[str, Any]:
-        """Return what a page is told at every change: the state of the model, whether others write it, all jobs."""
+        """Return what a page is told at every change: the state of the model and of the tray, whether others write, all jobs."""
         taught = self.teacher is not None and self.teacher.teaching
         state, busy = "unreadable", False
         with suppress(StoreError):
             state, busy = str(self.model.version), not taught and is_locked(self.path)
-        return {"state": state, "busy": busy, "jobs": self.jobs(trusted)}
+        facts = {"state": state, "busy": busy, "jobs": self.jobs(trusted)}
+        seen = trusted and not self.read_only
+        return facts | ({"tray": self.tray.version} if seen else {})
 
     async def told(self, trusted: bool) -> str:
         """Return the facts as JSON, looked up once for all streams."""

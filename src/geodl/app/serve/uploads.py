@@ -14,7 +14,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from geodl.app.serve.limits import Refused
 from geodl.core.text import printable
-from geodl.data.names import LONGEST
+from geodl.data.names import LONGEST, typed_name
 
 NEEDED = "images are needed, as multipart/form-data with files in fields named `images`"
 AT_ONCE = 1 << 20
@@ -60,6 +60,13 @@ class Upload:
             self._part_end()
         if not self.files:
             raise Refused(422, NEEDED)
+
+    def classes(self) -> list[str]:
+        """Return the class of each image."""
+        labels = [typed_name(label) for label in self.labels]
+        if len(labels) != len(self.names):
+            raise Refused(422, f"{len(self.names)} images have {len(labels)} labels: one each")
+        return labels
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
         self._header += data[start:end]

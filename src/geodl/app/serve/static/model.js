@@ -1,0 +1,71 @@
+// What the model knows, its history, and what may be changed of it.
+import { $, bar, button, count, el, percent, redraw, show, when } from "./dom.js";
+import { ask, attempt, call, get, token, writable } from "./http.js";
+import { page } from "./state.js";
+import { drawTrays } from "./teach.js";
+
+export const change = (path, body) => attempt(async () => {
+  if (await writable()) await call(path, body);
+});
+
+export const load = attempt(async () => {
+  page.model = await get("model");
+  drawModel();
+});
+
+export function drawAccess() {
+  $("unlock").hidden = !page.model || page.model.read_only || token.get() !== "";
+}
+
+function drawModel() {
+  const model = page.model, learned = model.classes.length > 0;
+  document.title = `${model.name} · geodl`;
+  $("name").textContent = show(model.name);
+  const facts = model.classes.length ? [count(model.classes.length, "class"), model.accuracy === null ? null : `${percent(model.accuracy)} accuracy`, model.read_only ? "read only" : null] : ["It knows nothing yet: teach it two classes to begin"];
+  $("lead").textContent = facts.filter(Boolean).join(" · ");
+  $("teach").hidden = model.read_only;
+  $("knows").hidden = !learned;
+  $("past").hidden = !model.steps.length && !model.redo;
+  $("known").replaceChildren(...model.classes.map((each) => el("option", { value: each.name })));
+  redraw(() => $("classes").replaceChildren(...model.classes.map(drawClass)), "knows-title");
+  $("mixed").hidden = !model.confusions.length;
+  $("confusions").replaceChildren(...model.confusions.map((each) => el("li", {}, el("strong", { textContent: show(each.class) }), " taken for ", el("strong", { textContent: show(each.taken_for) }), `: ${each.images} of ${each.of}`)));
+  $("steps").replaceChildren(...model.steps.map(drawStep).reverse());
+  $("undo").hidden = model.read_only;
+  $("undo").disabled = !model.undo;
+  $("redo").hidden = model.read_only || !model.redo;
+  $("onnx").hidden = !model.onnx || !learned;
+  $("report").hidden = !learned;
+  drawAccess();
+  drawTrays();
+}
+
+function drawClass(known) {
+  const actions = page.model.read_only ? null : el("div", { className: "row" },
+    button("Rename", () => rename(known.name), { className: "quiet small", ariaLabel: `Rename ${show(known.name)}` }),
+    button("Remove", () => removeClass(known.name), { className: "quiet small danger", ariaLabel: `Remove ${show(known.name)}` }));
+  const accuracy = known.accuracy === null ? `${count(known.images, "image")}` : `${percent(known.accuracy)} · ${count(known.images, "image")}`;
+  return el("li", {}, el("strong", { textContent: show(known.name) }), actions,
+    el("div", { className: "meter", title: known.accuracy === null ? "Accuracy is not measured: too few images" : `Accuracy on ${count(known.validation, "validation image")}` }, bar((known.accuracy ?? 0) / 100), el("span", { className: "muted", textContent: accuracy })));
+}
+
+function drawStep(step) {
+  const what = {
+    learn: () => `Learned ${[...step.new, ...step.returning].map(show).join(", ")} from ${count(step.images, "image")}${step.accuracy === null ? "" : `: ${percent(step.accuracy)} accuracy`}`,
+    rename: () => `Renamed ${show(step.old)} to ${show(step.new)}`,
+    remove: () => `Removed ${show(step.class)}`,
+    relabel: () => `Moved an image from ${show(step.old)} to ${show(step.new)}`,
+    forget: () => `Forgot ${count(step.images, "image")}`,
+  }[step.action];
+  return el("li", {}, el("time", { textContent: when(step.time) }), el("span", { textContent: what ? what() : show(step.action) }));
+}
+
+async function rename(old) {
+  const found = await ask({ title: `Rename ${old}`, text: "What shall the class be called?", value: old, yes: "Rename" });
+  if (found && found.value !== old) await change("classes/rename", { old, new: found.value.trim() })();
+}
+
+async function removeClass(name) {
+  const found = await ask({ title: `Remove ${name}?`, text: "The model will no longer know this class. Undo brings it back.", check: "For good: no image of it is kept anywhere, and there is no undo", yes: "Remove" });
+  if (found) await change("classes/remove", { name, for_good: found.checked })();
+}

@@ -1,0 +1,101 @@
+"""Images collected for teaching on the server: one class each, a quota, an expiry, and what a job makes of them."""
+
+import os
+import tempfile
+
+import pytest
+from tests.helpers.serving import Client, pictures, running
+
+from geodl.app.serve.limits import Limits
+
+
+def add(client, images):
+    pairs = [(label, content) for label, contents in images.items() for content in contents]
+    files = [("images", ("same.png", content)) for _, content in pairs]
+    return client.post(
+        "/api/v1/tray/add", data={"labels": [each for each, _ in pairs]}, files=files
+    )
+
+
+def tray(client):
+    return client.get("/api/v1/tray").json()
+
+
+def teach(client):
+    return client.ended(client.post("/api/v1/tray/teach"))
+
+
+def test_images_are_collected_moved_dropped_and_shown(client, digits):
+    first, second = pictures(digits, 2, slice(2))
+    found = add(client, {"two": [first, second, first]}).json()
+    assert found[0] == found[2] != found[1]
+    assert len(tray(client)) == 2
+    assert len({each["name"] for each in found}) == 2  # each by a name of its own
+    version = client.told()["tray"]
+    (moved,) = add(client, {"three": [first]}).json()
+    assert client.until(lambda: client.told()["tray"] != version)
+    assert moved["id"] == found[0]["id"]
+    assert [each["label"] for each in tray(client)] == ["three", "two"]
+    shown = client.get(f"/api/v1/tray/{moved['id']}").json()["image"]
+    assert shown.startswith("data:image/webp;base64,")
+    assert client.get("/api/v1/tray/nothing").status_code == 404
+    assert len(client.post("/api/v1/tray/drop", json={"ids": [moved["id"]]}).json()) == 1
+    assert client.post("/api/v1/tray/drop", json={"label": "two"}).json() == []
+    assert client.post("/api/v1/tray/teach").status_code == 409
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Return the collected files."""
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "private"))
+    return lambda: list(tmp_path.glob("private/geodl-serve-*/*/*"))
+
+
+def test_what_is_taught_leaves_the_tray_and_what_is_broken_stays(model, digits, files):
+    with running(model) as url, Client(url) as client:
+        add(client, {"two": [*pictures(digits, 2), b"garbage"]})
+        assert len(files()) == 13
+        job = teach(client)
+        assert job["state"] == "done"
+        assert client.until(lambda: client.told()["state"] == job["version"])
+        (left,) = tray(client)
+        assert (left["flaw"], left["job"], len(files())) == ("not an image", None, 1)
+        assert client.get(f"/api/v1/tray/{left['id']}").json()["image"] == ""
+        assert teach(client)["state"] == "failed"  # nothing in it can be used
+        assert len(tray(client)) == 1
+        remove = {"name": "two", "for_good": True}
+        assert client.post("/api/v1/classes/remove", json=remove).status_code == 200
+        assert (tray(client), files()) == ([], [])  # no image of it is left anywhere
+
+
+def test_a_cancelled_job_gives_the_images_back(model, digits, files):
+    with running(model, options={"epochs": 5000, "threads": 1}) as url, Client(url) as client:
+        add(client, {"two": pictures(digits, 2)})
+        key = client.post("/api/v1/tray/teach").json()["id"]
+        client.until(lambda: client.job(key)["epoch"] > 0)
+        client.post("/api/v1/tray/drop", json={"label": "two"})  # not while they are taught
+        assert {each["job"] for each in tray(client)} == {key}
+        client.post(f"/api/v1/jobs/{key}/cancel")
+        client.until(lambda: client.job(key)["state"] == "cancelled")
+        assert [each["job"] for each in tray(client)] == [None] * 12
+        assert len(files()) == 12
+
+
+@pytest.mark.parametrize("limits", [Limits(learn_images=2), Limits(tray_bytes=1000)])
+def test_the_quota(model, limits, files):
+    some = [os.urandom(400) for _ in range(3)]
+    with running(model, limits=limits) as url, Client(url) as client:
+        assert add(client, {"two": some[:1]}).status_code == 200
+        assert add(client, {"three": [some[0], some[1]]}).status_code == 200  # one of them is here
+        answer = add(client, {"two": some[2:]})
+        assert answer.status_code == 413
+        assert "collected" in answer.json()["error"]
+        assert len(files()) == len(tray(client)) == 2
+
+
+def test_what_nobody_teaches_expires(model, digits, files):
+    with running(model, limits=Limits(tray_seconds=0.1)) as url, Client(url) as client:
+        add(client, {"two": pictures(digits, 2)})
+        client.until(lambda: not tray(client))
+        assert files() == []
