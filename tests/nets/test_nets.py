@@ -26,6 +26,7 @@ from geodl.nets import (
 FACTS = {
     "convnet": (14_384, 32, 8, 2),
     "efficientnet-lite0": (3_371_008, 1280, 64, 2),  # of the 4.65 million with its classifier
+    "efficientnet-lite2": (4_811_072, 1280, 64, 2),  # of the 6.09 million with its classifier
     "resnet8": (77_392, 64, 32, 8),
     "resnet20": (271_824, 64, 32, 8),
     "resnet32": (466_256, 64, 32, 8),
@@ -290,7 +291,7 @@ def test_unknown_names_are_refused_with_what_there_is():
     with pytest.raises(ConfigError, match="'cos'; allowed are cosine and linear"):
         build_network("resnet8", 2, head="cos")
     with pytest.raises(
-        ConfigError, match="'resnet8': allowed values are efficientnet-lite0 and timm:NAME"
+        ConfigError, match="'resnet8': allowed values are efficientnet-lite0, efficientnet-lite2"
     ):
         build_network("resnet8", 2, head="cosine", pretrained=True)
     check_network("timm:anything", pretrained=True)

@@ -11,7 +11,7 @@ from geodl.core.files import readable
 from geodl.core.text import count
 from geodl.data.intake import Decoded
 from geodl.methods import METHODS, configure
-from geodl.nets import expected_images
+from geodl.nets import PUBLISHED, expected_images
 
 TINY = 16
 """Pictures up to this many pixels a side need a small network and one thread."""
@@ -96,7 +96,7 @@ def training_asked(options: Mapping[str, Any]) -> str | None:
         (
             key
             for key in options
-            if key not in used or (key == "network" and options[key] != PRETRAINED)
+            if key not in used or (key == "network" and options[key] not in PUBLISHED)
         ),
         None,
     )
@@ -144,7 +144,7 @@ def _pretrained(network: str, side: int) -> dict[str, Any]:
     Small pictures are enlarged, up to four times: features of what the network was trained on are larger than theirs.
     """
     known = expected_images(network)
-    if network == PRETRAINED:
+    if network in PUBLISHED:
         seen = max(side, min(ENLARGED * side, SMALL)) // 16 * 16
         known["image_size"] = min(max(seen, SMALL // 2), known["image_size"])
     return {"pretrained": True} | known

@@ -43,8 +43,14 @@ _LEARN: dict[str, tuple[Any, str]] = {
         "analytic: closed form on pre-trained features, in seconds; lucir: train with GeoDL; finetune: train without.",
     ),
     "adapt": (bool, "Train the pre-trained network on the images, with GeoDL, instead."),
-    "network": (str, "The network: efficientnet-lite0, resnet32, resnet18, ..., or timm:NAME."),
-    "pretrained": (bool, "Start from published weights (efficientnet-lite0, timm:NAME)."),
+    "network": (
+        str,
+        "The network: efficientnet-lite0, efficientnet-lite2 (larger), resnet32, resnet18, ..., or timm:NAME.",
+    ),
+    "pretrained": (
+        bool,
+        "Start from published weights (efficientnet-lite0, efficientnet-lite2, timm:NAME).",
+    ),
     "weights": (Path, "Start from the weights in this file: safetensors, .pth or .pt."),
     "image_size": (int, "Side of the squares, in pixels, that the network sees."),
     "flip": (bool, "Learn mirrored images too; not for text, signs or left and right."),

@@ -97,9 +97,9 @@ class Net(Options):
     """The network."""
 
     network: str = "resnet32"
-    """Backbone: resnet8, resnet20, resnet32, resnet18, convnet, efficientnet-lite0, or timm:NAME."""
+    """Backbone: resnet8, resnet20, resnet32, resnet18, convnet, efficientnet-lite0, efficientnet-lite2, or timm:NAME."""
     pretrained: bool = False
-    """Start from published weights (efficientnet-lite0, timm:NAME)."""
+    """Start from published weights (efficientnet-lite0, efficientnet-lite2, timm:NAME)."""
     weights: Path | None = None
     """A file with weights for the backbone: safetensors, .pth or .pt."""
     scale: float = Field(1.0, gt=0)

@@ -29,7 +29,7 @@ from geodl.geometry import GeometryError
 from geodl.learning.checkpoint import Checkpoint, Progress, tensors_of
 from geodl.methods import Phase, Stage
 from geodl.model.features import Features, features_of
-from geodl.nets import Network, folded
+from geodl.nets import Network, reading_copy
 
 SAVE_SECONDS = 10.0
 SAMPLE = 128
@@ -100,7 +100,7 @@ class Trainer:
             images, transform, mirror=mirror, rank=rank, world=world, workers=self.config.workers
         )
         batches = self._told(batches, len(images))
-        found = features_of(folded(network).to(self.device), batches, self.device, levels)
+        found = features_of(reading_copy(network, self.device), batches, self.device, levels)
         if world == 1:
             return found
 

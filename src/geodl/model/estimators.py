@@ -32,7 +32,7 @@ from geodl.data.images import ArrayImages
 from geodl.data.intake import as_images, squares, typical_side
 from geodl.model.features import features_of
 from geodl.model.herding import first_of_each
-from geodl.nets import Own, build_network, expected_images, folded
+from geodl.nets import Own, build_network, expected_images, reading_copy
 
 try:
     from sklearn.base import (
@@ -313,7 +313,7 @@ class ImageFeatures(
     """Features of images under a frozen backbone, for a scikit-learn ``Pipeline``.
 
     Args:
-        backbone: ``efficientnet-lite0`` (extra ``pretrained``) and ``timm:NAME`` with their published
+        backbone: ``efficientnet-lite0``, ``efficientnet-lite2`` (extra ``pretrained``) and ``timm:NAME`` with their published
             weights, the name of another network with `weights`, or a torch module as it is.
         weights: a file with the backbone's weights (safetensors, .pth or .pt).
         levels: levels of the backbone whose features are joined, such as ``("stride16", "stride32@2")``;
@@ -353,7 +353,7 @@ class ImageFeatures(
         )
         for name in self.levels or ():
             network.level_and_cells(name)
-        self.network_ = folded(network)
+        self.network_ = reading_copy(network, "cpu")
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:

@@ -21,7 +21,7 @@ from geodl.model.classifiers import CLASSIFIERS, Classifier, LeftOut, default_cl
 from geodl.model.memory import Memory, insist_on_labels
 from geodl.model.metrics import Confusion
 from geodl.model.recognizer import Recognizer
-from geodl.nets import Network, Own, build_network, folded
+from geodl.nets import Network, Own, build_network, reading_copy
 
 STATISTICS = "statistics."
 """The prefix of tensors that only the next phase needs."""
@@ -125,7 +125,7 @@ class Model:
             raise ConfigError(f"classifier = {name!r}: this model has {known}")
         device = device_kind(accelerator or self.config.accelerator)
         scorer = self.classifiers[name].scorer(self.network)
-        network = folded(self.network).to(device)
+        network = reading_copy(self.network, device)
         return Recognizer(network, self.transform, self.classes, scorer)
 
     @property

@@ -3,6 +3,7 @@
 from geodl.nets.backbone import BACKBONES, OWN, Backbone, Own
 from geodl.nets.heads import CosineHead, LinearHead
 from geodl.nets.network import (
+    PUBLISHED,
     Network,
     Output,
     build_network,
@@ -11,11 +12,13 @@ from geodl.nets.network import (
     folded,
     frozen_copy,
     networks,
+    reading_copy,
 )
 
 __all__ = [
     "BACKBONES",
     "OWN",
+    "PUBLISHED",
     "Backbone",
     "CosineHead",
     "LinearHead",
@@ -28,4 +31,5 @@ __all__ = [
     "folded",
     "frozen_copy",
     "networks",
+    "reading_copy",
 ]

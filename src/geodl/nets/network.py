@@ -1,7 +1,7 @@
 """A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,14 +16,16 @@ from geodl.core.text import listed
 from geodl.nets import efficientnet_lite, resnet
 from geodl.nets.backbone import BACKBONES, OWN, Backbone, Own, as_backbone, fold_batch_norms
 from geodl.nets.heads import CosineHead, Head, LinearHead
+from geodl.nets.inference import by_onnxruntime
 from geodl.nets.timm_backbone import expected_by_timm, timm_backbone
 from geodl.nets.weights import load_weights
 
 log = logging.getLogger("geodl")
 
 TIMM = "timm:"
-PUBLISHED = "efficientnet-lite0"
-BUILT_IN = {PUBLISHED: efficientnet_lite.EfficientNetLite0, **resnet.BACKBONES}
+PUBLISHED = tuple(efficientnet_lite.BACKBONES)
+"""Networks whose ImageNet weights the extra `pretrained` installs."""
+BUILT_IN: dict[str, Callable[[], Backbone]] = {**efficientnet_lite.BACKBONES, **resnet.BACKBONES}
 for _name, _backbone in BUILT_IN.items():
     BACKBONES.add(_name, _backbone)
 
@@ -132,7 +134,7 @@ def build_network(
     """Build a network by name, one of `networks()` or `timm:NAME`, or over a backbone; the same seed gives the same weights.
 
     `weights` is a file with the backbone's weights (safetensors, .pth or .pt); `pretrained` takes the published ones:
-    from the extra `pretrained` for efficientnet-lite0, fetched by timm for `timm:NAME`.
+    from the extra `pretrained` for efficientnet-lite0 and -lite2, fetched by timm for `timm:NAME`.
     The convolutions are laid out channels_last, which is the fast way on CPUs.
     """
     if head not in ("cosine", "linear"):
@@ -169,8 +171,8 @@ def check_network(name: str | Own, *, pretrained: bool = False) -> None:
     if not isinstance(name, str) or not (name.startswith(TIMM) or name in BACKBONES):
         allowed = f"{', '.join(networks())} and timm:NAME"
         raise ConfigError(f"network = {name!r}: allowed values are {allowed}")
-    if pretrained and not name.startswith((TIMM, PUBLISHED)):
-        allowed = f"{PUBLISHED} and timm:NAME"
+    if pretrained and not name.startswith((TIMM, *PUBLISHED)):
+        allowed = f"{', '.join(PUBLISHED)} and timm:NAME"
         raise ConfigError(f"pretrained with network = {name!r}: allowed values are {allowed}")
 
 
@@ -178,9 +180,7 @@ def expected_images(name: str) -> dict[str, Any]:
     """Return the options (`image_size`, `mean`, `std`) of the images that a pre-trained network expects; {} for the others."""
     if name.startswith(TIMM):
         return expected_by_timm(name.removeprefix(TIMM))
-    if name == PUBLISHED:
-        return dict(efficientnet_lite.EXPECTED)
-    return {}
+    return efficientnet_lite.expected(name) if name in PUBLISHED else {}
 
 
 def folded(network: Network) -> Network:
@@ -188,6 +188,14 @@ def folded(network: Network) -> Network:
     copy = deepcopy(network).eval()
     if copy.backbone.foldable:
         fold_batch_norms(copy.backbone)
+    return copy
+
+
+def reading_copy(network: Network, device: torch.device | str) -> Network:
+    """Copy a network for reading features on a device: folded, and as fast as can be had there."""
+    copy = folded(network).to(device)
+    if torch.device(device).type == "cpu":
+        copy.backbone = by_onnxruntime(copy.backbone)
     return copy
 
 
