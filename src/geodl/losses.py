@@ -219,11 +219,18 @@ class GeodesicOptions(FeatureOptions):
 class GeodesicDistillation(Distillation):
     """GeoDL's loss (Eq. 9): the mean of 1 - cos under the kernel of the geodesic flow between the batches' subspaces.
 
-    dim: principal directions kept of each batch (127: all of a centered batch of 128). through_flow: differentiate the
-    flow too; by default it is constant and only the projected student rows carry gradient, as in the reference code.
-    group: take the subspaces of the global batch over these ranks. center: subtract the batch mean to find the subspaces.
-    distance: "squared" takes the squared distance of the unit rows under the kernel instead of 1 - cos, as the released code does.
-    features: where the rows come from; with pooled features no wider than dim the kernel is the identity and the loss 1 - cos.
+    Args:
+        dim: principal directions of each batch; 127: all of a centered batch of 128.
+        through_flow: differentiate the flow too. By default it is constant and only the projected student
+            rows carry gradient, as in the reference code.
+        group: take the subspaces of the global batch over these ranks.
+        center: subtract the batch mean before finding the subspaces.
+        distance: "squared": the squared distance of the unit rows under the kernel, as in the released
+            code, instead of 1 - cos.
+        features: where a method takes the rows from. With pooled features no wider than `dim` the kernel
+            is the identity and the loss 1 - cos.
+        base_weight: weight of the loss in a method.
+        weight_factor: what a method multiplies it by in each phase.
     """
 
     name = "geodesic"

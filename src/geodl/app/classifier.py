@@ -40,9 +40,12 @@ class Evaluation:
 
 
 class IncrementalClassifier:
-    """A model in a directory. It learns new classes without the old images, and more images of known classes.
+    """A model in a directory that learns new classes without the old images.
 
-    The directory is made by the first `learn`. Several processes may read it while one writes.
+    The first `learn` creates the directory. Several processes may read it while one writes.
+
+    Args:
+        path: the directory.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -51,7 +54,7 @@ class IncrementalClassifier:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes known, in the order in which they were learned."""
+        """The names of all classes, in the order in which they were learned."""
         return tuple(self._state().names)
 
     def learn(
@@ -82,8 +85,8 @@ class IncrementalClassifier:
             options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
 
         Returns:
-            A `geodl.app.learning.Learned`. A step that fails changes nothing; one that was stopped or killed goes on
-            when it is called again with the same images and options.
+            A `geodl.app.learning.Learned`. A step that fails changes nothing; one that was stopped or killed
+            resumes when it is called again with the same images and options.
         """
         from geodl.app.learning import (  # here, so that predicting never loads what trains
             learn_step,
@@ -134,11 +137,18 @@ class IncrementalClassifier:
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Predictions:
-        """Recognize images: files, folders, arrays (N, H, W[, C]), PIL images, or a list, in order.
+        """Predict the classes of images, in order.
 
-        classifier: as for `Model.recognizer`; the others as for
-        `geodl.model.recognizer.Recognizer.predict`. An image that cannot be read is skipped and named
-        in `skipped`.
+        Args:
+            images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of these.
+            classifier: its name; None: the preferred one of the model.
+            accelerator: auto, cpu or cuda.
+            top: how many of the likeliest classes each prediction names.
+            threshold: largest score below which an image is unknown; -inf: none is; None: as fitted.
+            strict: raise a DataError for the first image that cannot be read, instead of skipping it
+                and naming it in `skipped`.
+            workers: threads that decode images; None: one more than torch uses.
+            listener: called with each event (`geodl.core.events`).
         """
         return self.recognizer(classifier, accelerator).predict(
             images,
@@ -183,7 +193,7 @@ class IncrementalClassifier:
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Evaluation:
-        """Say how good the model is on labelled images, given as for `learn`; classes it does not know are skipped."""
+        """Measure accuracy on labelled images, given as for `learn`; unknown classes are skipped."""
         state = self._state()
         intake = take(images, labels, classes, strict=strict)
         unknown = [name for name in intake.classes if name not in state.names]
@@ -218,17 +228,17 @@ class IncrementalClassifier:
         return _evaluation(state, confusion, tuple(skipped))
 
     def info(self) -> dict[str, Any]:
-        """Say what the model knows and keeps: classes, stored images with their origins, sizes, steps, accuracies."""
+        """Describe the model: classes, stored images with their origins, sizes, steps, accuracies."""
         from geodl.app.about import describe
 
         store = self.directory()
         return describe(store, self._state())
 
     def undo(self) -> dict[str, Any]:
-        """Take the last step (learn, rename, remove, relabel or forget) back; return its record.
+        """Undo the last step (learn, rename, remove, relabel or forget); return its record.
 
-        The state is kept aside, and `redo` brings it back, until another change is made. A damaged one is dropped; its record
-        says no more than ``{"action": "damaged"}``.
+        `redo` restores it until the next change. A damaged state is dropped, and its record is
+        ``{"action": "damaged"}``.
         """
         with self._writing() as store:
             record = store.undo()
@@ -236,7 +246,7 @@ class IncrementalClassifier:
             return record
 
     def redo(self) -> dict[str, Any]:
-        """Bring the step back that `undo` took back last; return its record."""
+        """Restore the step that `undo` undid last; return its record."""
         with self._writing() as store:
             record = store.redo()
             store.events("redone", record=record)
@@ -251,8 +261,10 @@ class IncrementalClassifier:
     def remove(self, name: str, *, for_good: bool = False) -> None:
         """Remove a class with its images and features.
 
-        for_good: also from all other states, the page, and uploads that a server of version 0.2 left, so that none is
-        left; a class that was removed before, too.
+        Args:
+            name: of the class.
+            for_good: remove it from all earlier states, the report and old uploads as well; a class that
+                was removed before, too.
         """
         with self._writing() as store:
             rest = states.without(self._state(), name, again=for_good)
@@ -267,7 +279,11 @@ class IncrementalClassifier:
     def relabel(self, image: Any, label: str) -> None:
         """Move a learned image to another known class, as if it had been learned so from the start.
 
-        image: as for `predict`, or the name of a stored image that `info` lists; only a model that keeps features can.
+        Only a model that keeps features can.
+
+        Args:
+            image: as for `predict`, or the name of a stored image that `info` lists.
+            label: the class.
         """
         from geodl.app.mending import relabelled
 
@@ -278,7 +294,7 @@ class IncrementalClassifier:
     def forget(self, images: Any) -> int:
         """Forget learned images, given as for `relabel`, as if they had never been learned; return how many.
 
-        Earlier states, which `undo` brings back, still hold them.
+        Earlier states, which `undo` restores, still hold them.
         """
         from geodl.app.mending import forgotten
 
@@ -290,7 +306,7 @@ class IncrementalClassifier:
             return number
 
     def export(self, path: str | Path, *, force: bool = False) -> dict[str, Any]:
-        """Write the model to an ONNX file with labels and preprocessing inside; `force` replaces a file that is there."""
+        """Export to an ONNX file with labels and preprocessing inside; `force` replaces a file."""
         from geodl.app.export import export
 
         file = as_path(path, "file")

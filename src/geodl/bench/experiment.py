@@ -61,10 +61,18 @@ def run(
     imports: Sequence[str] = (),
     **options: Any,
 ) -> RunResult:
-    """Do what ``geodl run`` does: run an experiment, go on with it, or find it complete.
+    """Run an experiment as ``geodl run`` does; an interrupted one resumes, a complete one is read.
 
-    The options are those of the command line: ``run(preset="digits", method="lucir", distill="geodesic")``;
-    imports: those of ``--import``.
+    Args:
+        preset: the name of a preset.
+        config: a TOML file of options.
+        out: the run directory; None: ``runs/NAME-HASH``.
+        fresh: start over instead of resuming.
+        allow_environment_change: resume although versions or the device changed.
+        cache: whether to share trained base phases with other runs.
+        listener: called with each event (`geodl.core.events`).
+        imports: files or modules with parts of your own, as for ``--import``.
+        options: those of the command line, such as ``method="lucir", distill="geodesic"``.
     """
     import_parts(imports)
     layers = [preset_layer(preset)] if preset else []

@@ -122,7 +122,13 @@ def source_options(name: str) -> list[str]:
 
 
 def load(name: str, root: Path | str | None = None, **options: Any) -> Dataset:
-    """Read a dataset by the name of its source. root: its file or folder."""
+    """Load a dataset.
+
+    Args:
+        name: of its source: ``digits``, ``folder``, ``cifar100``, ``arrays``, ...
+        root: its file or folder; None: the folder that ``GEODL_DATA`` names.
+        options: of the source.
+    """
     known = source_options(name)
     for key in options:
         if key not in known:

@@ -100,7 +100,7 @@ class Learner:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes known, in the order in which they were learned."""
+        """The names of all classes, in the order in which they were learned."""
         return self.model.classes if self.model else ()
 
     @property
@@ -136,12 +136,12 @@ class Learner:
         """Learn one group: new classes, more images of known ones, or both (Algorithm 1).
 
         Args:
-            images: images of geodl's (``phase.train`` of a scenario), or uint8 or 0..1 float arrays
-                (N, H, W[, C]) with labels, or a torch Dataset of (image, label) pairs.
+            images: ``phase.train`` of a scenario; or uint8 or 0..1 float arrays (N, H, W[, C]) with
+                labels; or a torch Dataset of (image, label) pairs.
             labels: (N,) class names or numbers.
             progress: where checkpoints go; an interrupted group resumes from the last one.
 
-        Nothing changes until a group is learned completely.
+        The model changes only when the whole group is learned.
         """
         train = labelled(images, labels)
         self.model = learn(
@@ -164,10 +164,13 @@ class Learner:
     def evaluate(
         self, images: Any, labels: Any = None, *, seen: Any = None, mirror: bool = True
     ) -> dict[str, Confusion]:
-        """Return what every classifier makes of labelled images of known classes, given as for `learn`.
+        """Return the confusion matrix of every classifier on labelled images of known classes.
 
-        seen: all training images of all classes known: only with them AME, the oracle, is evaluated.
-        mirror: False evaluates the images alone, without mirrored copies.
+        Args:
+            images: as for `learn`.
+            labels: (N,) class names or numbers.
+            seen: all training images so far; the oracle AME is evaluated only with them.
+            mirror: whether classifiers may average over mirrored copies.
         """
         old = None if seen is None else self.rows_of(seen)
         test = self.rows_of(images, labels)
@@ -184,9 +187,16 @@ class Learner:
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Predictions:
-        """Return the likeliest classes of images: files, folders, arrays, PIL images, or a list.
+        """Predict the classes of images, in order.
 
-        classifier: as for `Model.recognizer`; the others as for `Recognizer.predict`.
+        Args:
+            images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of these.
+            classifier: its name; None: the preferred one of the model.
+            top: how many of the likeliest classes each prediction names.
+            threshold: largest score below which an image is unknown; -inf: none is; None: as fitted.
+            strict: raise a DataError for the first image that cannot be read, instead of skipping it.
+            workers: threads that decode images; None: one more than torch uses.
+            listener: called with each event (`geodl.core.events`).
         """
         return self.known.recognizer(classifier).predict(
             images,
@@ -198,7 +208,7 @@ class Learner:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the model to a directory, which ``geodl predict`` opens too, as a further state."""
+        """Save the model as the latest state of a directory; ``geodl predict`` reads it too."""
         model = self.known
         store = model_directory(as_path(path, "model"))
         with store.lock():
@@ -216,12 +226,18 @@ class Learner:
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
     ) -> Self:
-        """Read a state in a directory of `save`, of ``geodl learn`` or of ``geodl run``.
+        """Load a learner from a directory of `save`, ``geodl learn`` or ``geodl run``.
 
-        phase: which state, counted from 0; -1: the last one. An earlier one evaluates and predicts; the
-            closed form of a run continues learning from its last phase alone.
-        method, network: those that the model was made with, where they were given as objects.
-        data_dir: where the exemplars of a model with ``store_images=False`` are; files elsewhere are not read.
+        Args:
+            path: the directory.
+            phase: which state, counted from 0; -1: the last one. An earlier one evaluates and predicts;
+                the closed form of a run continues learning from its last phase alone.
+            method: the method, if it was given as an object.
+            network: the backbone, if it was given as a module.
+            data_dir: where the exemplars of a model with ``store_images=False`` are; files elsewhere are
+                not read.
+            listener: as for the constructor.
+            stop: as for the constructor.
         """
         if method is not None:
             METHODS.name_of(type(method))

@@ -225,15 +225,15 @@ def _joined(known: NDArray[Any] | None, labels: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([known, new[~np.isin(new, known)]])
 
 
-def _gamma_of(gamma: float | None, h: Tensor, labels: Tensor) -> float:
-    """Return the ridge: as given, or chosen by leave-one-out on some of the rows."""
-    if gamma is not None:
-        return gamma
-    some = share_of_each(labels, FEW)
-    part = {BLOCK: h[some]}
+def _chosen_ridge(h: Tensor, kernel: Tensor, labels: Tensor) -> float:
+    """Return the ridge that leave-one-out prefers. h: (n, M); kernel: (n, n), their products."""
     # Numbered without gaps: a class may have no row among these.
-    numbers = torch.unique(labels[some], return_inverse=True)[1]
-    return choose(kernels(part, part), {BLOCK: h.shape[1]}, numbers, [[BLOCK]]).gamma
+    numbers = torch.unique(labels, return_inverse=True)[1]
+    return choose({BLOCK: kernel}, {BLOCK: h.shape[1]}, numbers, [[BLOCK]]).gamma
+
+
+def _products(h: Tensor) -> Tensor:
+    return kernels({BLOCK: h}, {BLOCK: h})[BLOCK]
 
 
 def _solved_rows(
@@ -243,25 +243,27 @@ def _solved_rows(
     expand = RandomFeatures.of(data.z, width, seed)
     labels = data.labels
     h = expand([data.z], torch.arange(len(labels)))
-    ridge = _gamma_of(gamma, h, labels)
-    kernel = kernels({BLOCK: h}, {BLOCK: h})[BLOCK]
-    dual = solve_dual(kernel, targets_of(labels, classes), ridge, width)
+    kernel = _products(h)
+    if gamma is None:
+        some = share_of_each(labels, FEW)
+        gamma = _chosen_ridge(h, kernel[some][:, some], labels[some])
+    dual = solve_dual(kernel, targets_of(labels, classes), gamma, width)
     counts = torch.bincount(labels, minlength=classes)
     known = judged(labels)
     scores = dual.leave_out()[known]
-    return _calibrated(expand, dual.head(h), ridge, scores, labels[known], counts)
+    return _calibrated(expand, dual.head(h), gamma, scores, labels[known], counts)
 
 
 def _summed(data: KeptFeatures, width: int, gamma: float | None, seed: int) -> _Sums:
     """Return the sums over rows; standardization and ridge are decided here, for good."""
     expand = RandomFeatures.of(data.z, width, seed)
-    some = share_of_each(data.labels, FEW)
-    ridge = gamma
-    if ridge is None:
-        ridge = _gamma_of(None, expand([data.z], some), data.labels[some])
+    if gamma is None:
+        some = share_of_each(data.labels, FEW)
+        h = expand([data.z], some)
+        gamma = _chosen_ridge(h, _products(h), data.labels[some])
     classes = int(data.labels.max()) + 1
     total = _added_up(expand, data, classes)
-    return _Sums(expand, total, ridge, _sampled(data, classes))
+    return _Sums(expand, total, gamma, _sampled(data, classes))
 
 
 def _added_up(expand: RandomFeatures, rows: KeptFeatures, classes: int) -> Statistics:
