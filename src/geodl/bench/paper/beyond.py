@@ -197,10 +197,11 @@ def _expanded(
 ) -> dict[tuple[View, ...], Tensor]:
     """Return the random features (N, M) of the test images: their means over the views that are tested together."""
     each = cache(read)
-    return {
-        reading.tested: expand([each(view) for view in reading.tested], torch.arange(count))
-        for reading in readings.values()
-    }
+    found = {}
+    for reading in readings.values():
+        views = [each(view) for view in reading.tested]
+        found[reading.tested] = expand(views, torch.arange(count))
+    return found
 
 
 def _ends(scenario: ClassIncremental) -> list[int]:
