@@ -314,6 +314,20 @@ class IncrementalClassifier:
             raise ConfigError(f"{file} is there already; --force replaces it")
         return export(self._state().model, file)
 
+    def export_web(
+        self, path: str | Path, *, runtime: str | Path | None = None, force: bool = False
+    ) -> dict[str, Any]:
+        """Write a folder with one static page that recognizes images and the camera in the browser.
+
+        runtime: a directory with the files of onnxruntime-web; None: npm fetches them. force: write into a directory
+        that is not empty.
+        """
+        from geodl.app.web.export import export_web
+
+        place = None if runtime is None else as_path(runtime, "runtime")
+        name, folder = self.path.resolve().name, as_path(path, "folder")
+        return export_web(self._state().model, folder, name, place, force)
+
     @property
     def unfinished(self) -> bool:
         """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""

@@ -89,7 +89,8 @@ COMMANDS = [
     ),
     Command(
         "export", "own:export", OWN,
-        "Write a model as one ONNX file with labels and preprocessing and without images, checked against the model.",
+        "Write a model as one ONNX file with labels and preprocessing and without images, checked against the model; or, with "
+        "--format web, as a folder with a page that recognizes images and the camera in the browser.",
         "export flowers/ flowers.onnx",
     ),
     Command(

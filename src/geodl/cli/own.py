@@ -329,14 +329,26 @@ def forget(
 
 def export(
     model: Model,
-    file: Annotated[Path, Parameter(help="The ONNX file to write.")],
+    file: Annotated[Path, Parameter(help="The ONNX file or, with --format web, the folder.")],
     /,
     *,
+    to: Annotated[
+        Literal["onnx", "web"],
+        _how(name="--format", help="One ONNX file, or a folder with a page that runs it."),
+    ] = "onnx",
+    runtime: Annotated[
+        Path | None,
+        _how(help="With --format web: a directory with onnxruntime-web; else npm fetches it."),
+    ] = None,
     force: Annotated[bool, _how(help="Replace an existing file.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a model as one ONNX file."""
-    done = IncrementalClassifier(model).export(file, force=force)
+    """Write a model as one ONNX file, or as a page for the browser."""
+    classifier = IncrementalClassifier(model)
+    if to == "web":
+        done = classifier.export_web(file, runtime=runtime, force=force)
+    else:
+        done = classifier.export(file, force=force)
     if as_json:
         _print_json(done)
         return

@@ -1,0 +1,88 @@
+"""Write the folder: the ONNX file, what the page must know about it, the page, and the files of onnxruntime-web."""
+
+import json
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from geodl.app.export import Exported, export
+from geodl.core.errors import ConfigError, GeodlError
+from geodl.core.files import atomic_write, directory_size, make_directory
+from geodl.core.text import one_line
+from geodl.data.names import UNKNOWN
+from geodl.model.model import Model
+
+PACKAGE = "onnxruntime-web@1.30.0"
+"""Where the runtime comes from; other versions are given as a directory."""
+RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+_STATIC = Path(__file__).parent / "static"
+
+
+def export_web(
+    model: Model, folder: Path, name: str, runtime: Path | None = None, force: bool = False
+) -> dict[str, Any]:
+    """Write a folder that any web server can serve; it holds no image of the model's.
+
+    name:    shown on the page.
+    runtime: a directory with the files of onnxruntime-web; None: npm fetches them.
+    force:   write into a directory that is not empty.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise ConfigError(f"{folder} is not empty; --force writes into it")
+    make_directory(folder)
+    for file, content in _runtime(runtime).items():
+        atomic_write(folder / file, content)
+    done = export(model, folder / "model.onnx")
+    about = json.dumps(_about(model, name), ensure_ascii=False, indent=1)
+    atomic_write(folder / "model.json", about.encode())
+    for part in _STATIC.iterdir():
+        atomic_write(folder / part.name, part.read_bytes())
+    return done | {"file": str(folder), "bytes": directory_size(folder)}
+
+
+def _about(model: Model, name: str) -> dict[str, Any]:
+    """Return what the page must know: class names, sizes, and which outputs to read."""
+    graph = Exported(model)
+    return {
+        "name": name,
+        "labels": list(model.classes),
+        "size": model.transform.size,
+        "shorter_side": model.transform.shorter_side,
+        "output": graph.default,
+        "unknown": UNKNOWN if graph.rejects else None,
+        "runtime": PACKAGE,
+    }
+
+
+def _runtime(given: Path | None) -> dict[str, bytes]:
+    """Return the files of onnxruntime-web by name."""
+    if given is None:
+        return _packed()
+    places = (given, given / "dist", given / "node_modules" / "onnxruntime-web" / "dist")
+    for place in places:
+        if all((place / file).is_file() for file in RUNTIME):
+            return {file: (place / file).read_bytes() for file in RUNTIME}
+    raise ConfigError(
+        f"--runtime {given}: {', '.join(RUNTIME)} of onnxruntime-web are needed there"
+    )
+
+
+def _packed() -> dict[str, bytes]:
+    """Fetch the package with npm, which checks its hash; nothing in it is executed."""
+    npm = shutil.which("npm")
+    hint = "--runtime DIR takes the files from a directory"
+    if npm is None:
+        raise ConfigError(f"npm is needed to fetch {PACKAGE}; {hint}")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [npm, "pack", PACKAGE, "--ignore-scripts", "--silent"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+        files = list(Path(folder).glob("*.tgz"))
+        if done.returncode or len(files) != 1:
+            reason = one_line(done.stderr.strip() or "no file came")
+            raise GeodlError(f"npm could not fetch {PACKAGE} ({reason}); {hint}")
+        with tarfile.open(files[0]) as package:
+            found = {file: package.extractfile(f"package/dist/{file}") for file in RUNTIME}
+            return {file: content.read() for file, content in found.items() if content is not None}
