@@ -6,7 +6,7 @@ another OUT for another length or seed. Only the training images of the 50 class
 classes, the other 10 arrive later in closed form, and 100 images of each class are held out for evaluation.
 
 Variants combine: `rotations+cosine`. With --whole the network is trained on all training images of the 50 classes and nothing is
-evaluated: OUT/VARIANT/phases/00/model.safetensors is then a base for `geodl reproduce beyond --weights`.
+evaluated: OUT/VARIANT.safetensors is then a base for `geodl reproduce beyond --weights`.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from geodl import Learner, load
 from geodl.bench.experiment import commit
 from geodl.core.keys import derive
+from geodl.core.tensors import tensor_file
 from geodl.data import ClassIncremental
 from geodl.learning.saving import load_model, model_directory
 from geodl.losses import LogitDistillation
@@ -322,7 +323,11 @@ def main():
         images = ClassIncremental(load("cifar100", options.data_dir)).train(0)
         for name in names:
             epochs = epochs_of(name, images, options)
-            trained(name, images, options.out / name, epochs, options.seed, options.teachers)
+            learner = trained(
+                name, images, options.out / name, epochs, options.seed, options.teachers
+            )
+            file = options.out / f"{name}.safetensors"
+            file.write_bytes(tensor_file(learner.network.state_dict()))
         return
     for name in names:
         path = options.out / f"{name}.json"
