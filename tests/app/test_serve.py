@@ -436,6 +436,16 @@ def test_the_own_page_is_not(reader):
 STATIC = sorted(path.name for path in Path(serve.__file__).with_name("static").iterdir())
 
 
+def test_a_proxy_with_https(base):
+    """As Caddy and Tailscale pass requests on: under the name that the browser used, the page being one of https."""
+    headers = {"Host": "flowers.example.org", "Origin": "https://flowers.example.org"}
+    named = running(base, allow_hosts=("flowers.example.org",))
+    with named as url, Client(url) as client:
+        assert client.get("/api/v1/tray", headers=headers).status_code == 200
+        headers["Host"] = "other.example.org"
+        assert client.get("/api/v1/tray", headers=headers).status_code == 403
+
+
 @pytest.mark.parametrize("path", ["/", "/docs", *(f"/static/{name}" for name in STATIC)])
 def test_pages_ask_for_nothing_from_elsewhere(reader, path):
     answer = reader.get(path)

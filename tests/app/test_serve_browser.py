@@ -311,14 +311,54 @@ def test_it_fits_a_phone_in_light_and_dark(opened, base, digits, width, scheme):
         )
 
 
-def test_the_camera(opened, base):
-    with running(base) as url, opened(url, permissions=["camera"]) as page:
+def test_the_camera_is_recognized_live_and_recorded(opened, base, tmp_path):
+    """The bars follow the camera; frames are recorded for a class while a button is held, by mouse and by keyboard."""
+    path = shutil.copytree(base, tmp_path / "model")
+    with running(path) as url, opened(url, permissions=["camera"]) as page:
         page.get_by_role("button", name="Camera", exact=True).click()
-        until(page, "document.getElementById('video').videoWidth > 0")
+        until(page, "document.querySelectorAll('#live li').length === 2")
+        seen = """() => ["#live-label", "#live-rate"].map((each) => document.querySelector(each).textContent)"""
+        until(page, "document.querySelector('#live-rate').textContent !== ''")
+        label, rate = page.evaluate(seen)
+        assert label in ("zero", "w" * 60, "Unknown: unlike all classes")
+        assert float(rate.removesuffix(" answers a second")) > 0
+        confidences = page.locator("#live li b").all_inner_texts()
+        assert abs(sum(int(each.removesuffix(" %")) for each in confidences) - 100) <= 1
+        assert page.evaluate(NAMELESS) == []
         page.get_by_role("button", name="Take picture").click()
         page.wait_for_selector(".results .bars", state="attached")
+        hold = page.get_by_role("button", name="Hold to record")
+        hold.click()  # without the name of a class nothing is recorded
+        page.get_by_label("The class to record images for").fill("two")
+        hold.hover()
+        page.mouse.down()
+        page.get_by_text(re.compile("^Recording: ([3-9]|[1-9][0-9]+) images$")).wait_for()
+        page.mouse.up()
+        collected = page.get_by_text(re.compile("^[0-9]+ images? of two collected for teaching$"))
+        collected.wait_for()
+        hold.focus()
+        page.keyboard.down(" ")
+        page.get_by_text(re.compile("^Recording: ")).wait_for()
+        page.keyboard.up(" ")
+        collected.wait_for()
         page.get_by_role("button", name="Close").click()
+        until(page, "document.getElementById('video').srcObject === null")
         assert page.locator(".results .bars").is_visible()
+        assert page.locator(".tray strong").inner_text().startswith("two ")
+        page.get_by_role("button", name="Take pictures for two").click()
+        assert page.locator("#record-name").input_value() == "two"
+        page.keyboard.press("Escape")
+
+
+def test_a_model_that_knows_nothing_and_one_to_look_at_have_a_camera(opened, base, tmp_path):
+    with running(tmp_path / "new") as url, opened(url, permissions=["camera"]) as page:
+        page.get_by_role("button", name="Camera", exact=True).click()
+        page.get_by_role("button", name="Hold to record").wait_for()
+    reading = running(base, read_only=True)
+    with reading as url, opened(url, token=None, permissions=["camera"]) as page:
+        page.get_by_role("button", name="Camera", exact=True).click()
+        until(page, "document.querySelectorAll('#live li').length === 2")
+        assert not page.get_by_role("button", name="Hold to record").is_visible()
 
 
 def test_without_the_token_one_can_look_and_recognize(opened, base, digits):

@@ -1,6 +1,6 @@
 // The page of a server: what happens at the start, and at every change that the server tells of.
 import { $, tell } from "./dom.js";
-import { shoot } from "./camera.js";
+import { recordable, shoot } from "./camera.js";
 import { chosen, droppable } from "./files.js";
 import { askToken, attempt, download, listen, token } from "./http.js";
 import { change, drawAccess, load } from "./model.js";
@@ -43,6 +43,7 @@ function start() {
   $("later").onclick = () => turn(1);
   $("csv").onclick = saveTable;
   $("shoot-close").onclick = () => $("shoot").close();
+  recordable();
   $("clear").onclick = clear;
   $("ask-no").onclick = () => $("ask").close("no");
   $("unlock").onclick = () => askToken();
