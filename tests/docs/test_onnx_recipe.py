@@ -17,10 +17,17 @@ DATA = Path(__file__).parents[3] / "shared" / "data" / "flowers20"
 
 
 def recipe():
-    """Return the block of the page that uses onnxruntime."""
+    """Return the block of the page that uses onnxruntime, with the model and the images as arguments."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (found,) = (block for block in blocks if "onnxruntime" in block)
-    return found
+    given = {
+        '"trained.onnx"': "sys.argv[1]",
+        'sorted(Path("test/digit 3").iterdir())': "sys.argv[2:]",
+    }
+    for written, argument in given.items():
+        assert written in found
+        found = found.replace(written, argument)
+    return "import sys\n" + found
 
 
 def drawn(folder, sizes=((700, 500), (90, 160), (1500, 1400))):
