@@ -31,9 +31,8 @@ def in_memory(repeats, batch_size=128, images=25_000):
     data = ArrayImages(pixels, torch.arange(images) % 50)
     plain = Batches(data, CIFAR, batch_size, 0).epoch(0)
     jittered = Batches(data, replace(CIFAR, jitter=0.25), batch_size, 0).epoch(0)
-    network = (
-        build_network("resnet32", 50, head="cosine").to(memory_format=torch.channels_last).train()
-    )
+    network = build_network("resnet32", 50, head="cosine").train()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     batch = next(plain)
 

@@ -76,7 +76,7 @@ def in_the_loop(precision, threads):
 
     def train():
         times.clear()
-        learner.phases, learner.trained, learner.network, learner.classes = 0, False, None, ()
+        learner.model = None
         learner.learn(images)
         return (times[-1] - times[0]) / (len(times) - 1)
 

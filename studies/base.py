@@ -12,6 +12,7 @@ evaluated: OUT/VARIANT.safetensors is then a base for `geodl reproduce beyond --
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from geodl.data import ClassIncremental
 from geodl.learning.saving import load_model, model_directory
 from geodl.losses import LogitDistillation
 from geodl.methods.analytic import Analytic
-from geodl.nets import frozen_copy
+from geodl.nets import Network, frozen_copy
 from geodl.nets.heads import CosineHead
 
 SEEN, HELD_OUT = 40, 100
@@ -124,7 +125,7 @@ class Decorrelation(Analytic):
 class Distilled(Analytic):
     """A tenth of the cross-entropy, and KL from the average logits of teachers of the same classes at temperature 4 (Hinton et al. 2015)."""
 
-    teachers = ()
+    teachers: Sequence[Network] = ()
     temperature = 4.0
 
     def loss(self, phase, batch, student, teacher):
@@ -165,10 +166,7 @@ class Averaged(Analytic):
 class Linear(Analytic):
     """A linear head in place of the cosine head."""
 
-    @property
-    def head(self):
-        """Name it."""
-        return "linear"
+    head = "linear"
 
 
 TRIVIAL = {"augment": "trivial"}
@@ -232,9 +230,9 @@ def trained(name, images, out, epochs, seed, teachers=()):
         "checkpoint_steps": 200,
     }
     learner = Learner(preset="cifar100-analytic", **how, **options)
-    learner.method = kind(learner.config)
-    if kind is Distilled:
-        learner.method.teachers = [frozen_copy(Learner.load(path).network) for path in teachers]
+    learner.method = method = kind(learner.config)
+    if isinstance(method, Distilled):
+        method.teachers = [frozen_copy(Learner.load(path).network) for path in teachers]
     store = model_directory(out)
     if store.completed():
         learner.model = load_model(store.phase(0))

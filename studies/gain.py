@@ -22,7 +22,9 @@ from studies.verdicts import Difference
 
 CHOSEN_AT, LONG, SEED = 10, 25, 1
 NO_MARGIN = {"margin_weight": 0.0}
-GEODESIC = {f"GeoDL {weight:g}": {"geodesic_weight": weight} for weight in (6.0, 3.0, 1.5)}
+GEODESIC: dict[str, dict[str, float | str]] = {
+    f"GeoDL {weight:g}": {"geodesic_weight": weight} for weight in (6.0, 3.0, 1.5)
+}
 GEODESIC["GeoDL 6, factor as printed"] = {"weight_factor": "new/old"}
 SIDES = {
     "GeoDL": {

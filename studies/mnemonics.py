@@ -128,10 +128,10 @@ def main():
         right = 100 * (logits.argmax(1) == exemplars.labels).float().mean()
         own = F.cross_entropy(logits, exemplars.labels)
         for augment in (False, True):
-            found = [
+            after = [
                 after_training(learner, exemplars, others, augment, seed) for seed in range(DRAWS)
             ]
-            losses = " | ".join(f"{each:.3f}" for each in torch.stack(found).mean(0))
+            losses = " | ".join(f"{each:.3f}" for each in torch.stack(after).mean(0))
             shown = f"{move:.1f} | {right:.1f} % | {own:.3f} | {'cropped, flipped' if augment else 'as drawn'}"
             print(f"| {name} | {shown} | {losses} |", flush=True)
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -128,7 +128,7 @@ class Discriminant:
 
 BEYOND = {"expansion": 8192, "levels": COARSE + FINE, "gamma": 0.03}
 WIDE = BEYOND | {"expansion": 16384}
-READINGS = {
+READINGS: dict[str, Any] = {
     "as cifar100-analytic has it: M = 4096, gamma = 0.01, grids of 2 x 2": Reading(),
     "M = 2048": Reading(expansion=2048),
     "M = 8192": Reading(expansion=8192),

@@ -70,7 +70,7 @@ class Claim:
         """Return ours, seed by seed, positive where the claim holds; None where no seed has both."""
         sides = [runs.get(training, []) for training in (self.one, self.other)]
         if self.measure == WORST:
-            return _worst(*sides, self.classifier)
+            return _worst(sides[0], sides[1], self.classifier)
         if self.measure == SIMILARITY:
             sides = [[replace(each, results=_similarity(each)) for each in side] for side in sides]
         mine = difference(sides[0], sides[1], (self.classifier,) * 2, self.measure)
@@ -133,21 +133,21 @@ def claims() -> Iterator[Claim]:
         yield Claim("fig-phases", replace(lucir, phases=t), replace(lwf, phases=t), name, WORST)
     # Table 2, the classifiers: ahead of the other losses under each classifier, at each memory size.
     for memory, name, loss in product(MEMORIES, PAPERS, ("cosine", "lwf", "none")):
-        sides = (Training("finetune", each, 50, 10, memory) for each in ("geodesic", loss))
-        yield Claim("table2", *sides, name)
+        one, other = (Training("finetune", each, 50, 10, memory) for each in ("geodesic", loss))
+        yield Claim("table2", one, other, name)
     for t, loss in product(PHASES, ("cosine", "lwf", "none")):
-        sides = (Training("finetune", each, 50, t) for each in ("geodesic", loss))
-        yield Claim("fig-classifiers", *sides, "ame")
+        one, other = (Training("finetune", each, 50, t) for each in ("geodesic", loss))
+        yield Claim("fig-classifiers", one, other, "ame")
     # Table 3 and the start from 10 classes.
     for dim in (16, 32, 64):
         full = Training("finetune", "geodesic", 50, 10)
         yield Claim("table3", full, replace(full, subspace_dim=dim), "ame")
     for base in (50, 10):
-        sides = (Training("finetune", each, base, 10) for each in ("geodesic", "cosine"))
-        yield Claim("init10", *sides, "ame")
+        one, other = (Training("finetune", each, base, 10) for each in ("geodesic", "cosine"))
+        yield Claim("init10", one, other, "ame")
     for loss in ("cosine", "lwf"):
-        sides = (Training("finetune", each, 50, 10) for each in ("geodesic", loss))
-        yield Claim("fig-cca", *sides, SIMILARITY, SIMILARITY)
+        one, other = (Training("finetune", each, 50, 10) for each in ("geodesic", loss))
+        yield Claim("fig-cca", one, other, SIMILARITY, SIMILARITY)
 
 
 def _name(training: Training) -> str:
