@@ -24,6 +24,7 @@ from geodl.model.recognizer import Predictions, Recognizer
 from geodl.store import Directory, exists, remove_directory
 
 if TYPE_CHECKING:
+    from geodl.app.doubts import Doubt
     from geodl.app.learning import Learned
 
 
@@ -276,20 +277,32 @@ class IncrementalClassifier:
             states.save(store, rest, states=1 if for_good else states.UNDO + 1)
             store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
 
-    def relabel(self, image: Any, label: str) -> None:
-        """Move a learned image to another known class, as if it had been learned so from the start.
+    def doubtful(self) -> "tuple[Doubt, ...]":
+        """Return the learned images whose labels the rest of the data contradicts, the surest mistakes first.
 
-        Only a model that keeps features can.
+        `relabel` moves one, or confirms its class; `forget` removes it.
+        """
+        from geodl.app.doubts import doubtful
+
+        return doubtful(self._state())
+
+    def relabel(self, image: Any, label: str) -> dict[str, Any]:
+        """Move learned images to another known class, as if they had been learned so from the start; return the step's record.
+
+        The class that a doubtful image has already is confirmed: it is doubted no more. Only a model that keeps features
+        can.
 
         Args:
-            image: as for `predict`, or the name of a stored image that `info` lists.
+            image: as for `predict`, the name of a learned image, `Doubt.image`, or a list of these.
             label: the class.
         """
         from geodl.app.mending import relabelled
 
         with self._writing() as store:
-            states.save(store, relabelled(self._state(), image, label))
+            found = relabelled(self._state(), image, label)
+            states.save(store, found)
             store.events("relabelled", phase=store.completed() - 1, name=label)
+            return dict(found.history[-1])
 
     def forget(self, images: Any) -> int:
         """Forget learned images, given as for `relabel`, as if they had never been learned; return how many.

@@ -21,9 +21,10 @@ from geodl.app.choices import (
     in_closed_form,
     training_asked,
 )
+from geodl.app.ledger import Ledger, short_hashes
 from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
-from geodl.app.state import State, accuracy_of, save, short_hashes
+from geodl.app.state import State, accuracy_of, save
 from geodl.config import RunConfig
 from geodl.core import events
 from geodl.core.devices import available_cores, device_kind
@@ -35,7 +36,7 @@ from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.intake import Decoded, Intake, decode, typical_side
 from geodl.learning.learner import Learner
 from geodl.learning.loop import SAMPLE
-from geodl.model.classifiers import default_classifier
+from geodl.model.classifiers import LeftOut, default_classifier
 from geodl.model.memory import Memory
 from geodl.model.metrics import confusions_of, finite, to_metrics
 from geodl.model.model import Model
@@ -236,7 +237,16 @@ class _Step:
             learned=self.learned,
             history=(*history, self._record(len(self.train), metrics)),
             metrics=metrics,
+            ledger=self._ledger(model.default.left_out()),
         )
+
+    def _ledger(self, left_out: LeftOut | None) -> Ledger:
+        """Return which images are learned by now; of a trained network nobody asks."""
+        before = self.last.ledger if self.last else Ledger.empty()
+        if left_out is None:
+            return before
+        ready = self.ready
+        return before.learned(ready.digests, ready.names, ready.images.labels, left_out)
 
     def _learned(self) -> Model:
         """Train on the step's images; an interrupted step resumes with the threads it began with."""

@@ -1,42 +1,56 @@
 """One learned image is moved to its right class, or some are forgotten: as if that had been so from the start."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from geodl.app.state import State, short_hashes
+from geodl.app.ledger import UNKNOWN_KEY, Ledger, short_hashes
+from geodl.app.state import State
 from geodl.closed_form.kept_features import KeptFeatures
 from geodl.core.errors import ConfigError, DataError
 from geodl.data.batches import fit
 from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import as_images, squares
-from geodl.model.classifiers import ClosedForm
+from geodl.model.classifiers import Classifier, ClosedForm
 from geodl.model.metrics import to_metrics
 
 GONE = -1
 """The label of an image that is forgotten."""
+IDENTITY = re.compile("[0-9a-f]{16}")
+"""How `Doubt.image` names a learned image."""
 
 
-def relabelled(state: State, image: Any, name: str) -> State:
-    """Move one learned image to another class that the model knows."""
-    row, pictures = state.model.row(name), _pictures(state, image)
-    if len(pictures) != 1:
-        raise DataError(f"{len(pictures)} images given: relabel takes one")
-    old = int(_learned_as(state, pictures)[0])
-    if old == row:
-        raise ConfigError(f"the image is of class {name!r} already")
-    record = {"action": "relabel", "old": state.names[old], "new": name}
-    return _mended(state, pictures, row, record)
+@dataclass(frozen=True)
+class _Found:
+    """Learned images. places: (N,) in the ledger; keys: short hashes (N,)."""
+
+    places: Tensor
+    keys: Tensor
+
+
+def relabelled(state: State, images: Any, name: str) -> State:
+    """Move learned images to another class that the model knows; of an image that is there already, and doubted, it is confirmed."""
+    row, found = state.model.row(name), _found(state, images)
+    old = state.ledger.labels[found.places]
+    if bool((old == row).all()):
+        if not bool((state.ledger.likely[found.places] >= 0).all()):
+            raise ConfigError(f"the image is of class {name!r} already")
+        record = {"action": "confirm", "class": name, "images": len(old)}
+        ledger = state.ledger.moved(found.places, row)
+        return replace(state, ledger=ledger, history=(*state.history, record))
+    record = {"action": "relabel", "old": state.names[int(old[old != row][0])], "new": name}
+    return _mended(state, found, row, record | {"images": len(old)})
 
 
 def forgotten(state: State, images: Any) -> State:
     """Forget learned images."""
-    pictures = _pictures(state, images)
-    return _mended(state, pictures, GONE, {"action": "forget", "images": len(pictures)})
+    found = _found(state, images)
+    return _mended(state, found, GONE, {"action": "forget", "images": len(found.places)})
 
 
 def _closed_form(state: State) -> tuple[ClosedForm, KeptFeatures]:
@@ -51,18 +65,40 @@ def _closed_form(state: State) -> tuple[ClosedForm, KeptFeatures]:
     return found, found.state
 
 
-def _pictures(state: State, given: Any) -> ArrayImages:
-    """Return pictures as the model has learned them, each once: of files, arrays, or names that `info --images` lists."""
-    parts = [given] if isinstance(given, str | Path) else given
-    if isinstance(parts, list | tuple):
-        pixels = torch.cat([_pixels(state, part) for part in parts or [[]]])
-    else:
-        pixels = _pixels(state, parts)
-    if not len(pixels):
+def _found(state: State, given: Any) -> _Found:
+    """Return learned images, each once: of files, arrays, names, or what `Doubt.image` says."""
+    _closed_form(state)
+    keys: dict[int, int] = {}  # by the place of an image
+    pixels = []
+    for part in given if isinstance(given, list | tuple) else [given]:
+        place = _named(state, part) if isinstance(part, str | Path) else None
+        if place is None:
+            pixels.append(_pixels(state, part))
+        else:
+            keys[place] = int(state.ledger.keys[place])
+    if sum(map(len, pixels)):
+        squares = torch.cat(pixels)
+        pictures = ArrayImages(squares, torch.zeros(len(squares), dtype=torch.int64))
+        hashes = short_hashes(pictures.item_digests()).tolist()
+        keys |= dict(zip(_places(state, pictures).tolist(), hashes, strict=True))
+    if not keys:
         raise DataError("no images given")
-    found = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-    rows = {digest: i for i, digest in enumerate(found.item_digests())}
-    return found.select(sorted(rows.values()))
+    return _Found(torch.tensor(list(keys)), torch.tensor(list(keys.values())))
+
+
+def _named(state: State, given: str | Path) -> int | None:
+    """Return the place of a learned image by its identity or its name; None where it is a file, or no image has it."""
+    name, ledger = str(given), state.ledger
+    if IDENTITY.fullmatch(name):
+        places = (ledger.keys == int(name, 16)).nonzero().squeeze(1).tolist()
+        if places:
+            return int(places[0])
+    if Path(given).exists():
+        return None
+    places = [i for i, known in enumerate(ledger.names) if known == name]
+    if len(places) > 1:
+        raise DataError(f"{given}: {len(places)} learned images have this name; give the file")
+    return places[0] if places else None
 
 
 def _pixels(state: State, given: Any) -> Tensor:
@@ -93,26 +129,27 @@ def _stored(state: State, digest: str) -> Tensor:
 
 
 def _places(state: State, pictures: ArrayImages) -> Tensor:
-    """Return the rows of kept features that are of these pictures, (N,)."""
-    closed, _ = _closed_form(state)
-    places = closed.kept_rows(state.model.recognizer().features(pictures))
-    # The hash tells the picture from near-duplicates, its features where it is.
-    known = torch.isin(short_hashes(pictures.item_digests()), state.seen) & (places >= 0)
-    if not bool(known.all()):
-        raise DataError(f"{int((~known).sum())} of {len(known)} images: the model never learned it")
+    """Return the places of these pictures among the learned ones, (N,)."""
+    keys, ledger = short_hashes(pictures.item_digests()), state.ledger
+    known = {key: i for i, key in enumerate(ledger.keys.tolist())}
+    places = torch.tensor([known.get(key, -1) for key in keys.tolist()])
+    if bool((places < 0).any()) and bool((ledger.keys == UNKNOWN_KEY).any()):
+        # An earlier version has kept no more than features of an image, and the hash that tells it from near-duplicates.
+        closed, _ = _closed_form(state)
+        alike = closed.kept_rows(state.model.recognizer().features(pictures))
+        places = torch.where((places < 0) & torch.isin(keys, state.seen), alike, places)
+    if bool((places < 0).any()):
+        raise DataError(
+            f"{int((places < 0).sum())} of {len(places)} images: the model never learned it"
+        )
     return places
 
 
-def _learned_as(state: State, pictures: ArrayImages) -> Tensor:
-    """Return the rows of the classes that pictures were learned as, (N,)."""
-    return _closed_form(state)[1].labels[_places(state, pictures)]
-
-
-def _mended(state: State, pictures: ArrayImages, row: int, record: Mapping[str, Any]) -> State:
-    """Give learned pictures another class, or none, in all that is kept of them."""
+def _mended(state: State, found: _Found, row: int, record: Mapping[str, Any]) -> State:
+    """Give learned images another class, or none, in all that is kept of them."""
     closed, data = _closed_form(state)
     labels = data.labels.clone()
-    labels[_places(state, pictures)] = row
+    labels[found.places] = row
     before, after = (
         torch.bincount(each[each >= 0], minlength=len(state.names))
         for each in (data.labels, labels)
@@ -121,11 +158,10 @@ def _mended(state: State, pictures: ArrayImages, row: int, record: Mapping[str, 
         if not left:
             raise ConfigError(f"class {name!r} would have no image left; `geodl remove` removes it")
     default = closed.name
-    digests = pictures.item_digests()
     memory = state.model.memory
     model = replace(
         state.model,
-        memory=replace(memory, images=_moved(memory.images, digests, row)),
+        memory=replace(memory, images=_moved(memory.images, found.keys, row)),
         classifiers={**state.model.classifiers, default: closed.relabelled(labels)},
     )
     judged, change = model.left_out(), (after - before).tolist()
@@ -133,7 +169,7 @@ def _mended(state: State, pictures: ArrayImages, row: int, record: Mapping[str, 
     mended = replace(
         state,
         model=model,
-        validation=_moved(state.validation, digests, row),
+        validation=_moved(state.validation, found.keys, row),
         classes=tuple(
             replace(known, images=max(known.images + more, 0))
             for known, more in zip(state.classes, change, strict=True)
@@ -141,20 +177,32 @@ def _mended(state: State, pictures: ArrayImages, row: int, record: Mapping[str, 
         learned="",  # the same images may be learned again
         history=(*state.history, record),
         metrics=to_metrics(state.metrics["phase"], {default: judged}) if state.metrics else {},
+        ledger=_entered(state.ledger.moved(found.places, row), model.default),
     )
     if row != GONE:
         return mended
-    sources = {digest: each for digest, each in state.stored.items() if digest not in digests}
-    seen = state.seen[~torch.isin(state.seen, short_hashes(digests))]
-    return replace(mended, stored=sources, seen=seen)
+    gone = set(found.keys.tolist())
+    hashes = short_hashes(list(state.stored)).tolist()
+    sources = {
+        digest: name
+        for key, (digest, name) in zip(hashes, state.stored.items(), strict=True)
+        if key not in gone
+    }
+    return replace(mended, stored=sources, seen=state.seen[~torch.isin(state.seen, found.keys)])
 
 
-def _moved(images: Images | None, digests: list[str], row: int) -> Images | None:
+def _entered(ledger: Ledger, fitted: Classifier) -> Ledger:
+    """Return the images that are still learned, as a new fit doubts them."""
+    ledger, judged = ledger.select(ledger.labels != GONE), fitted.left_out()
+    return ledger if judged is None or judged.doubts is None else ledger.doubting(judged.doubts)
+
+
+def _moved(images: Images | None, keys: Tensor, row: int) -> Images | None:
     """Return stored images with another class for some of them, or without these, sorted by class."""
     if images is None:
         return None
     labels = images.labels.clone()
-    labels[torch.tensor([digest in digests for digest in images.item_digests()])] = row
+    labels[torch.isin(short_hashes(images.item_digests()), keys)] = row
     rows = labels.argsort(stable=True)
     rows = rows[labels[rows] >= 0]
     return replace(images.select(rows), labels=labels[rows]) if len(rows) else None

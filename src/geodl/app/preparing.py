@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from geodl.app.choices import VALIDATION
-from geodl.app.state import KnownClass, State, short_hashes
+from geodl.app.ledger import short_hashes
+from geodl.app.state import KnownClass, State
 from geodl.closed_form import near_duplicates
 from geodl.closed_form.kept_features import mirroring_changes_nothing
 from geodl.core.errors import DataError

@@ -1,7 +1,7 @@
 """What a model directory holds after a step: a model, and notes about a person's images."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from geodl.app.choices import in_closed_form
+from geodl.app.ledger import Ledger
 from geodl.app.pictures import Pictures, as_pictures, from_files, to_files
 from geodl.config import RunConfig
 from geodl.core.files import interpreting, part
@@ -48,6 +49,7 @@ class State:
     learned:    the key of the last learn step's images.
     history:    one record for every step, oldest first; a model that `Learner.save` wrote has none.
     metrics:    how good the model was on the validation images.
+    ledger:     which images a model in closed form has learned.
     """
 
     model: Model
@@ -58,6 +60,7 @@ class State:
     learned: str
     history: tuple[Mapping[str, Any], ...]
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger.empty)
 
     @property
     def config(self) -> RunConfig:
@@ -112,7 +115,7 @@ class State:
 
 def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
     """Add a state as the next phase, whole or not at all; so many states are kept."""
-    tensors = {"seen": state.seen}
+    tensors = {"seen": state.seen} | state.ledger.to_tensors()
     pictures: list[dict[str, Any]] = []
     files: dict[str, bytes | File] = {}
     if state.validation is not None and in_closed_form(state.config.method):
@@ -124,6 +127,7 @@ def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
         "pictures": pictures,
         "known": [asdict(known) for known in state.classes],
         "stored": dict(state.stored),
+        "names": list(state.ledger.names),
         "learned": state.learned,
         "history": [dict(record) for record in state.history],
     }
@@ -137,11 +141,6 @@ def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
         files=files,
         states=states,
     )
-
-
-def short_hashes(digests: Sequence[str]) -> Tensor:
-    """Return the first 63 bits of hexadecimal digests: int64 (N,)."""
-    return torch.tensor([int(digest[:16], 16) >> 1 for digest in digests], dtype=torch.int64)
 
 
 def accuracy_of(metrics: Mapping[str, Any]) -> float | None:
@@ -177,6 +176,9 @@ def _state(found: Phase) -> State:
             learned=notes.get("learned", ""),
             history=tuple(notes.get("history", ())),
             metrics=metrics,
+            ledger=Ledger.from_tensors(tensors, notes.get("names", ())).beside(
+                model.default.kept_labels()
+            ),
         )
 
 
@@ -204,6 +206,9 @@ def without(state: State, name: str, *, again: bool = False) -> State:
     validation = None if state.validation is None else without_class(state.validation, row)
     kept = [images for images in (model.memory.images, validation) if images is not None]
     left = {digest for images in kept for digest in images.item_digests()}
+    judged, ledger = model.default.left_out(), state.ledger.without_class(row)
+    if judged is not None and judged.doubts is not None:
+        ledger = ledger.doubting(judged.doubts)
     # The key of the last step goes, too: the same images may be learned again.
     return replace(
         state,
@@ -214,6 +219,7 @@ def without(state: State, name: str, *, again: bool = False) -> State:
         learned="",
         history=(*state.history, record),
         metrics=_metrics_without(state, model, row),
+        ledger=ledger,
     )
 
 

@@ -20,6 +20,7 @@ from geodl.closed_form.choices import (
     temperature,
     threshold,
 )
+from geodl.closed_form.doubts import Doubts, doubts
 from geodl.closed_form.dual import Dual, class_weights, kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
 from geodl.closed_form.fitted import Fitted
@@ -30,6 +31,7 @@ __all__ = [
     "GAMMAS",
     "Blocks",
     "Choice",
+    "Doubts",
     "Dual",
     "Expansion",
     "Fitted",
@@ -39,6 +41,7 @@ __all__ = [
     "Statistics",
     "choose",
     "class_weights",
+    "doubts",
     "judged",
     "kept",
     "kernels",

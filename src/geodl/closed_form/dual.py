@@ -42,7 +42,7 @@ class Dual:
         held fixed.
         """
         gone = self._gone()
-        for rows in _repeated(groups):
+        for rows in repeated(groups):
             gone[rows] = torch.linalg.solve(self.inverse[rows][:, rows], self.coefficients[rows])
         return self.targets - gone
 
@@ -61,7 +61,7 @@ class Dual:
         )  # (A_SS)^-1 a_S for a group S of one image
 
 
-def _repeated(groups: Tensor | None) -> list[list[int]]:
+def repeated(groups: Tensor | None) -> list[list[int]]:
     """Return the rows of every group of more than one image."""
     members: dict[int, list[int]] = {}
     for row, group in enumerate([] if groups is None else groups.tolist()):

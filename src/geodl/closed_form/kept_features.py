@@ -10,12 +10,14 @@ from torch import Tensor
 
 from geodl.closed_form import (
     Blocks,
+    Doubts,
     Dual,
     Expansion,
     Fitted,
     Standardization,
     choose,
     class_weights,
+    doubts,
     judged,
     kept,
     kernels,
@@ -100,7 +102,7 @@ class KeptFeatures:
 class Fit:
     """A fit to kept features, and what leave-one-out says of it: the predicted class (N,), -1 where it cannot be judged.
 
-    confidences: in that class, (N,); gamma: the ridge that was chosen.
+    confidences: in that class, (N,); gamma: the ridge that was chosen; doubts: of the labels.
     """
 
     fitted: Fitted
@@ -109,6 +111,7 @@ class Fit:
     h: Mapping[str, Tensor]
     left_out: Tensor
     confidences: Tensor
+    doubts: Doubts
 
 
 def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
@@ -155,7 +158,8 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         threshold(scores[known].amax(1), REJECTED),
     )
     confidences = (scores / fitted.temperature).softmax(dim=1).amax(1)
-    return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences)
+    doubtful = doubts(dual, labels, groups)
+    return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences, doubtful)
 
 
 def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> bool:

@@ -216,6 +216,10 @@ class ClosedForm(Classifier):
         name, known = list(self.state.z.items())[-1]
         return same_image(found.levels[name], known[self.judged.rows])
 
+    def kept_labels(self) -> Tensor | None:
+        """Return the classes of the images whose features are kept, (N,)."""
+        return self.state.labels if isinstance(self.state, KeptFeatures) else None
+
     def threshold(self) -> float | None:
         """Return the score below which an image is unknown, if there is one."""
         found = self.fitted.threshold
@@ -335,8 +339,8 @@ def _left_out(found: Fit, data: KeptFeatures, latest: Tensor | None = None) -> L
     """Return what leave-one-out says of the images that it can judge."""
     rows = (found.left_out >= 0).nonzero().squeeze(1)
     labels, predictions = data.labels[rows], found.left_out[rows]
-    mistaken = None if latest is None else torch.isin(latest, rows[labels != predictions])
-    return LeftOut(labels, predictions, found.confidences[rows].float(), rows, mistaken)
+    confidences = found.confidences[rows].float()
+    return LeftOut(labels, predictions, confidences, rows, latest, found.doubts)
 
 
 def _solved(

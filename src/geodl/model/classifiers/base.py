@@ -13,6 +13,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from geodl.closed_form import Doubts
 from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
 from geodl.core.errors import TrainingError
@@ -74,14 +75,24 @@ class LeftOut:
     labels, predictions: int64 (N,).
     confidences: 0..1 (N,); None where they were not kept.
     rows:        (N,) places of the images among those whose features are kept; None without these.
-    mistaken:    (n,) bool, which of the last phase's images are predicted wrongly; not stored.
+    latest:      (n,) places of the last phase's images among those whose features are kept; not stored.
+    doubts:      images whose labels the others contradict, by these places or, where no features are kept, by their position in
+                 the last phase; not stored.
     """
 
     labels: Tensor
     predictions: Tensor
     confidences: Tensor | None
     rows: Tensor | None = None
-    mistaken: Tensor | None = None
+    latest: Tensor | None = None
+    doubts: Doubts | None = None
+
+    @property
+    def mistaken(self) -> Tensor | None:
+        """Which of the last phase's images are predicted wrongly, (n,) bool, where that is known."""
+        if self.latest is None or self.rows is None:
+            return None
+        return torch.isin(self.latest, self.rows[self.labels != self.predictions])
 
     def without(self, row: int) -> "LeftOut":
         """Leave out images that are, or are predicted to be, of a class; those after it move up."""
@@ -159,6 +170,10 @@ class Classifier(ABC):
 
     def places(self, found: Features) -> Tensor | None:
         """Return where in `left_out` images are, by their features, (N,), -1: not there."""
+        return None
+
+    def kept_labels(self) -> Tensor | None:
+        """Return the classes (N,) of the images whose features are kept one by one; None where none are."""
         return None
 
     def threshold(self) -> float | None:
