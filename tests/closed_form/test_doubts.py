@@ -3,10 +3,10 @@
 import torch
 
 from geodl.closed_form import class_weights, doubts, kernels, solve_dual, targets_of
-from geodl.closed_form.doubts import _without
+from geodl.closed_form.doubts import leave_out_suspects
 
 
-def clusters(classes: int, each: int, spread: float = 0.5):
+def clusters(classes: int, each: int, spread: float = 0.3):
     """Return random features h (N, 24) around a center a class, and labels (N,)."""
     generator = torch.Generator().manual_seed(0)
     centers = torch.randn(classes, 24, generator=generator)
@@ -29,7 +29,7 @@ def test_the_fit_without_suspects_is_the_one_that_never_saw_them():
     groups[10] = groups[9]
     fit, kernel = fitted(h, labels)
     gone = torch.tensor([4, 9, 20])
-    found = _without(fit, gone, groups)
+    found = leave_out_suspects(fit, gone, groups)
     ridge = (torch.linalg.inv(fit.inverse) - kernel).diagonal()
     for i in range(len(labels)):
         out = torch.isin(torch.arange(len(labels)), gone) | (groups == groups[i])

@@ -50,7 +50,7 @@ def doubts(dual: Dual, labels: Tensor, groups: Tensor) -> Doubts:
     if not suspects.any():
         return Doubts.none()
     rest = ~suspects
-    scores = _without(dual, suspects.nonzero().squeeze(1), groups)
+    scores = leave_out_suspects(dual, suspects.nonzero().squeeze(1), groups)
     # An image is judged where others of its class are left, beyond its own group.
     kin = (labels.unsqueeze(1) == labels[rest]) & (groups.unsqueeze(1) != groups[rest])
     fair = kin.any(1)
@@ -75,7 +75,7 @@ def _beyond(
     return confidences - own >= margin, likely, confidences
 
 
-def _without(dual: Dual, gone: Tensor, groups: Tensor) -> Tensor:
+def leave_out_suspects(dual: Dual, gone: Tensor, groups: Tensor) -> Tensor:
     """Return each image's scores (N, classes) by the fit without the images `gone`, (S,), and without its group."""
     inverse = dual.inverse
     among = torch.zeros(len(inverse), dtype=torch.bool)
