@@ -1,6 +1,7 @@
 """Pre-trained features and the closed form: what `learn` does with photographs where the extra is installed."""
 
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,8 @@ from geodl.app.choices import has_pretrained
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError, StoreError
 from geodl.core.events import Advised, OptionsChosen, TimeEstimated
+from geodl.data import intake
+from geodl.learning.reading import FeatureReader
 from geodl.model.classifiers import analytic
 
 pytestmark = pytest.mark.skipif(
@@ -145,6 +148,26 @@ def test_a_model_of_very_many_images_is_learned_further(tmp_path, monkeypatch):
         done = model.learn(*pictures(SHAPES[i : i + 2], 6, seed=i), **QUICK)
     assert done.stored_features == 0
     assert done.accuracy > 50
+
+
+def test_features_are_taken_as_images_are_read_and_nothing_else_is_computed(tmp_path, monkeypatch):
+    one, other = (IncrementalClassifier(tmp_path / name) for name in ("a", "b"))
+    images = pictures(SHAPES[:2], 5)
+    one.learn(*images, **QUICK)
+    # No training framework, no colors that nobody uses, no list of all images.
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    monkeypatch.setattr(intake, "_ColorMeter", lambda: None)
+    monkeypatch.setattr(intake, "IN_MEMORY", 0)
+    most = []
+    add = FeatureReader.add
+    monkeypatch.setattr(FeatureReader, "add", lambda *a: (most.append(len(a[1])), add(*a)))
+    monkeypatch.setattr(intake, "BATCH", 4)
+    other.learn(*images, **QUICK)
+    assert most == [4, 4, 2]
+    first, second = (Learner.load(each.path).known.to_tensors() for each in (one, other))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, second[name], rtol=1e-4, atol=1e-4)
 
 
 def test_the_pictures_that_are_kept_to_show_are_those_that_were_mistaken(tmp_path):

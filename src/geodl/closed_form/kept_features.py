@@ -20,6 +20,7 @@ from geodl.closed_form import (
     doubts,
     judged,
     kept,
+    kernel_of,
     kernels,
     near_duplicates,
     solve_dual,
@@ -138,9 +139,13 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         groups=groups[some],
     )
     chosen = {name: h[name] for name in choice.blocks}
-    kernel = torch.stack(list(kernels(chosen, chosen).values())).sum(0)
+    del h, part  # hundreds of megabytes
     dual = solve_dual(
-        kernel, targets_of(labels, classes), choice.gamma, EACH * len(chosen), class_weights(labels)
+        kernel_of(chosen, chosen),
+        targets_of(labels, classes),
+        choice.gamma,
+        EACH * len(chosen),
+        class_weights(labels),
     )
     scores = dual.leave_out(groups)
     known = judged(labels, groups)
@@ -153,7 +158,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
             )
         ),
         Expansion(dict.fromkeys(sorted(chosen), EACH), seed),
-        dual.head(torch.cat([chosen[name] for name in sorted(chosen)], dim=1)).float().contiguous(),
+        torch.cat([dual.head(chosen[name]) for name in sorted(chosen)]).float().contiguous(),
         temperature(scores[known], labels[known]),
         threshold(scores[known].amax(1), REJECTED),
     )
@@ -168,7 +173,7 @@ def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirror
     h = fitted.expansion.blocks(
         fitted.standardization(kept({name: mirrored[name] for name in found.h}))
     )
-    products = torch.stack(list(kernels(h, {name: found.h[name] for name in h}).values())).sum(0)
+    products = kernel_of(h, found.h)
     copies = found.dual.leave_out_for(rows, products).argmax(1)
     for label in sorted(set(labels[rows].tolist())):
         mine = (labels[rows] == label) & (found.left_out[rows] >= 0)

@@ -84,8 +84,13 @@ class Statistics:
 
     @property
     def gram(self) -> Tensor:
-        """G: (M, M)."""
-        return self.upper.triu().add_(self.upper.triu(1).T)
+        """G: (M, M), in the memory of `upper`."""
+        for start in range(0, len(self.upper), PANEL):
+            end = start + PANEL
+            square = self.upper[start:end, start:end]
+            square.copy_(square.triu() + square.triu(1).T)
+            self.upper[end:, start:end] = self.upper[start:end, end:].T
+        return self.upper
 
     def solve(self, gamma: float) -> Primal:
         """Fit the head."""

@@ -38,7 +38,7 @@ class RandomFeatures:
         for view in views:
             z = {name: view[name][rows] for name in self.expansion.sizes}
             each.append(self.expansion(self.standardization(z)))
-        return torch.stack(each).mean(0)
+        return each[0] if len(each) == 1 else torch.stack(each).mean(0)
 
     def sums(
         self,

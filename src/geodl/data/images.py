@@ -68,6 +68,8 @@ class ArrayImages:
     def select(self, indices: Tensor | Sequence[int]) -> ArrayImages:
         """Return the images at these positions (or under this mask), in this order."""
         positions = positions_of(indices)
+        if torch.equal(positions, torch.arange(len(self))):  # all of them: not copied
+            return self
         return ArrayImages(self.pixels[positions], self.labels[positions], self.names)
 
     def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> ArrayImages:

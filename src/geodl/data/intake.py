@@ -32,7 +32,7 @@ LISTINGS = (".zip", ".csv", ".tsv")
 """Files that hold or list labelled images."""
 SMALLEST = 4
 """Pictures with a side below this many pixels show nothing that could be learned."""
-IN_MEMORY = 1 << 30
+IN_MEMORY = 1 << 28
 """Bytes of pixels that are kept in memory while a step is learned; more are decoded at each use."""
 BATCH = 128
 """Images that are decoded at a time."""
@@ -61,21 +61,29 @@ class Intake:
 
 
 @dataclass(frozen=True)
+class Colors:
+    """The mean and the deviation of each channel, 0 to 1, and whether all images are grey."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    grey: bool
+
+
+@dataclass(frozen=True)
 class Decoded:
     """Images that could be decoded, at the model's size, and what is known of their pixels.
 
     images:  in memory at one size, or the files where that would take too much memory.
     kept:    their positions in the intake.
     digests: hashes of their pixels at that size.
+    colors:  None where they were not asked for.
     """
 
     images: Images
     kept: tuple[int, ...]
     digests: tuple[str, ...]
     problems: Skipped
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    grey: bool
+    colors: Colors | None
 
 
 # ---------------------------------------------------------------------------------------------- images with labels
@@ -311,35 +319,61 @@ def decode(
     size: int,
     workers: int,
     told: Callable[[int, Skipped], None] = lambda done, problems: None,
+    *,
+    colors: bool = True,
+    use: Callable[[Tensor], None] = lambda pixels: None,
 ) -> Decoded:
-    """Decode all images of an intake once, at the model's size; `told` hears how many are done, and what is wrong."""
-    keep = len(intake.images) * 3 * size * size <= IN_MEMORY
+    """Decode all images of an intake once, at the model's size.
+
+    told: hears how many are done, and what is wrong; colors: whether to measure them; use: is given the pixels of some
+    images at a time, uint8 (b, 3, size, size), in order.
+    """
+    total = len(intake.images)
+    keep = total * 3 * size * size <= IN_MEMORY
+    memory = torch.empty((total if keep else 0, 3, size, size), dtype=torch.uint8)
     kept: list[int] = []
     digests: list[str] = []
-    parts: list[Tensor] = []
     problems: list[tuple[str, str]] = []
-    total, squared = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    grey = True
+    meter = _ColorMeter()
     for positions, pixels, bad in squares(intake.images, size, workers):
+        if keep:
+            memory[len(kept) : len(kept) + len(pixels)] = pixels
         kept += positions
         digests += _unlabelled(pixels).item_digests()
         problems += [(intake.names[i], reason) for i, reason in bad]
         told(len(kept) + len(problems), tuple(problems))
-        values = pixels.double() / 255
-        total += values.sum(dim=(0, 2, 3))
-        squared += values.square().sum(dim=(0, 2, 3))
-        grey = grey and bool((pixels[:, :1] == pixels).all())
-        if keep:
-            parts.append(pixels)
-    area = max(len(kept) * size * size, 1)
-    mean = total / area
-    # Not below 0.05: pictures that are nearly all alike must not be blown up into noise.
-    std = (squared / area - mean.square()).clamp(min=0).sqrt().clamp(min=0.05)
+        if colors:
+            meter.add(pixels)
+        use(pixels)
     images = intake.images.select(kept)
     if keep and kept:
-        images = ArrayImages(torch.cat(parts), images.labels, images.names)
-    facts = (_three(mean), _three(std), grey)
-    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), *facts)
+        images = ArrayImages(memory[: len(kept)], images.labels, images.names)
+    found = meter.found() if colors else None
+    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), found)
+
+
+class _ColorMeter:
+    """Sums over the channels of many images."""
+
+    def __init__(self) -> None:
+        self.total, self.squared = torch.zeros(2, 3, dtype=torch.float64)
+        self.count, self.grey = 0, True
+
+    def add(self, pixels: Tensor) -> None:
+        """Add images: uint8 (b, 3, H, W)."""
+        values = pixels.double() / 255
+        self.total += values.sum(dim=(0, 2, 3))
+        self.squared += values.square().sum(dim=(0, 2, 3))
+        self.count += pixels[:, 0].numel()
+        self.grey = self.grey and bool((pixels[:, :1] == pixels).all())
+
+    def found(self) -> Colors:
+        """Return what was measured."""
+        mean = self.total / max(self.count, 1)
+        # Not below 0.05: pictures that are nearly all alike must not be blown up into noise.
+        variance = self.squared / max(self.count, 1) - mean.square()
+        std = variance.clamp(min=0).sqrt().clamp(min=0.05)
+        return Colors(_three(mean), _three(std), self.grey)
 
 
 def _three(values: Tensor) -> tuple[float, float, float]:

@@ -20,7 +20,7 @@ from geodl.learning.loop import Trainer
 from geodl.learning.shared_base import SharedBase, run_stages
 from geodl.methods import Method, Phase
 from geodl.model.classifiers import Evidence, fittable
-from geodl.model.features import class_means
+from geodl.model.features import Features, class_means
 from geodl.model.memory import Memory, quota
 from geodl.model.model import Model, Weights
 from geodl.nets import CosineHead, Network, Own, build_network, frozen_copy
@@ -36,6 +36,7 @@ def learn(
     checkpoints: Progress | None = None,
     base: SharedBase | None = None,
     backbone: Own | None = None,
+    now: Features | None = None,
 ) -> Model:
     """Return the model that also knows the classes of these images; `model` stays as it is.
 
@@ -48,11 +49,12 @@ def learn(
         checkpoints: where checkpoints go; an interrupted group resumes from the last one.
         base: trained base phases that runs share.
         backbone: of a new model, in place of the one that the options name.
+        now: the network's features of these images, where it stands still and they were taken before.
     """
     phase, classes = begin(model, images, method, trainer, seen, backbone)
     if len(classes) > 1:  # of a single class there is nothing to learn
         run_stages(trainer, method, phase, checkpoints, base)  # lines 2 and 5 to 14
-    phase.now = phase.read(phase.at_hand)
+    phase.now = phase.read(phase.at_hand) if now is None else now
     memory = _exemplars(method, phase)  # lines 3 and 16
     evidence = _evidence(model, method, phase, memory)
     return Model(
@@ -94,7 +96,7 @@ def begin(
     memory = model.memory if model and last else Memory(store_images=config.store_images)
     held = method.held_out(quota(len(classes), config.exemplars, config.memory_budget))
     images, memory = memory.hold_out(images, range(old, len(classes)), held, config.seed)
-    levels = _levels(method, network)
+    levels = levels_of(method, network)
     teacher = None
     if last is not None and method.trains(index):
         teacher = frozen_copy(last).to(trainer.device)
@@ -111,7 +113,7 @@ def begin(
         read=partial(trainer.features, network, transform=transform, levels=levels),
         device=trainer.device,
         ranks=trainer.ranks,
-        autocast=trainer.fabric.autocast,
+        autocast=lambda: trainer.fabric.autocast(),
     )
     if teacher is not None:
         phase.before = trainer.features(teacher, phase.at_hand, transform, levels=levels)
@@ -202,7 +204,7 @@ def _evidence(model: Model | None, method: Method, phase: Phase, memory: Memory)
     )
 
 
-def _levels(method: Method, network: Network) -> tuple[str, ...]:
+def levels_of(method: Method, network: Network) -> tuple[str, ...]:
     """Return the levels that some classifier wants, each once."""
     kinds = fittable(method.frozen)
     wanted = [name for kind in kinds for name in kind.levels(network, method.config)]

@@ -132,7 +132,14 @@ class Learner:
 
     # ------------------------------------------------------------------------------------- verbs
 
-    def learn(self, images: Any, labels: Any = None, *, progress: Progress | None = None) -> None:
+    def learn(
+        self,
+        images: Any,
+        labels: Any = None,
+        *,
+        progress: Progress | None = None,
+        now: Features | None = None,
+    ) -> None:
         """Learn one group: new classes, more images of known ones, or both (Algorithm 1).
 
         Args:
@@ -140,6 +147,8 @@ class Learner:
                 labels; or a torch Dataset of (image, label) pairs.
             labels: (N,) class names or numbers.
             progress: where checkpoints go; an interrupted group resumes from the last one.
+            now: the features of these images by a network that is not trained, where they were taken
+                before (`geodl.learning.reading`).
 
         The model changes only when the whole group is learned.
         """
@@ -153,6 +162,7 @@ class Learner:
             checkpoints=progress,
             base=self._shared_base,
             backbone=self._backbone,
+            now=now,
         )
         if self.method.joint:
             self.remember(train)

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -30,6 +31,9 @@ from geodl.learning.checkpoint import Checkpoint, Progress, tensors_of
 from geodl.methods import Phase, Stage
 from geodl.model.features import Features, features_of
 from geodl.nets import Network, reading_copy
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 SAVE_SECONDS = 10.0
 SAMPLE = 128
@@ -49,29 +53,35 @@ class Trainer:
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        # Not above: it takes as long to import as torch, and predicting needs none.
-        from lightning_fabric import Fabric
-
         self.config = config
         kind = device_kind(config.accelerator)
         self.precision = precision or choose_precision(config.precision, kind)
         self.listener = listener
         self.stop = stop
-        processes = config.devices * config.nodes
+        self.device, self.ranks = torch.device(kind), Ranks()
+        if config.devices * config.nodes > 1:
+            self.fabric.launch()
+            atexit.register(_leave_group)
+            self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size)
+        if kind != "cpu":
+            self.device = self.fabric.device
+        self.read_steps = 1 if self.device.type == "cpu" else READ_STEPS
+
+    @cached_property
+    def fabric(self) -> "Fabric":
+        """What knows devices, precision and processes; made when something is trained."""
+        # Not above: it takes twice as long to import as torch, and reading features needs none.
+        from lightning_fabric import Fabric
+
+        config = self.config
         logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces processes
-        self.fabric = Fabric(
-            accelerator=kind,
-            strategy="ddp" if processes > 1 else "auto",
+        return Fabric(
+            accelerator=device_kind(config.accelerator),
+            strategy="ddp" if config.devices * config.nodes > 1 else "auto",
             devices=config.devices,
             num_nodes=config.nodes,
             precision="bf16-mixed" if self.precision == "bf16" else "32-true",
         )
-        if processes > 1:
-            self.fabric.launch()
-            atexit.register(_leave_group)
-        self.ranks = Ranks(self.fabric.global_rank, self.fabric.world_size)
-        self.device = self.fabric.device
-        self.read_steps = 1 if self.device.type == "cpu" else READ_STEPS
 
     def place(self, network: Network) -> Network:
         """Bring a network to the device, its batch statistics shared by all GPUs."""

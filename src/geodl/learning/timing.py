@@ -11,7 +11,7 @@ from torch import Tensor
 
 from geodl.core.devices import device_kind
 from geodl.losses import DISTILLATIONS
-from geodl.nets import Output, build_network, frozen_copy
+from geodl.nets import Output, build_network, frozen_copy, reading_copy
 
 LOSSES = ("none", "lwf", "cosine", "geodesic")
 """The distillations that the paper compares."""
@@ -107,6 +107,20 @@ class Speed:
 
     training: Mapping[str, float]
     evaluation: float
+
+
+def reading_speed(shape: Shape) -> float:
+    """Measure how many images a second a frozen network reads."""
+    device = torch.device(device_kind(shape.accelerator))
+    network = reading_copy(build_network(shape.network, 1, head="cosine"), device)
+    images = torch.zeros(shape.batch, 3, shape.size, shape.size, device=device)
+
+    def read() -> None:
+        with torch.inference_mode():
+            network(images).logits.sum().item()
+
+    times = take_turns({"reading": read}, TURNS)
+    return shape.batch / statistics.median(times["reading"])
 
 
 def measure(shape: Shape, losses: Collection[str] = LOSSES) -> Speed:

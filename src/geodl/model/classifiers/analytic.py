@@ -17,6 +17,7 @@ from torch import Tensor
 
 from geodl.closed_form import (
     Blocks,
+    Expansion,
     Fitted,
     RandomFeatures,
     Statistics,
@@ -48,6 +49,8 @@ MIRRORED = 8
 """Images of a class whose mirrored copies tell whether mirroring keeps the class."""
 MOST = 5000
 """Images whose features are kept one by one; of more, only the sums are kept."""
+WIDEST = 5120
+"""Random features in all where only sums are kept: these take 8 x WIDEST^2 bytes of memory, thrice while a fit is made."""
 
 
 class ClosedFormOptions(Options):
@@ -264,6 +267,7 @@ def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
     if before is not None:
         total, gamma = before.statistics + total, before.gamma
     sums = Sums(total.rounded(), gamma)
+    del total
     mirror, keeps = options.mirror and config.flip, last is None or last.keeps
 
     def copies(rows: Tensor) -> Blocks:
@@ -291,12 +295,21 @@ def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
         keeps = _mirroring_keeps(evidence, found, part, rows, latest)
     if len(data.labels) <= MOST:
         return found.fitted, _left_out(found, data, latest), mirror, keeps, data
-    expand = RandomFeatures(found.fitted.standardization, found.fitted.expansion)
+    expand = RandomFeatures(found.fitted.standardization, _narrowed(found.fitted.expansion))
+    gamma = float(torch.tensor(found.gamma))  # as it will be read from a file
+    del found  # it takes as much memory as the sums
     total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
-    # As it will be read from a file.
-    sums = Sums(total.rounded(), float(torch.tensor(found.gamma)))
+    sums = Sums(total.rounded(), gamma)
+    del total
     fitted, judged = _solved(options, sums, expand, [data.z], data.labels)
     return fitted, judged, mirror, keeps, sums
+
+
+def _narrowed(expansion: Expansion) -> Expansion:
+    """Return an expansion of at most WIDEST random features in all, as many of each level."""
+    each = WIDEST // len(expansion.sizes)
+    sizes = {name: min(size, each) for name, size in expansion.sizes.items()}
+    return Expansion(sizes, expansion.seed)
 
 
 def _new(evidence: Evidence) -> tuple[Images, dict[str, Tensor], Tensor]:
