@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from geodl.app.choices import TINY
+from geodl.app.choices import TINY, choose_start
 from geodl.app.state import State
 from geodl.config import RunConfig
 from geodl.core import events
