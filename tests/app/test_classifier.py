@@ -827,7 +827,6 @@ def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypa
         "analytic",
     )
     assert start["image_size"] == size
-    assert choose_start(side, {"adapt": True}, "cpu").get("method") is None
 
 
 def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(
@@ -894,11 +893,11 @@ def test_options_are_understood_as_written():
 
 
 @pytest.mark.parametrize(
-    "option", ["epochs", "jitter", "clip_norm", "distill", "margin", "subspace_dim", "adapt"]
+    "option", ["epochs", "jitter", "clip_norm", "distill", "margin", "subspace_dim"]
 )
 def test_whoever_sets_an_option_of_training_wants_the_network_trained(monkeypatch, option):
     monkeypatch.setattr(choices, "has_pretrained", lambda: True)
-    values = {"distill": "cosine", "adapt": True}
+    values = {"distill": "cosine"}
     found = checked(
         {"image_size": 16, option: values.get(option, 1 if option != "jitter" else 0.5)}
     )

@@ -351,8 +351,8 @@ def test_classes_of_60_and_of_5_images(tmp_path):
 def test_a_model_in_closed_form_cannot_be_trained_later(taught):
     with pytest.raises(ConfigError, match="made with analytic"):
         taught[0].learn(*pictures(("left",), 4), **QUICK, method="lucir")
-    with pytest.raises(ConfigError, match="adapt"):
-        taught[0].learn(*pictures(("left",), 4), **QUICK, adapt=True, method="analytic")
+    with pytest.raises(ConfigError, match="adapt = yes: this model was made with no"):
+        taught[0].learn(*pictures(("left",), 4), **QUICK, adapt="yes")
 
 
 def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):

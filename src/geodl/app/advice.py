@@ -12,6 +12,7 @@ from geodl.model.metrics import Confusion
 
 TINY = 10  # images: below, a class is called tiny
 FEW = 100  # images a class: below, training from scratch is called hard
+UNLIKE, MANY = 95.0, 300  # below so many % accuracy on so many images, adapting the network may pay
 WEAK = 60.0  # % accuracy on its validation images: below, a class is called weak
 ENOUGH = 2  # validation images: with fewer, a class is not judged
 
@@ -26,7 +27,7 @@ def advise(
         ]
     sentences = [*_tiny([classes[i] for i in present])]
     if max(known.step for known in classes) == 1:  # later it is too late for another network
-        sentences += _few(classes, config)
+        sentences += [*_few(classes, config), *_unlike(confusion, config)]
     sentences += [*_weak(confusion), *_mixed(confusion)]
     if not in_closed_form(config.method) and not quota(
         len(classes), config.exemplars, config.memory_budget
@@ -51,6 +52,17 @@ def _few(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[str]:
         yield (
             f"About {middle} images a class are few to train a network from scratch: a pre-trained one would help "
             f"(in a new model, after {install('pretrained')})."
+        )
+
+
+def _unlike(confusion: Confusion, config: RunConfig) -> Iterator[str]:
+    """Offer to adapt a network whose features do not suit the images: whether that pays, images set apart tell."""
+    if not (config.pretrained and in_closed_form(config.method)) or config["adapt"] != "no":
+        return
+    if confusion.images >= MANY and confusion.accuracy < UNLIKE:
+        yield (
+            "The images may be unlike those that the network was trained on. In a new model --adapt auto tries to adapt it, "
+            "which takes minutes, and keeps that only where images set apart tell that it pays."
         )
 
 

@@ -60,24 +60,21 @@ Choice = tuple[str, str, str]
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check what the user set, before anything is read or written; return the values as they were understood."""
     wanted = {key: value for key, value in options.items() if value is not None}
-    adapt = {"adapt": True} if wanted.pop("adapt", False) else {}
     method = wanted.get("method")
     if method is not None and method not in OFFERED:
         raise ConfigError(
             f"method = {method!r}: allowed for your own images are {', '.join(OFFERED)}"
         )
-    if adapt and in_closed_form(method):
-        raise ConfigError(
-            f"adapt: the network is trained, which the method {method} does not do; leave one out"
-        )
-    kind = method or ("lucir" if training_asked(wanted | adapt) else CLOSED_FORM["method"])
+    kind = method or ("lucir" if training_asked(wanted) else CLOSED_FORM["method"])
     start = {"method": kind} | ({} if in_closed_form(kind) else {"distill": "geodesic"})
-    config = configure([Layer(YOURS, start | wanted)]).config
+    adapts = wanted.get("adapt", "no") != "no"  # then the weights are those of `choose_start`
+    given = {"network": PRETRAINED, "pretrained": "weights" not in wanted} if adapts else {}
+    config = configure([Layer(YOURS, given | start | wanted)]).config
     allowed = _taken_over(config) + [key for key in COMMON if key in SET]
     for key in wanted:
         if key not in allowed:
             raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(allowed)}")
-    return {key: config[key] for key in wanted} | adapt
+    return {key: config[key] for key in wanted}
 
 
 def _taken_over(config: RunConfig) -> list[str]:
@@ -109,7 +106,10 @@ def in_closed_form(method: str | None) -> bool:
 
 def stands_still(start: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Return whether a new model in closed form reads its first images by a network that is known before they are."""
-    return "mean" in start and bool(start.get("pretrained") or options.get("weights"))
+    adapts = options.get("adapt", "no") != "no"
+    return (
+        not adapts and "mean" in start and bool(start.get("pretrained") or options.get("weights"))
+    )
 
 
 def has_pretrained() -> bool:
@@ -125,7 +125,7 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
     method = options.get("method")
     usual_way = method is None and has_pretrained() and not training_asked(options)
     frozen = usual_way or in_closed_form(method)
-    usual = PRETRAINED if frozen or options.get("adapt") else _own_network(side, kind)
+    usual = PRETRAINED if frozen else _own_network(side, kind)
     network = str(options.get("network") or usual)
     start = (
         _pretrained(network, side)
@@ -181,7 +181,7 @@ def choose(
     colors: of the images, where a network that does not expect those of others is trained on them; last: the
     configuration of the step before, None for the first one; mirrors: whether mirroring keeps the class of an image.
     """
-    wanted = {key: value for key, value in options.items() if key != "adapt"}
+    wanted = dict(options)
     if last is None:
         values: dict[str, Any] = {
             "method": "lucir",
@@ -258,8 +258,11 @@ def explain(
             return "as you set it"
         return reason if first or option not in fixed else "as this model was made"
 
+    adapts = closed and config["adapt"] != "no"
     how = (
-        "closed form on frozen pre-trained features"
+        "closed form on pre-trained features, adapted to the first images and then frozen"
+        if adapts
+        else "closed form on frozen pre-trained features"
         if closed
         else f"trained, with {config.distill} distillation"
     )
@@ -268,7 +271,7 @@ def explain(
     )
     how += f", since --{asked.replace('_', '-')} is set" if asked and first else ""
     reason = (
-        "it has seen other images and is not trained further"
+        "it has seen other images" + ("" if adapts and first else " and is not trained further")
         if closed and (config.pretrained or config.weights)
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )

@@ -107,7 +107,9 @@ def learn_step(
     start = {} if last else start_of(side, options)
     closed = in_closed_form(last.config.method if last else start.get("method"))
     asked = {"method", "weights"} & options.keys() or training_asked(options)
-    ask = partial(announce, unasked=last is None and not asked, listener=listener, confirm=confirm)
+    ask = partial(
+        announce, first=last is None, unasked=not asked, listener=listener, confirm=confirm
+    )
     before, reader = last.config if last else None, None
     if closed and (last is not None or stands_still(start, options)):
         config = choose(None, len(intake.images), options, start, before).config

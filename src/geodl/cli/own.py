@@ -42,7 +42,10 @@ _LEARN: dict[str, tuple[Any, str]] = {
         Literal["analytic", "lucir", "finetune"],
         "analytic: closed form on pre-trained features, in seconds; lucir: train with GeoDL; finetune: train without.",
     ),
-    "adapt": (bool, "Train the pre-trained network on the images, with GeoDL, instead."),
+    "adapt": (
+        Literal["no", "auto", "yes"],
+        "Train the last stages of the pre-trained network on the first images, then freeze it; auto: keep that only where images set apart tell that it pays. Takes minutes.",
+    ),
     "network": (
         str,
         "The network: efficientnet-lite0, efficientnet-lite2 (larger), resnet32, resnet18, ..., or timm:NAME.",

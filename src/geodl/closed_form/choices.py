@@ -44,10 +44,10 @@ def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
     return groups
 
 
-def judged(labels: Tensor, groups: Tensor | None = None) -> Tensor:
+def judged(labels: Tensor, groups: Tensor | None = None, barred: Tensor | None = None) -> Tensor:
     """Return which images (N,) leave-one-out can judge: those whose class has images outside their own group.
 
-    Of a single class none: there is nothing else to take them for.
+    Of a single class none: there is nothing else to take them for. barred: (N,) bool, others that must not judge.
     """
     kin = labels.unsqueeze(1) == labels
     own = (
@@ -55,7 +55,8 @@ def judged(labels: Tensor, groups: Tensor | None = None) -> Tensor:
         if groups is None
         else groups.unsqueeze(1) == groups
     )
-    return (kin & ~own).any(1) & ~kin.all()
+    found = (kin & ~own).any(1) & ~kin.all()
+    return found if barred is None else found & ~barred
 
 
 def choose(
@@ -67,6 +68,7 @@ def choose(
     gammas: Sequence[float] = GAMMAS,
     balanced: bool = False,
     groups: Tensor | None = None,
+    barred: Tensor | None = None,
 ) -> Choice:
     """Return the likeliest blocks and gamma among those whose leave-one-out accuracy is within a standard error of the best.
 
@@ -78,9 +80,10 @@ def choose(
         gammas: to try with each of them; the middle one is taken where no image can be judged.
         balanced: whether every class counts the same, in the fit (`class_weights`) and in the accuracy.
         groups: of near-duplicates, (N,).
+        barred: (N,) bool, images that must not judge.
     """
     weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
-    targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups)
+    targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups, barred)
     if not known.any():
         return Choice(tuple(subsets[0]), gammas[len(gammas) // 2])
 

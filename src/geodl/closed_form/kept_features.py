@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from geodl.closed_form import (
     Blocks,
@@ -44,24 +45,32 @@ copy or in another precision; and of the same image, read again in the same way.
 
 @dataclass(frozen=True)
 class KeptFeatures:
-    """The features of all images, float16 (N, d_b) by level from shallow to deep; labels (N,)."""
+    """The features of all images, float16 (N, d_b) by level from shallow to deep; labels (N,).
+
+    adapted: (N,) bool, the images that the network was adapted to, which judge nothing; None: it was not adapted.
+    """
 
     z: Mapping[str, Tensor]
     labels: Tensor
+    adapted: Tensor | None = None
 
     @classmethod
-    def of(cls, levels: Blocks, labels: Tensor) -> Self:
+    def of(cls, levels: Blocks, labels: Tensor, adapted: Tensor | None = None) -> Self:
         """Keep features, rounded before any use."""
-        return cls(kept(levels), labels)
+        return cls(kept(levels), labels, adapted)
 
     def __add__(self, other: "KeptFeatures") -> "KeptFeatures":
         z = {name: torch.cat([block, other.z[name]]) for name, block in self.z.items()}
-        return KeptFeatures(z, torch.cat([self.labels, other.labels]))
+        labels, adapted = torch.cat([self.labels, other.labels]), None
+        if self.adapted is not None:  # nobody adapts a network later
+            adapted = F.pad(self.adapted, (0, len(other.labels)))
+        return KeptFeatures(z, labels, adapted)
 
     def select(self, rows: Tensor) -> "KeptFeatures":
         """Return the features of some of the images: int64 or bool rows."""
         z = {name: block[rows] for name, block in self.z.items()}
-        return KeptFeatures(z, self.labels[rows])
+        adapted = None if self.adapted is None else self.adapted[rows]
+        return KeptFeatures(z, self.labels[rows], adapted)
 
     def without(self, gone: int) -> "KeptFeatures":
         """Return what would be kept if a class had never been there."""
@@ -84,14 +93,16 @@ class KeptFeatures:
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all of it as named tensors; the order of the levels is in their names."""
         z = {f"z.{i}.{name}": block for i, (name, block) in enumerate(self.z.items())}
-        return z | {"labels": self.labels}
+        adapted = {} if self.adapted is None else {"adapted": self.adapted}
+        return z | {"labels": self.labels} | adapted
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Undo `to_tensors`."""
         keys = [key for key in tensors if key.startswith("z.")]
         keys.sort(key=lambda key: int(key.split(".")[1]))
-        return cls({key.split(".", 2)[2]: tensors[key] for key in keys}, tensors["labels"])
+        z = {key.split(".", 2)[2]: tensors[key] for key in keys}
+        return cls(z, tensors["labels"], tensors.get("adapted"))
 
     @property
     def nbytes(self) -> int:
@@ -137,6 +148,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         ],  # the deepest, with more and more of those below it
         balanced=True,
         groups=groups[some],
+        barred=None if data.adapted is None else data.adapted[some],
     )
     chosen = {name: h[name] for name in choice.blocks}
     del h, part  # hundreds of megabytes
@@ -148,7 +160,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         class_weights(labels),
     )
     scores = dual.leave_out(groups)
-    known = judged(labels, groups)
+    known = judged(labels, groups, data.adapted)
     left_out = torch.where(known, scores.argmax(1), -1)
     fitted = Fitted(
         Standardization(

@@ -200,6 +200,7 @@ def _evidence(model: Model | None, method: Method, phase: Phase, memory: Memory)
         read=phase.read,
         device=phase.device,
         ranks=phase.ranks,
+        adapted=phase.adapted,
         previous=model.classifiers if model and phase.old else {},
     )
 

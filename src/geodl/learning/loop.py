@@ -148,6 +148,8 @@ class StageRun:
         """Run all epochs, from the start or from a checkpoint inside the stage."""
         trainer, stage = self.trainer, self.stage
         stage.module.to(trainer.device)
+        if checkpoint is None:
+            stage.begin()
         self.optimizer = stage.schedule.optimizer(stage.module.parameters())
         self.epoch, self.step = 0, 0
         if checkpoint is not None:

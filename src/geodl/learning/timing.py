@@ -32,15 +32,21 @@ class Shape:
 
 
 class Step:
-    """A training step of an incremental phase with one distillation, on random images."""
+    """A training step of an incremental phase with one distillation, on random images; last: the last stages alone move."""
 
-    def __init__(self, distill: str, shape: Shape) -> None:
+    def __init__(self, distill: str, shape: Shape, *, last: bool = False) -> None:
         self.shape, self.device = shape, torch.device(device_kind(shape.accelerator))
         classes = shape.old + shape.new
         self.student = build_network(shape.network, classes, head="cosine", seed=0)
         self.student.to(self.device).train()
+        if last:
+            self.student.move_last_alone()
         self.optimizer = torch.optim.SGD(
-            self.student.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, fused=True
+            [each for each in self.student.parameters() if each.requires_grad],
+            lr=0.1,
+            momentum=0.9,
+            weight_decay=5e-4,
+            fused=True,
         )
         self.teacher = self.loss = None
         if distill != "none":
@@ -123,9 +129,9 @@ def reading_speed(shape: Shape) -> float:
     return shape.batch / statistics.median(times["reading"])
 
 
-def measure(shape: Shape, losses: Collection[str] = LOSSES) -> Speed:
-    """Time a few training steps with each distillation, and of evaluation."""
-    steps = {name: Step(name, shape) for name in losses}
+def measure(shape: Shape, losses: Collection[str] = LOSSES, *, last: bool = False) -> Speed:
+    """Time a few training steps with each distillation, and of evaluation; last: of the last stages alone."""
+    steps = {name: Step(name, shape, last=last) for name in losses}
     evaluated = steps.get("none") or Step("none", shape)
     times = take_turns({**steps, "evaluation": evaluated.evaluate}, TURNS)
     speeds = {name: shape.batch / statistics.median(each) for name, each in times.items()}

@@ -1,10 +1,14 @@
 """Closed form: a backbone that is trained once, or never; ridge regression reads it in every phase."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+from pydantic import Field
 
 from geodl.config import Options, RunConfig
-from geodl.methods.method import Method, Phase, register
+from geodl.methods.adaptation import Adaptation
+from geodl.methods.method import Method, Phase, Schedule, Stage, register
 from geodl.model.classifiers.analytic import ClosedFormOptions
 from geodl.model.memory import Memory
 
@@ -14,9 +18,16 @@ class AnalyticOptions(Options):
 
     defaults: ClassVar = {"exemplars": 0}
     # The random features are drawn from the seed, and what was learned holds for these alone.
-    fixed: ClassVar = frozenset({"distill", "seed"})
-    research: ClassVar = frozenset({"train_base"})
+    fixed: ClassVar = frozenset({"distill", "seed", "adapt"})
+    research: ClassVar = frozenset({"train_base", "adapt_epochs", "adapt_lr"})
 
+    adapt: Literal["no", "auto", "yes"] = "no"
+    """Train the last stages of a network that comes with weights on the first group, then freeze it; auto: keep that only
+    where images set apart tell that it pays."""
+    adapt_epochs: int = Field(5, ge=1)
+    """Epochs of adapting."""
+    adapt_lr: float = Field(5e-4, gt=0)
+    """Learning rate of adapting, at its highest."""
     train_base: bool | None = None
     """Train the backbone in phase 0, true or false; unset: unless it comes with weights."""
 
@@ -26,11 +37,15 @@ class AnalyticOptions(Options):
             raise ValueError(
                 f"distill = {config.distill!r}: with method analytic only none is allowed"
             )
+        if self.adapt != "no" and not _given(config):
+            raise ValueError(
+                f"adapt = {self.adapt}: only a network that comes with weights is adapted"
+            )
 
 
 @register
 class Analytic(Method):
-    """A backbone that is trained in phase 0, or never; the closed form reads it."""
+    """A backbone that is trained or adapted in phase 0, or never; the closed form reads it."""
 
     name = "analytic"
     title = "Closed form"
@@ -48,12 +63,43 @@ class Analytic(Method):
 
     def trains(self, phase: int) -> bool:
         """Return whether the backbone moves: in phase 0, unless it comes with weights."""
-        given = self.config.pretrained or self.config.weights is not None
         wanted = self.options.train_base
-        return phase == 0 and (not given if wanted is None else wanted)
+        trained = not _given(self.config) if wanted is None else wanted
+        return phase == 0 and (trained or self.adapts)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a network that comes with weights is adapted in phase 0."""
+        return self.options.adapt != "no"
+
+    def configure(self, config: RunConfig) -> None:
+        """Set the options; an adapted network is no base that other methods share."""
+        super().configure(config)
+        self.base_loss = "" if self.adapts else type(self).base_loss
+
+    def stages(self, phase: Phase) -> Iterator[Stage]:
+        """Yield the adaptation, or the ordinary training, in phase 0."""
+        if not self.adapts:
+            yield from super().stages(phase)
+        elif phase.index == 0:
+            options = self.options
+            schedule = Schedule(
+                options.adapt_epochs,
+                options.adapt_lr,
+                kind="onecycle",
+                weight_decay=0.01,
+                norm_decay=False,
+                algorithm="adamw",
+            )
+            yield Adaptation(phase, schedule, always=options.adapt == "yes").stage()
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
         """Keep exemplars only where no features are kept: they would serve k-NME alone."""
         if self.config.of(ClosedFormOptions).keep_features:
             return replace(phase.memory, images=None)
         return super().exemplars(phase, quota)
+
+
+def _given(config: RunConfig) -> bool:
+    """Return whether the backbone comes with weights."""
+    return config.pretrained or config.weights is not None

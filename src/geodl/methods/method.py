@@ -23,6 +23,7 @@ from geodl.core.ranks import Ranks, global_mean
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import Images, concat
 from geodl.losses import DISTILLATIONS, Distillation, FeatureOptions
+from geodl.model.classifiers import Adapted
 from geodl.model.features import Features
 from geodl.model.memory import Memory, quota
 from geodl.nets import Network, Output
@@ -59,6 +60,8 @@ class Phase:
     """The network's features of the images at hand, once no stage will move it any more."""
     optimized: Memory | None = None
     """The memory for the next phase where a stage has made it."""
+    adapted: Adapted | None = None
+    """How the network was adapted to the images before it is frozen."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     """The run's precision, for what a loss runs besides its stage's module, such as the teacher."""
 
@@ -195,6 +198,8 @@ class Stage:
     """Whether the network is in train mode, so that batch statistics move."""
     steps: int | None = None
     """At most so many steps an epoch."""
+    begin: Callable[[], None] = lambda: None
+    """Called once before the first step, and not again where a stage is resumed."""
     finish: Callable[[], None] = lambda: None
     """Called once after the last step, but not where a resumed phase skips the stage: it changes the
     network only, or its stage is the last."""

@@ -52,6 +52,10 @@ class Backbone(nn.Module):
         """Return what the deepest level gives for x: (B, 3, H, W)."""
         return list(self.levels(x).values())[-1]
 
+    def last_parameters(self) -> list[nn.Parameter]:
+        """Return what moves where a pre-trained network is adapted: norms and biases, unless a network has last stages."""
+        return [each for each in self.parameters() if each.ndim <= 1]
+
     def published_name(self, key: str) -> str:
         """Return the name that the tensor `key` of the state has in files of weights that others publish."""
         return key

@@ -143,6 +143,11 @@ class EfficientNetLite(Backbone):
                 maps[self.ends[index]] = x
         return maps | {"top": self.top(x)}
 
+    def last_parameters(self) -> list[nn.Parameter]:
+        """Return those of the stages at stride 32."""
+        after = next(index for index, name in self.ends.items() if name == "stride16") + 1
+        return [*self.blocks[after:].parameters(), *self.top.parameters()]
+
     def published_name(self, key: str) -> str:
         """Return the name of our tensor `key` in the published weights."""
         *block, layer, part, leaf = key.split(".")

@@ -77,6 +77,12 @@ class Network(nn.Module):
         }
         return self._output(list(maps.values())[-1]), found
 
+    def move_last_alone(self) -> None:
+        """Let the gradient reach the head and the last stages of the backbone alone."""
+        self.backbone.requires_grad_(False)
+        for parameter in self.backbone.last_parameters():
+            parameter.requires_grad_(True)
+
     def level_and_cells(self, name: str) -> tuple[str, int]:
         """Return what the name of a level stands for: the level and the cells a side of its grid, the backbone's own by default."""
         level, at, cells = name.partition("@")

@@ -4,6 +4,7 @@ from geodl.model.classifiers.ame import Ame
 from geodl.model.classifiers.analytic import ClosedForm
 from geodl.model.classifiers.base import (
     CLASSIFIERS,
+    Adapted,
     Classifier,
     Evidence,
     LeftOut,
@@ -24,6 +25,7 @@ for _kind in (Cnn, Nme, Ame, Ncm, ClosedForm):
 
 __all__ = [
     "CLASSIFIERS",
+    "Adapted",
     "Ame",
     "Classifier",
     "ClosedForm",

@@ -38,7 +38,15 @@ from geodl.config import Options, RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.keys import derive
 from geodl.data.images import Images
-from geodl.model.classifiers.base import Classifier, Evidence, LeftOut, Scorer, Stored, Tensors
+from geodl.model.classifiers.base import (
+    Adapted,
+    Classifier,
+    Evidence,
+    LeftOut,
+    Scorer,
+    Stored,
+    Tensors,
+)
 from geodl.model.features import Features
 from geodl.model.herding import first_of_each
 from geodl.nets import Network
@@ -99,6 +107,7 @@ class ClosedForm(Classifier):
     mirror: whether scores are averaged over mirrored copies, where that keeps the class.
     keeps:  whether mirroring keeps the class, as far as the images have shown.
     state:  None in older phases of a run: a newer one has taken it over.
+    adapted: how the network was adapted to the first images; None: it was not.
     """
 
     name = "analytic"
@@ -114,6 +123,7 @@ class ClosedForm(Classifier):
     mirror: bool
     keeps: bool
     state: Sums | KeptFeatures | None
+    adapted: Adapted | None = None
 
     @classmethod
     def levels(cls, network: Network, config: RunConfig) -> tuple[str, ...]:
@@ -132,7 +142,8 @@ class ClosedForm(Classifier):
             raise TrainingError("only the newest phase keeps the sums that learning continues from")
         switched = last is not None and isinstance(last.state, Sums)
         keeps = evidence.config.of(ClosedFormOptions).keep_features and not switched
-        return cls(*(_fit_features if keeps else _fit_sums)(evidence, last))
+        found = (_fit_features if keeps else _fit_sums)(evidence, last)
+        return cls(*found, evidence.adapted or (last.adapted if last else None))
 
     def scorer(self, network: Network) -> Scorer:
         """Return the scores of the head."""
@@ -180,6 +191,8 @@ class ClosedForm(Classifier):
         found["mirrors"] = torch.tensor(self.keeps)
         optional = {"confidences": judged.confidences, "rows": judged.rows}
         found |= {name: each for name, each in optional.items() if each is not None}
+        if self.adapted is not None:
+            found["adapting"] = self.adapted.to_tensor()
         if isinstance(self.state, KeptFeatures):
             found |= self.state.to_tensors()
         elif self.state is not None and self.state.gamma is not None:
@@ -199,6 +212,7 @@ class ClosedForm(Classifier):
         elif "gram" in tensors:
             gamma = tensors.get("gamma")
             state = Sums(Statistics.from_tensors(tensors), None if gamma is None else float(gamma))
+        adapting = tensors.get("adapting")
         labels, predictions = (each.contiguous() for each in tensors["validated"].T)
         return cls(
             Fitted.from_tensors(tensors, derive(config.seed, "expansion")),
@@ -206,6 +220,7 @@ class ClosedForm(Classifier):
             mirror=config.of(ClosedFormOptions).mirror and config.flip,
             keeps=bool(tensors.get("mirrors", True)),
             state=state,
+            adapted=None if adapting is None else Adapted.from_tensor(adapting),
         )
 
     def left_out(self) -> LeftOut:
@@ -235,10 +250,12 @@ class ClosedForm(Classifier):
         return Stored(sums=isinstance(self.state, Sums))
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence where mirroring changes the class."""
+        """Return a sentence each on how the network was adapted, and where mirroring changes the class."""
+        found = () if self.adapted is None else (str(self.adapted),)
         if self.keeps:
-            return ()
+            return found
         return (
+            *found,
             "Mirrored images of a class look like another class: images are not mirrored, neither in "
             "learning nor in prediction.",
         )
@@ -274,7 +291,10 @@ def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
         return evidence.read(images.select(rows), mirror=True).levels
 
     averaged = mirror and keeps and not options.mirror_training
-    fitted, judged = _solved(options, sums, expand, views, labels, copies if averaged else None)
+    rows = _judges(len(labels), evidence.adapted.images if evidence.adapted else None)
+    fitted, judged = _solved(
+        options, sums, expand, views, labels, rows, copies if averaged else None
+    )
     return fitted, judged, mirror, keeps, sums
 
 
@@ -301,7 +321,8 @@ def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
     total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
     sums = Sums(total.rounded(), gamma)
     del total
-    fitted, judged = _solved(options, sums, expand, [data.z], data.labels)
+    rows = _judges(len(data.labels), data.adapted)
+    fitted, judged = _solved(options, sums, expand, [data.z], data.labels, rows)
     return fitted, judged, mirror, keeps, sums
 
 
@@ -325,7 +346,7 @@ def _new(evidence: Evidence) -> tuple[Images, dict[str, Tensor], Tensor]:
 def _joined(evidence: Evidence, last: ClosedForm | None) -> tuple[KeptFeatures, Tensor]:
     """Return the features of all images, and the places of this phase's among them, (N,)."""
     _, z, labels = _new(evidence)
-    known = KeptFeatures.of(z, labels)
+    known = KeptFeatures.of(z, labels, evidence.adapted.images if evidence.adapted else None)
     before = last.state if last else None
     if not isinstance(before, KeptFeatures):
         return known, torch.arange(len(labels))
@@ -356,21 +377,27 @@ def _left_out(found: Fit, data: KeptFeatures, latest: Tensor | None = None) -> L
     return LeftOut(labels, predictions, confidences, rows, latest, found.doubts)
 
 
+def _judges(count: int, adapted: Tensor | None) -> Tensor:
+    """Return about JUDGED rows of so many images, evenly spread; none that the network was adapted to, (N,) bool."""
+    rows = torch.arange(count) if adapted is None else (~adapted).nonzero().squeeze(1)
+    return rows[:: max(1, len(rows) // JUDGED)]
+
+
 def _solved(
     options: ClosedFormOptions,
     sums: Sums,
     expand: RandomFeatures,
     views: Sequence[Blocks],
     labels: Tensor,
+    some: Tensor,
     copies: Callable[[Tensor], Blocks] | None = None,
 ) -> tuple[Fitted, LeftOut]:
-    """Fit the head to sums, and temperature and threshold to leave-one-out of some of the images.
+    """Fit the head to sums, and temperature and threshold to leave-one-out of some of the images, whose rows are given.
 
     copies: gives the features of mirrored copies, where prediction averages over them.
     """
     counts = sums.statistics.counts
     solved = sums.statistics.solve(options.gamma if sums.gamma is None else sums.gamma)
-    some = torch.arange(0, len(labels), max(1, len(labels) // JUDGED))
     # Without its only image nothing is known of a class; a single class leaves nothing to judge.
     some = some[(counts[labels[some]] > 1) & (len(counts) > 1)]
     h, both = expand(views, some), None

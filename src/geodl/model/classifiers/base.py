@@ -190,6 +190,40 @@ class Classifier(ABC):
 
 
 @dataclass(frozen=True)
+class Adapted:
+    """How a network was adapted to the first images, of which some were set apart.
+
+    images: (N,) bool, those that it was adapted to: nothing is judged by them, as they flatter it; None: none.
+    apart:  how many were set apart; before, after: how many of these were right with the network before and after.
+    kept:   whether the network stays as it was adapted.
+    """
+
+    images: Tensor | None
+    apart: int
+    before: int
+    after: int
+    kept: bool
+
+    def to_tensor(self) -> Tensor:
+        """Return the counts."""
+        return torch.tensor([self.apart, self.before, self.after, self.kept])
+
+    @classmethod
+    def from_tensor(cls, counts: Tensor) -> Self:
+        """Undo `to_tensor`, without the images."""
+        apart, before, after, kept = counts.tolist()
+        return cls(None, apart, before, after, bool(kept))
+
+    def __str__(self) -> str:
+        """Return a sentence for the images' owner."""
+        after, before = (f"{100 * n / max(self.apart, 1):.1f} %" for n in (self.after, self.before))
+        found = f"{after} instead of {before} on {self.apart} images set apart"
+        if self.kept:
+            return f"The network is adapted to the images of the first step: {found}."
+        return f"Adapting the network to the images does not pay ({found}): it stays as it was."
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What classifiers are fitted from, once the network of a phase stands still.
 
@@ -201,6 +235,7 @@ class Evidence:
     trained:  whether the head was trained on all classes.
     read:     ``read(images, mirror=False)``: further features; every rank calls it.
     previous: the classifiers after the phase before, by name.
+    adapted:  how the network was adapted to these images before it was frozen; None: it was not.
     """
 
     config: RunConfig
@@ -217,6 +252,7 @@ class Evidence:
     device: torch.device
     ranks: Ranks
     previous: Mapping[str, Classifier]
+    adapted: Adapted | None = None
     _fitted: dict[str, Classifier | None] = field(default_factory=dict)
 
     @property

@@ -1,0 +1,139 @@
+"""First-session adaptation: the last stages of a pre-trained network move a little, on the first group of images alone.
+
+After that the network is frozen, and the closed form keeps all its promises (RanPAC, McDonnell et al., NeurIPS 2023).
+Whole series of images are set apart: they tell whether it pays, and they alone judge the model afterwards, since what a
+network was trained on flatters it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from geodl.closed_form import near_duplicates
+from geodl.closed_form.kept_features import KeptFeatures, fit, share_of_each
+from geodl.core.keys import derive
+from geodl.data.batches import Batch
+from geodl.methods.method import Losses, Phase, Schedule, Stage
+from geodl.model.classifiers import Adapted
+from geodl.model.features import Features, class_means
+from geodl.nets import Backbone, CosineHead, build_network
+
+APART = 0.2
+"""The share of each class that is set apart."""
+BATCH = 32
+MOST = 3000
+"""About so many images tell whether it pays."""
+
+
+@dataclass
+class Adaptation:
+    """The one stage of adapting a phase's network; always: keep the result even where it does not pay."""
+
+    phase: Phase
+    schedule: Schedule
+    always: bool
+
+    @cached_property
+    def frozen(self) -> Backbone:
+        """The network as it was before: that in the phase may be from a checkpoint."""
+        config = self.phase.config
+        weights, pretrained = config.weights, config.pretrained
+        network = build_network(
+            config.network, 1, head="cosine", weights=weights, pretrained=pretrained
+        )
+        return network.backbone.to(self.phase.device)
+
+    @cached_property
+    def before(self) -> Features:
+        """What the frozen network makes of the phase's images."""
+        with self._reading(self.frozen):
+            return self.phase.read(self.phase.images)
+
+    @cached_property
+    def apart(self) -> Tensor:
+        """Which images are set apart, (N,) bool."""
+        z = list(self.before.levels.values())[-1]
+        groups = near_duplicates(z)
+        return set_apart(self.before.labels, groups, self.phase.config.seed)
+
+    def stage(self) -> Stage:
+        """Return the training: cross-entropy, neither mirrored images, which may be another class, nor batch statistics."""
+        phase, network = self.phase, self.phase.network
+        network.move_last_alone()
+        unmirrored = replace(phase, transform=replace(phase.transform, flip=False))
+        batches = unmirrored.batches(phase.images.select(~self.apart), "adapt", BATCH)
+
+        def loss(student: nn.Module, batch: Batch) -> Losses:
+            yield "ce", phase.cross_entropy(student(batch.images).logits, batch.labels)
+
+        return Stage(
+            "adapt",
+            network,
+            batches,
+            loss,
+            self.schedule,
+            training=False,
+            begin=self._imprint,
+            finish=self._decide,
+        )
+
+    def _imprint(self) -> None:
+        """Begin with the directions of the class means, so that the network need not move far."""
+        head, rest = self.phase.network.head, ~self.apart
+        if isinstance(head, CosineHead):
+            z, labels = self.before.pooled[rest], self.before.labels[rest]
+            head.imprint(range(head.classes), class_means(z, labels, head.classes))
+
+    def _decide(self) -> None:
+        """Keep the adapted network where it is right more often than chance explains, or always."""
+        phase, apart = self.phase, self.apart
+        phase.network.requires_grad_(True)
+        after = phase.read(phase.images)
+        was, now = (right(found, apart, phase.config.seed) for found in (self.before, after))
+        gained, lost = int((now & ~was).sum()), int((was & ~now).sum())
+        kept = self.always or gained - lost > (gained + lost) ** 0.5
+        phase.adapted = Adapted(
+            ~apart if kept else None, len(was), int(was.sum()), int(now.sum()), kept
+        )
+        if not kept:
+            phase.network.backbone = deepcopy(self.frozen)
+
+    @contextmanager
+    def _reading(self, backbone: Backbone) -> Iterator[None]:
+        """Let the phase's network read with another backbone."""
+        network = self.phase.network
+        own = network.backbone
+        network.backbone = backbone
+        try:
+            yield
+        finally:
+            network.backbone = own
+
+
+def set_apart(labels: Tensor, groups: Tensor, seed: int) -> Tensor:
+    """Return which images (N,) are set apart: whole groups, at most a share APART of each class."""
+    apart = torch.zeros(len(labels), dtype=torch.bool)
+    for label in sorted(set(labels.tolist())):
+        mine = labels == label
+        generator = torch.Generator().manual_seed(derive(seed, "set apart", label))
+        each = sorted(set(groups[mine].tolist()))
+        for i in torch.randperm(len(each), generator=generator).tolist():
+            rows = mine & (groups == each[i])
+            if int((apart & mine).sum() + rows.sum()) <= APART * int(mine.sum()):
+                apart |= rows
+    return apart
+
+
+def right(found: Features, apart: Tensor, seed: int) -> Tensor:
+    """Return which of the images set apart the closed form, fitted to the others, gets right: (n,) bool."""
+    data = KeptFeatures.of(found.levels, found.labels)
+    rest = data.select(~apart)
+    rest = rest.select(share_of_each(rest.labels, MOST))
+    fitted = fit(rest, int(data.labels.max()) + 1, seed).fitted
+    judges = data.select(apart)
+    return fitted.scores(judges.z).argmax(1) == judges.labels
