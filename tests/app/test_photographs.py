@@ -265,15 +265,6 @@ def test_a_forgotten_image_was_never_learned(tmp_path, capsys):
     np.testing.assert_array_equal(scores(model), before)
 
 
-def test_sums_let_no_image_go(tmp_path, monkeypatch):
-    monkeypatch.setattr(analytic, "MOST", 10)
-    model = IncrementalClassifier(tmp_path / "m")
-    images, labels = pictures(SHAPES[:2], 8)
-    model.learn(images, labels, **QUICK)
-    with pytest.raises(ConfigError, match="only sums"):
-        model.forget(images[:1])
-
-
 def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored(taught, tmp_path):
     model = IncrementalClassifier(tmp_path / "arrows")
     done = model.learn(*pictures(("left", "right"), 16), **QUICK)

@@ -4,6 +4,7 @@ import math
 import re
 from typing import Any
 
+from geodl.app.doubts import doubtful
 from geodl.app.state import State, accuracy_of
 from geodl.core.files import directory_size
 from geodl.model.classifiers import default_classifier
@@ -55,6 +56,7 @@ def describe(store: Directory, state: State) -> dict[str, Any]:
         "stored_images": state.stored_images,
         "stored_bytes": state.stored_bytes,
         "stored": _stored(state),
+        "doubtful": [each.to_json() for each in doubtful(state)],
         "features": _features(state),
         # The score below which an image is unknown; None where none is.
         "threshold": scores.threshold(),

@@ -65,6 +65,7 @@ class IncrementalClassifier:
         *,
         classes: Sequence[str] | None = None,
         again: bool = False,
+        relabel: bool = False,
         strict: bool = False,
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
@@ -79,6 +80,8 @@ class IncrementalClassifier:
             labels: (N,) class names or numbers.
             classes: names for numbered labels.
             again: learn also where the last step learned exactly these images.
+            relabel: move images that are known under another class to the class that they have here,
+                instead of skipping them.
             strict: raise a DataError for the first image that cannot be used, instead of skipping it.
             listener: called with each event (`geodl.core.events`).
             stop: asked after each step of training whether to stop; `Interrupted` is raised then.
@@ -114,6 +117,7 @@ class IncrementalClassifier:
                     last,
                     intake,
                     wanted,
+                    relabel=relabel,
                     strict=strict,
                     listener=listener,
                     stop=stop,

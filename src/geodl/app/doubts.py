@@ -1,10 +1,10 @@
 """Learned images whose labels the rest of the data contradicts, for the person who can tell."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from geodl.app.ledger import UNKNOWN_KEY, short_hashes
 from geodl.app.state import State
-from geodl.core.text import count
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,12 @@ class Doubt:
     confidence: float
     picture: int | None
 
-    def __str__(self) -> str:
-        return f"{self.name} looks like {self.likely} ({self.confidence:.0%})"
+    def to_json(self) -> dict[str, Any]:
+        """Return it under the names that `--json` uses."""
+        return {"image": self.image, "name": self.name, "class": self.label} | {
+            "likely": self.likely,
+            "confidence": round(self.confidence, 4),
+        }
 
 
 def image_id(key: int) -> str:
@@ -53,11 +57,3 @@ def doubtful(state: State) -> tuple[Doubt, ...]:
         )
         for i in rows.tolist()
     )
-
-
-def sentence(found: tuple[Doubt, ...], most: int) -> str:
-    """Return one sentence that names doubtful images, at most so many."""
-    named = "; ".join(map(str, found[:most]))
-    more = f"; and {len(found) - most} more" if len(found) > most else ""
-    looks = "looks" if len(found) == 1 else "look"
-    return f"{count(len(found), 'image')} {looks} mislabelled: {named}{more}"

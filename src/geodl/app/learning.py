@@ -20,9 +20,11 @@ from geodl.app.choices import (
     stands_still,
     training_asked,
 )
+from geodl.app.doubts import Doubt, doubtful
 from geodl.app.ledger import Ledger, short_hashes
+from geodl.app.mending import released
 from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
-from geodl.app.preparing import Prepared, mirrors, prepare, set_aside
+from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
 from geodl.app.reading import read, reader_of, start_of, threads_of
 from geodl.app.state import State, accuracy_of, save
 from geodl.config import RunConfig
@@ -30,10 +32,11 @@ from geodl.core import events
 from geodl.core.devices import available_cores
 from geodl.core.errors import Interrupted
 from geodl.core.files import fingerprint
+from geodl.core.text import count
 from geodl.data.batches import fit
 from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
-from geodl.data.intake import Intake, typical_side
+from geodl.data.intake import Decoded, Intake, typical_side
 from geodl.learning.learner import Learner
 from geodl.learning.loop import SAMPLE
 from geodl.model.classifiers import LeftOut, default_classifier
@@ -53,6 +56,7 @@ class Learned:
     before, after: the accuracy on the classes that were known before the step, and on those that it added.
     stored_features: of how many images the features are kept.
     earlier_images: whether the state before the step, which `undo` would bring back, holds images.
+    doubtful: learned images whose labels the rest of the data contradicts.
     """
 
     already: bool
@@ -74,6 +78,7 @@ class Learned:
     earlier_images: bool
     warnings: tuple[str, ...]
     skipped: Skipped
+    doubtful: tuple[Doubt, ...] = ()
 
 
 @contextmanager
@@ -93,6 +98,7 @@ def learn_step(
     intake: Intake,
     options: Mapping[str, Any],
     *,
+    relabel: bool = False,
     strict: bool = False,
     listener: events.Listener = events.ignore,
     stop: Callable[[], bool] = lambda: False,
@@ -100,6 +106,7 @@ def learn_step(
 ) -> Learned:
     """Learn the classes and images of an intake and save the new state; the caller holds the lock.
 
+    relabel: move images that the model knows under another class to the class that they have here.
     confirm: asked with an estimate in seconds before a training that takes long.
     """
     step = (last.steps if last else 0) + 1
@@ -119,6 +126,8 @@ def learn_step(
     size = last.transform.size if last else int(start["image_size"])
     workers = int(options.get("workers") or available_cores())
     decoded = read(intake, size, workers, reader, strict=strict, listener=listener, stop=stop)
+    if relabel and last is not None:
+        last = _released(intake, decoded, last, listener)
     ready = prepare(intake, decoded, last, step)
     insist(strict, ready.problems)
     found = (len(ready.images), len(intake.classes), side, ready.problems)
@@ -150,6 +159,16 @@ def learn_step(
     done = {"step": step, "classes": list(result.new), "images": len(taken.train)}
     store.events("learned", phase=store.completed() - 1, **done)
     return result
+
+
+def _released(intake: Intake, decoded: Decoded, last: State, listener: events.Listener) -> State:
+    """Forget the images that the model knows under another class than they have here, and say so."""
+    moved = moving(intake, decoded, last)
+    if not moved:
+        return last
+    listener(events.Advised(f"Moved to another class: {count(len(moved), 'image')}."))
+    keys = short_hashes([decoded.digests[i] for i in moved])
+    return released(last, keys, decoded.images.select(moved))
 
 
 @dataclass
@@ -358,4 +377,5 @@ def summarize(
             *state.model.default.notes(),
         ),
         skipped=problems,
+        doubtful=doubtful(state),
     )

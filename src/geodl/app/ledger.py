@@ -14,6 +14,9 @@ from geodl.model.classifiers import LeftOut
 UNKNOWN_KEY = 0
 """The key of an image that an earlier version learned and of which the features alone are known."""
 NONE = -1
+"""No class."""
+GONE = -2
+"""The class of an image that is forgotten."""
 
 
 def short_hashes(digests: Sequence[str]) -> Tensor:

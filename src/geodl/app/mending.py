@@ -1,188 +1,128 @@
-"""One learned image is moved to its right class, or some are forgotten: as if that had been so from the start."""
+"""Learned images are moved to their right class, or forgotten: as if that had been so from the start.
 
-import re
+Where only sums over the images are kept, an image's share is subtracted: standardization, levels and ridge stay as they were
+when the sums began, and what leave-one-out said of other images stays, too.
+"""
+
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from geodl.app.ledger import UNKNOWN_KEY, Ledger, short_hashes
+from geodl.app.finding import Found, closed_form, find
+from geodl.app.ledger import GONE, Ledger, short_hashes
 from geodl.app.state import State
-from geodl.closed_form.kept_features import KeptFeatures
 from geodl.core.errors import ConfigError, DataError
-from geodl.data.batches import fit
-from geodl.data.images import ArrayImages, Images
-from geodl.data.intake import as_images, squares
+from geodl.data.images import Images
 from geodl.model.classifiers import Classifier, ClosedForm
 from geodl.model.metrics import to_metrics
 
-GONE = -1
-"""The label of an image that is forgotten."""
-IDENTITY = re.compile("[0-9a-f]{16}")
-"""How `Doubt.image` names a learned image."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Learned images. places: (N,) in the ledger; keys: short hashes (N,)."""
-
-    places: Tensor
-    keys: Tensor
-
 
 def relabelled(state: State, images: Any, name: str) -> State:
-    """Move learned images to another class that the model knows; of an image that is there already, and doubted, it is confirmed."""
-    row, found = state.model.row(name), _found(state, images)
+    """Move learned images to another class that the model knows; the class that a doubtful one has already is confirmed."""
+    row, found = state.model.row(name), find(state, images)
     old = state.ledger.labels[found.places]
-    if bool((old == row).all()):
+    moving = old != row
+    if not bool(moving.any()):
         if not bool((state.ledger.likely[found.places] >= 0).all()):
             raise ConfigError(f"the image is of class {name!r} already")
         record = {"action": "confirm", "class": name, "images": len(old)}
         ledger = state.ledger.moved(found.places, row)
         return replace(state, ledger=ledger, history=(*state.history, record))
-    record = {"action": "relabel", "old": state.names[int(old[old != row][0])], "new": name}
-    return _mended(state, found, row, record | {"images": len(old)})
+    record = {"action": "relabel", "old": state.names[int(old[moving][0])], "new": name}
+    return _mended(state, found, row, record | {"images": int(moving.sum())})
 
 
 def forgotten(state: State, images: Any) -> State:
     """Forget learned images."""
-    found = _found(state, images)
+    found = find(state, images)
     return _mended(state, found, GONE, {"action": "forget", "images": len(found.places)})
 
 
-def _closed_form(state: State) -> tuple[ClosedForm, KeptFeatures]:
-    """Return the closed form and what it keeps; any other model cannot take an image out."""
-    found = state.model.default
-    if not isinstance(found, ClosedForm):
-        raise ConfigError("a trained network cannot forget or move a single image")
-    if not isinstance(found.state, KeptFeatures):
-        raise ConfigError(
-            "this model keeps only sums over all images: no single image can be taken out of them"
-        )
-    return found, found.state
-
-
-def _found(state: State, given: Any) -> _Found:
-    """Return learned images, each once: of files, arrays, names, or what `Doubt.image` says."""
-    _closed_form(state)
-    keys: dict[int, int] = {}  # by the place of an image
-    pixels = []
-    for part in given if isinstance(given, list | tuple) else [given]:
-        place = _named(state, part) if isinstance(part, str | Path) else None
-        if place is None:
-            pixels.append(_pixels(state, part))
-        else:
-            keys[place] = int(state.ledger.keys[place])
-    if sum(map(len, pixels)):
-        squares = torch.cat(pixels)
-        pictures = ArrayImages(squares, torch.zeros(len(squares), dtype=torch.int64))
-        hashes = short_hashes(pictures.item_digests()).tolist()
-        keys |= dict(zip(_places(state, pictures).tolist(), hashes, strict=True))
-    if not keys:
-        raise DataError("no images given")
-    return _Found(torch.tensor(list(keys)), torch.tensor(list(keys.values())))
-
-
-def _named(state: State, given: str | Path) -> int | None:
-    """Return the place of a learned image by its identity or its name; None where it is a file, or no image has it."""
-    name, ledger = str(given), state.ledger
-    if IDENTITY.fullmatch(name):
-        places = (ledger.keys == int(name, 16)).nonzero().squeeze(1).tolist()
-        if places:
-            return int(places[0])
-    if Path(given).exists():
-        return None
-    places = [i for i, known in enumerate(ledger.names) if known == name]
-    if len(places) > 1:
-        raise DataError(f"{given}: {len(places)} learned images have this name; give the file")
-    return places[0] if places else None
-
-
-def _pixels(state: State, given: Any) -> Tensor:
-    """Return the pixels (N, 3, size, size) of one file, folder, array, or stored image."""
-    named = [digest for digest, source in state.stored.items() if source == str(given)]
-    if named and isinstance(given, str | Path) and not Path(given).exists():
-        if len(named) > 1:
-            raise DataError(f"{given}: {len(named)} stored images have this name; give the file")
-        return _stored(state, named[0])
-    pictures, names, problems = as_images(given if hasattr(given, "shape") else [given])
-    parts = [torch.empty(0, 3, state.transform.size, state.transform.size, dtype=torch.uint8)]
-    bad = list(problems)
-    for _, pixels, unread in squares(pictures, state.transform.size, 1):
-        parts.append(pixels)
-        bad += [(names[i], reason) for i, reason in unread]
-    if bad:
-        raise DataError(f"{bad[0][0]}: {bad[0][1]}")
-    return torch.cat(parts)
-
-
-def _stored(state: State, digest: str) -> Tensor:
-    """Return the pixels (1, 3, size, size) of a stored image."""
-    for images in (state.validation, state.model.memory.images):
-        if images is not None and digest in images.item_digests():
-            row = images.item_digests().index(digest)
-            return fit(images.select([row]), state.transform.size).pixels
-    raise DataError("the image is not stored any more; give the file")
-
-
-def _places(state: State, pictures: ArrayImages) -> Tensor:
-    """Return the places of these pictures among the learned ones, (N,)."""
-    keys, ledger = short_hashes(pictures.item_digests()), state.ledger
-    known = {key: i for i, key in enumerate(ledger.keys.tolist())}
-    places = torch.tensor([known.get(key, -1) for key in keys.tolist()])
-    if bool((places < 0).any()) and bool((ledger.keys == UNKNOWN_KEY).any()):
-        # An earlier version has kept no more than features of an image, and the hash that tells it from near-duplicates.
-        closed, _ = _closed_form(state)
-        alike = closed.kept_rows(state.model.recognizer().features(pictures))
-        places = torch.where((places < 0) & torch.isin(keys, state.seen), alike, places)
-    if bool((places < 0).any()):
-        raise DataError(
-            f"{int((places < 0).sum())} of {len(places)} images: the model never learned it"
-        )
-    return places
-
-
-def _mended(state: State, found: _Found, row: int, record: Mapping[str, Any]) -> State:
-    """Give learned images another class, or none, in all that is kept of them."""
-    closed, data = _closed_form(state)
-    labels = data.labels.clone()
-    labels[found.places] = row
-    before, after = (
-        torch.bincount(each[each >= 0], minlength=len(state.names))
-        for each in (data.labels, labels)
+def released(state: State, keys: Tensor, pictures: Images) -> State:
+    """Forget learned images, (N,), that are about to be learned as another class: nothing is fitted before that."""
+    places = {key: i for i, key in enumerate(state.ledger.keys.tolist())}
+    found = Found(
+        torch.tensor([places[key] for key in keys.tolist()]),
+        keys,
+        pictures,
     )
-    for name, left in zip(state.names, after.tolist(), strict=True):
-        if not left:
+    closed, ledger = closed_form(state), state.ledger.moved(found.places, GONE)
+    _insist_on_rest(state, closed, ledger)
+    if closed.kept_labels() is None:
+        return _without(state, found, GONE, _subtracted(state, closed, found, GONE))
+    return _without(state, found, GONE, closed.unfitted(ledger.labels))
+
+
+def _mended(state: State, found: Found, row: int, record: Mapping[str, Any]) -> State:
+    """Give learned images another class, or none, in all that is kept of them."""
+    closed, ledger = closed_form(state), state.ledger.moved(found.places, row)
+    _insist_on_rest(state, closed, ledger)
+    if closed.kept_labels() is None:
+        mended = _without(state, found, row, _subtracted(state, closed, found, row))
+        return replace(mended, history=(*state.history, {**record, "subtracted": True}))
+    mended = _without(state, found, row, closed.relabelled(ledger.labels))
+    judged = mended.model.left_out()
+    assert judged is not None
+    found_now = {closed.name: judged}
+    return replace(
+        mended,
+        history=(*state.history, record),
+        metrics=to_metrics(state.metrics["phase"], found_now) if state.metrics else {},
+        ledger=_doubted(mended.ledger, mended.model.default),
+    )
+
+
+def _insist_on_rest(state: State, closed: ClosedForm, after: Ledger) -> None:
+    """Refuse to leave a class without images."""
+    for name, left in zip(
+        state.names, (closed.counts() + _change(state, after)).tolist(), strict=True
+    ):
+        if left <= 0:
             raise ConfigError(f"class {name!r} would have no image left; `geodl remove` removes it")
-    default = closed.name
-    memory = state.model.memory
+
+
+def _change(state: State, after: Ledger) -> Tensor:
+    """Return how many images each class gains, (classes,)."""
+    now, before = (
+        torch.bincount(each.labels[each.labels >= 0], minlength=len(state.names))
+        for each in (after, state.ledger)
+    )
+    return now - before
+
+
+def _subtracted(state: State, closed: ClosedForm, found: Found, row: int) -> ClosedForm:
+    """Return sums in which images count for another class, or for none."""
+    if found.pictures is None:
+        raise DataError("only sums over the images are kept: give the file of the image")
+    z = state.model.recognizer().features(found.pictures).levels
+    return closed.resummed(z, state.ledger.labels[found.places], row)
+
+
+def _without(state: State, found: Found, row: int, closed: ClosedForm) -> State:
+    """Return the state with a fit in which images have another class, or none."""
+    ledger, memory = state.ledger.moved(found.places, row), state.model.memory
     model = replace(
         state.model,
         memory=replace(memory, images=_moved(memory.images, found.keys, row)),
-        classifiers={**state.model.classifiers, default: closed.relabelled(labels)},
+        classifiers={**state.model.classifiers, closed.name: closed},
     )
-    judged, change = model.left_out(), (after - before).tolist()
-    assert judged is not None
     mended = replace(
         state,
         model=model,
         validation=_moved(state.validation, found.keys, row),
         classes=tuple(
             replace(known, images=max(known.images + more, 0))
-            for known, more in zip(state.classes, change, strict=True)
+            for known, more in zip(state.classes, _change(state, ledger).tolist(), strict=True)
         ),
         learned="",  # the same images may be learned again
-        history=(*state.history, record),
-        metrics=to_metrics(state.metrics["phase"], {default: judged}) if state.metrics else {},
-        ledger=_entered(state.ledger.moved(found.places, row), model.default),
+        ledger=ledger.select(ledger.labels != GONE),
     )
     if row != GONE:
         return mended
-    gone = set(found.keys.tolist())
-    hashes = short_hashes(list(state.stored)).tolist()
+    hashes, gone = short_hashes(list(state.stored)).tolist(), set(found.keys.tolist())
     sources = {
         digest: name
         for key, (digest, name) in zip(hashes, state.stored.items(), strict=True)
@@ -191,9 +131,9 @@ def _mended(state: State, found: _Found, row: int, record: Mapping[str, Any]) ->
     return replace(mended, stored=sources, seen=state.seen[~torch.isin(state.seen, found.keys)])
 
 
-def _entered(ledger: Ledger, fitted: Classifier) -> Ledger:
-    """Return the images that are still learned, as a new fit doubts them."""
-    ledger, judged = ledger.select(ledger.labels != GONE), fitted.left_out()
+def _doubted(ledger: Ledger, fitted: Classifier) -> Ledger:
+    """Return the learned images as a new fit doubts them."""
+    judged = fitted.left_out()
     return ledger if judged is None or judged.doubts is None else ledger.doubting(judged.doubts)
 
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from geodl.app import state as states
 from geodl.app.about import describe
+from geodl.app.doubts import doubtful
 from geodl.app.state import State
 from geodl.core.errors import GeodlError
 from geodl.core.files import interpreting, readable
@@ -73,7 +74,9 @@ def owner(path: Path, with_images: bool = False) -> dict[str, Any]:
             "bars": class_by_class(confusion),
             "shown": BARS,
             "named": NAMED,
+            "named_doubts": PICTURES,
             "pictures": _pictures(state, model, with_images),
+            "doubtful": _doubtful(state, with_images),
             "problem": problem,
             "kept": _kept(facts) if model else "",
         }
@@ -259,6 +262,24 @@ def _pictures(state: State, model: Model | None, wanted: bool) -> dict[str, Any]
         shown.append(picture)
     judged_images = int((judged.predictions >= 0).sum())
     return {"wanted": True, "judged": judged_images, "wrong": len(order), "shown": shown}
+
+
+def _doubtful(state: State, wanted: bool) -> list[dict[str, Any]]:
+    """Return the images that look mislabelled, the surest mistakes first, with their pictures where they are wanted and stored."""
+    found = []
+    for each in doubtful(state):
+        picture = {
+            "own": each.label,
+            "other": each.likely,
+            "sure": 100 * each.confidence,
+            "file": each.name,
+            "data": "",
+            "tiny": state.transform.size < TINY,
+        }
+        if wanted and each.picture is not None and state.validation is not None:
+            picture["data"] = webp(thumbnail(state.validation.decode(each.picture), SIDE))
+        found.append(picture)
+    return found
 
 
 def _kept(facts: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from geodl.app.choices import VALIDATION
+from geodl.app.choices import VALIDATION, in_closed_form
 from geodl.app.ledger import short_hashes
 from geodl.app.state import KnownClass, State
 from geodl.closed_form import near_duplicates
@@ -124,7 +124,8 @@ def _without_repeats(
 ) -> tuple[list[int], list[tuple[str, str]]]:
     """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for validation."""
     checks = _labels_of(last.validation) if last else {}
-    stored = _labels_of(last.model.memory.images) | checks if last else {}
+    known = known_labels(last) if last else {}
+    keys = short_hashes(digests).tolist()
     equal: dict[str, list[int]] = {}
     for i, digest in enumerate(digests):
         equal.setdefault(digest, []).append(i)
@@ -132,31 +133,57 @@ def _without_repeats(
     for i, (label, digest) in enumerate(zip(labels, digests, strict=True)):
         twins = equal[digest]
         elsewhere = [j for j in twins if labels[j] != label]
-        if digest in stored and stored[digest] != label:
+        if known.get(keys[i], label) != label:
             assert last is not None
-            problems.append(
-                (
-                    names[i],
-                    f"the same picture is stored as class {last.names[stored[digest]]!r} already",
-                )
-            )
+            problems.append((names[i], _known_as(last, known[keys[i]])))
         elif elsewhere:  # one of the labels is wrong, and nobody knows which
             problems.append(
                 (names[i], f"the same picture as {names[elsewhere[0]]} in another class")
             )
         elif twins[0] != i:
             problems.append((names[i], f"the same picture as {names[twins[0]]}"))
-        elif digest not in checks:
+        elif keys[i] not in checks:
             rows.append(i)
     return rows, problems
 
 
-def _labels_of(images: Images | None) -> dict[str, int]:
-    return (
-        {}
-        if images is None
-        else dict(zip(images.item_digests(), images.labels.tolist(), strict=True))
-    )
+def _known_as(last: State, label: int) -> str:
+    """Say that a picture is known under another class, and what moves it."""
+    words = f"the same picture is known as class {last.names[label]!r} already"
+    if not in_closed_form(last.config.method):
+        return words
+    return f"{words}; `geodl relabel MODEL IMAGE CLASS` moves it, `geodl learn --relabel` all such"
+
+
+def known_labels(last: State) -> dict[int, int]:
+    """Return the class of each image that a model knows, by its short hash."""
+    ledger = dict(zip(last.ledger.keys.tolist(), last.ledger.labels.tolist(), strict=True))
+    return ledger | _labels_of(last.model.memory.images) | _labels_of(last.validation)
+
+
+def _labels_of(images: Images | None) -> dict[int, int]:
+    if images is None:
+        return {}
+    keys = short_hashes(images.item_digests()).tolist()
+    return dict(zip(keys, images.labels.tolist(), strict=True))
+
+
+def moving(intake: Intake, decoded: Decoded, last: State) -> list[int]:
+    """Return the positions among the decoded images of those that the model knows under another class.
+
+    Not of a picture that is given under several classes: nobody knows which is right.
+    """
+    known, keys = known_labels(last), short_hashes(decoded.digests).tolist()
+    names = [intake.classes[label] for label in decoded.images.labels.tolist()]
+    given: dict[int, set[str]] = {}
+    for key, name in zip(keys, names, strict=True):
+        given.setdefault(key, set()).add(name)
+    first = {key: i for i, key in reversed(list(enumerate(keys)))}
+    found = []
+    for key, i in first.items():
+        if key in known and len(given[key]) == 1 and last.names[known[key]] != names[i]:
+            found.append(i)
+    return sorted(found)
 
 
 def set_aside(ready: Prepared, last: State | None) -> Tensor:

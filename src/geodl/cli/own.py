@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import make_dataclass
 from functools import partial
@@ -109,6 +109,10 @@ def learn(
     *,
     flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # type: ignore[valid-type]  # noqa: B008
     again: Annotated[bool, _how(help="Learn images that were just learned once more.")] = False,
+    relabel: Annotated[
+        bool,
+        _how(help="Move images that are known under another class to the class they have here."),
+    ] = False,
     strict: Strict = False,
     quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
@@ -120,6 +124,7 @@ def learn(
             done = IncrementalClassifier(model).learn(
                 images,
                 again=again,
+                relabel=relabel,
                 strict=strict,
                 listener=watch,
                 stop=stopper,
@@ -130,7 +135,9 @@ def learn(
             saved = "stopped; progress is saved; the same command resumes"
             raise Interrupted(saved if watch.training else str(stop)) from None
     if as_json:
-        _print_json(vars(done) | {"skipped": display.skipped_json(done.skipped)})
+        doubtful = [each.to_json() for each in done.doubtful]
+        skipped = display.skipped_json(done.skipped)
+        _print_json(vars(done) | {"skipped": skipped, "doubtful": doubtful})
         return
     if done.already:
         say(f"already learned: {model} has just learned exactly these images (--again repeats it)")
@@ -235,6 +242,7 @@ def info(
         _print_json(facts)
         return
     display.say_known(model, facts)
+    display.say_doubtful(facts["doubtful"])
     display.say_history(facts)
     display.say_kept(facts, listed=images)
 
@@ -304,19 +312,26 @@ def remove(
     say(f"{name} is removed; {rest}")
 
 
-_LEARNED = "a file, or the name of a stored image (`geodl info --images`)."
+_LEARNED = "a file, the name that it was learned under, or the identity that --json shows."
 
 
 def relabel(
     model: Model,
     image: Annotated[str, Parameter(help=f"The learned image: {_LEARNED}")],
-    name: Annotated[str, Parameter(name="class", help="The class that it belongs to.")],
+    name: Annotated[
+        str,
+        Parameter(
+            name="class", help="The class that it belongs to; its own: it is doubted no more."
+        ),
+    ],
     /,
 ) -> None:
     """Move a learned image to its right class."""
     with _giving_up(model) as classifier:
-        classifier.relabel(image, name)
-    say(f"{image} is now of class {name}; `geodl undo` takes it back")
+        record = classifier.relabel(image, name)
+    done = f"is now of class {name}" if record["action"] == "relabel" else f"stays in class {name}"
+    say(f"{image} {done}; `geodl undo` takes it back")
+    _say_subtracted(record)
 
 
 def forget(
@@ -327,7 +342,17 @@ def forget(
     """Forget learned images."""
     with _giving_up(model) as classifier:
         number = classifier.forget(images)
+        record = classifier.info()["steps"][-1]
     say(f"{count(number, 'image')} forgotten; `geodl undo` takes it back")
+    _say_subtracted(record)
+
+
+def _say_subtracted(record: Mapping[str, Any]) -> None:
+    """Print what stays of an image where only sums over all are kept."""
+    if record.get("subtracted"):
+        say(
+            "Only sums over the images are kept: its share is subtracted; standardization, levels and ridge stay as they were"
+        )
 
 
 def export(

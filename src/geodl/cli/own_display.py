@@ -137,6 +137,7 @@ def say_learned(model: Path, done: Any) -> None:
         say(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
         _say_accuracy(done)
+    say_doubtful([each.to_json() for each in done.doubtful])
     features = earlier = ""
     if done.stored_features:
         features = f", and the features of {count(done.stored_features, 'image')}"
@@ -147,6 +148,22 @@ def say_learned(model: Path, done: Any) -> None:
     )
     for sentence in done.warnings:
         _note(sentence)
+
+
+def say_doubtful(found: Sequence[Mapping[str, Any]]) -> None:
+    """Name the images that look mislabelled."""
+    if not found:
+        return
+    looks = "looks" if len(found) == 1 else "look"
+    say(f"{count(len(found), 'image')} {looks} mislabelled:", "yellow")
+    for each in found[:SHOWN]:
+        name, own = each["name"], each["class"]
+        named = name if name.startswith(f"{own}/") else f"{name} ({own})"
+        say(f"  {named} looks like {each['likely']} ({100 * each['confidence']:.0f} %)")
+    _say_more(len(found), "image")
+    say(
+        "`geodl relabel MODEL IMAGE CLASS` moves one, or confirms its class; `geodl forget` removes it"
+    )
 
 
 def _say_accuracy(done: Any) -> None:
@@ -248,7 +265,10 @@ def describe_step(record: Mapping[str, Any]) -> str:
         case "remove":
             return f"removing {record['class']}"
         case "relabel":
-            return f"moving an image from {record['old']} to {record['new']}"
+            what = count(record.get("images", 1), "image")
+            return f"moving {what} from {record['old']} to {record['new']}"
+        case "confirm":
+            return f"confirming {count(record['images'], 'image')} of {record['class']}"
         case "forget":
             return f"forgetting {count(record['images'], 'image')}"
     return "the last state that was saved"

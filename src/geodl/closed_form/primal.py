@@ -67,6 +67,11 @@ class Statistics:
         result.counts[: len(other.counts)] += other.counts
         return result
 
+    def __sub__(self, other: Statistics) -> Statistics:
+        """Return the statistics without images that they hold."""
+        upper, sums = self.upper - other.upper, self.sums - other.sums
+        return Statistics(upper, sums, self.counts - other.counts)
+
     def _grow(self, classes: int) -> None:
         """Give new classes their rows."""
         new = max(0, classes - len(self.counts))

@@ -173,6 +173,28 @@ class ClosedForm(Classifier):
         assert isinstance(self.state, KeptFeatures)
         return self._refitted(replace(self.state, labels=labels).select(labels >= 0))
 
+    def resummed(self, z: Blocks, old: Tensor, row: int) -> Self:
+        """Return the fit to sums in which images count for another class, -1 for none. z: (N, d_b) by level; old: (N,).
+
+        Standardization, levels, ridge, temperature and threshold stay; so does what leave-one-out says of other images.
+        """
+        assert isinstance(self.state, Sums)
+        statistics, gamma = self.state.statistics, self.state.gamma
+        expand = RandomFeatures(self.fitted.standardization, self.fitted.expansion)
+        classes = len(statistics.counts)
+        total = statistics - expand.sums([z], old, classes)
+        if row >= 0:
+            total = total + expand.sums([z], torch.full_like(old, row), classes)
+        sums = Sums(total.rounded(), gamma)
+        assert gamma is not None
+        head = sums.statistics.solve(gamma).head.float().contiguous()
+        return replace(self, fitted=replace(self.fitted, head=head), state=sums)
+
+    def unfitted(self, labels: Tensor) -> Self:
+        """Return what is kept, under these labels, (N,), without a new fit: to be learned further."""
+        assert isinstance(self.state, KeptFeatures)
+        return replace(self, state=replace(self.state, labels=labels).select(labels >= 0))
+
     def _refitted(self, data: KeptFeatures) -> Self:
         found = fit(data, int(data.labels.max()) + 1, self.fitted.expansion.seed)
         return replace(self, fitted=found.fitted, judged=_left_out(found, data), state=data)
@@ -233,6 +255,13 @@ class ClosedForm(Classifier):
             return torch.full((len(found.pooled),), -1)
         name, known = list(self.state.z.items())[-1]
         return same_image(found.levels[name], known[self.judged.rows])
+
+    def counts(self) -> Tensor:
+        """Return how many images of each class were learned, (classes,)."""
+        if isinstance(self.state, KeptFeatures):
+            return torch.bincount(self.state.labels, minlength=self.fitted.head.shape[1])
+        assert isinstance(self.state, Sums)
+        return self.state.statistics.counts
 
     def kept_labels(self) -> Tensor | None:
         """Return the classes of the images whose features are kept, (N,)."""

