@@ -75,13 +75,17 @@ class Distillation(nn.Module):
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the loss of student and teacher: (batch, d) each, the same images in the same order."""
+        for given in (student, teacher):
+            if not isinstance(given, Tensor):
+                kind = type(given).__name__
+                raise GeometryError(f"student and teacher must be tensors, not {kind}")
         if student.dim() != 2 or student.shape != teacher.shape:
             raise GeometryError(
                 f"student and teacher must both be (batch, d), not {tuple(student.shape)} and {tuple(teacher.shape)}"
             )
         if not student.is_floating_point() or not teacher.is_floating_point():
-            given = f"{student.dtype} and {teacher.dtype}"
-            raise GeometryError(f"student and teacher must be floating point, not {given}")
+            kinds = f"{student.dtype} and {teacher.dtype}"
+            raise GeometryError(f"student and teacher must be floating point, not {kinds}")
         with torch.autocast(student.device.type, enabled=False):
             return self.loss(student, teacher).to(working_dtype(student, teacher))
 

@@ -196,12 +196,15 @@ def test_the_order_of_the_steps_leaves_no_trace(tmp_path):
     )
 
 
-def test_removing_a_class_is_never_having_had_it(tmp_path):
+@pytest.mark.parametrize("gone", ["cross", "disc"])  # of the last step, of the first one
+def test_removing_a_class_is_never_having_had_it(tmp_path, gone):
     with_it, without = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
-    three, two = pictures(SHAPES[:3], 8), pictures(SHAPES[:2], 8)
-    with_it.learn(*three, **QUICK, precision="32")
-    with_it.remove("cross")
-    without.learn(*two, **QUICK, precision="32")
+    for step in (SHAPES[:3], SHAPES[3:]) if gone == "disc" else (SHAPES[:3],):
+        images, labels = pictures(step, 8)
+        with_it.learn(images, labels, **QUICK, precision="32")
+        rest = [i for i, label in enumerate(labels) if label != gone]
+        without.learn(images[rest], [labels[i] for i in rest], **QUICK, precision="32")
+    assert with_it.remove(gone) == ""
     test = pictures(SHAPES, 5, seed=5)[0]
     np.testing.assert_allclose(
         with_it.predict(test).probabilities, without.predict(test).probabilities, atol=2e-3

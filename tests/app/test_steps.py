@@ -271,6 +271,12 @@ def test_removed_for_good_nothing_of_the_images_is_left(tmp_path):
         model.redo()
 
 
+def test_what_a_network_trained_in_the_first_step_keeps_of_its_classes_is_said(tmp_path):
+    model = IncrementalClassifier(tmp_path / "model")
+    model.learn(*part(0, 1), network="convnet", method="analytic", pretrained=False, epochs=1)
+    assert "trained on it" in model.remove("class 0")
+
+
 def uploaded(model):
     """Put what a killed server of version 0.2 took in and did not learn into a model's directory."""
     folder = model.path / "teaching" / "a"
@@ -283,7 +289,9 @@ def test_removed_for_good_what_a_server_took_in_is_gone_too(model, geodl):
     folder = uploaded(model)
     geodl("remove", model.path, "class 0")
     assert folder.exists()
-    assert "no image of it is left" in geodl("remove", model.path, "class 0", "--for-good").out
+    said = geodl("remove", model.path, "class 0", "--for-good").out
+    assert "no image of it is left" in said
+    assert "the network, which was trained on it too, stay" in " ".join(said.split())
     assert not folder.parent.exists()
 
 

@@ -25,6 +25,7 @@ from geodl.core.files import (
     signed,
     verified,
     write_json,
+    write_own,
     write_sealed,
 )
 from geodl.core.tensors import parse_tensors, tensor_file
@@ -82,6 +83,21 @@ def test_a_failing_fsync_is_not_taken_for_success(tmp_path, monkeypatch):
     with pytest.raises(StoreError, match="Input/output error"):
         atomic_write(tmp_path / "file", b"content")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "link to a device"])
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path, kind):
+    path = tmp_path / "file"
+    os.mkfifo(tmp_path / "pipe")
+    path.symlink_to("/dev/null" if "device" in kind else tmp_path / "pipe")
+    path = tmp_path / "pipe" if kind == "pipe" else path
+    before = path.lstat()
+    with pytest.raises(StoreError, match="no file replaces it"):
+        atomic_write(path, b"content")
+    assert os.path.samestat(path.lstat(), before)
+    write_own(path, b"content")  # in a directory of geodl's it is damage
+    assert (path.read_bytes(), path.is_symlink()) == (b"content", False)
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_missing_directory_is_named(tmp_path):

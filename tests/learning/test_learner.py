@@ -1,7 +1,9 @@
 """The Learner in Python: options, what it takes, evaluation, prediction, saving, and that a failure changes nothing."""
 
 import inspect
+import sys
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -714,3 +716,12 @@ def test_scores_that_are_not_finite_are_an_error():
 def test_an_accelerator_that_is_not_there_is_refused_at_once():
     with pytest.raises(ConfigError, match="no CUDA device"):
         Learner(accelerator="cuda")
+
+
+@pytest.mark.parametrize("network", ["timm:nothing", "timm:resnet18", "nothing", 5])
+def test_a_network_that_cannot_be_had_is_refused_at_once(monkeypatch, network):
+    timm = ModuleType("timm")
+    timm.is_model, timm.list_models = {"resnet18": True}.get, lambda: ["resnet18"]
+    monkeypatch.setitem(sys.modules, "timm", timm if network == "timm:nothing" else None)
+    with pytest.raises(GeodlError, match=r"no model|needs|allowed values"):
+        Learner(network=network)

@@ -350,6 +350,9 @@ def test_what_there_is_not_is_refused():
     for dim in (2.5, "3", None):
         with pytest.raises(GeodlError, match="dim = "):
             GeodesicDistillation(dim)
+    for wrong in (np.ones((4, 3)), None):
+        with pytest.raises(GeodlError, match="must be tensors"):
+            GeodesicDistillation()(torch.ones(4, 3), wrong)
     whole = torch.ones(4, 3, dtype=torch.int64)
     for student, teacher in ((whole, whole.float()), (whole.float(), whole)):
         with pytest.raises(GeodlError, match="floating point"):

@@ -263,8 +263,8 @@ class IncrementalClassifier:
             states.save(store, states.renamed(self._state(), old, new))
             store.events("renamed", phase=store.completed() - 1, old=old, new=new)
 
-    def remove(self, name: str, *, for_good: bool = False) -> None:
-        """Remove a class with its images and features.
+    def remove(self, name: str, *, for_good: bool = False) -> str:
+        """Remove a class with its images and features; return what stays of it, "" for nothing.
 
         Args:
             name: of the class.
@@ -272,6 +272,7 @@ class IncrementalClassifier:
                 was removed before, too.
         """
         with self._writing() as store:
+            stays = states.traces(self._state(), name)
             rest = states.without(self._state(), name, again=for_good)
             if (
                 for_good
@@ -280,6 +281,7 @@ class IncrementalClassifier:
                 unlink(self.path / "report.html")  # it may show images
             states.save(store, rest, states=1 if for_good else states.UNDO + 1)
             store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
+        return stays
 
     def doubtful(self) -> "tuple[Doubt, ...]":
         """Return the learned images whose labels the rest of the data contradicts, the surest mistakes first.

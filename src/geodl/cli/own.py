@@ -303,12 +303,11 @@ def remove(
 ) -> None:
     """Remove a class and its images."""
     with _giving_up(model) as classifier:
-        classifier.remove(name, for_good=for_good)
+        stays = classifier.remove(name, for_good=for_good)
     rest = "`geodl undo` restores it (--for-good: no undo)"
     if for_good:
         rest = "no image of it is left, and there is no undo"
-        if classifier.info()["features"]["sums"]:
-            rest += "; sums over the features of all images, in which it had its share, stay"
+    rest += f"; {stays} stay" if stays else ""
     say(f"{name} is removed; {rest}")
 
 

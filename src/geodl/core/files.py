@@ -198,11 +198,33 @@ def remove_all(folder: Path, names: Sequence[str]) -> None:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that at any instant, and after any kill, it holds either its old content or all of the new."""
+    """Write a file so that at any instant, and after any kill, it holds either its old content or all of the new.
+
+    A pipe, a socket or a device is not replaced.
+    """
     temporary = temporary_for(path)
     with writing(path, temporary):
+        if _is_special(path):
+            raise StoreError(f"{path} is a pipe, a socket or a device: no file replaces it")
         write_synced(temporary, data)
         move(temporary, path)
+
+
+def write_own(path: Path, data: bytes) -> None:
+    """Write a file of a directory of geodl's as `atomic_write` does, also where a pipe or the like has taken its place."""
+    with writing(path):
+        if _is_special(path):
+            path.unlink()
+    atomic_write(path, data)
+
+
+def _is_special(path: Path) -> bool:
+    """Return whether a pipe, a socket or a device is at a path, or at the end of a link."""
+    try:
+        kind = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -16,7 +16,7 @@ from geodl.core.events import Listener, ignore
 from geodl.core.files import as_path
 from geodl.core.text import one_line
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import Images
+from geodl.data.images import Images, insist_on_images
 from geodl.data.intake import labelled, with_rows
 from geodl.data.names import class_name
 from geodl.learning.algorithm import initial_network, learn, merged
@@ -31,7 +31,7 @@ from geodl.model.memory import Memory
 from geodl.model.metrics import Confusion
 from geodl.model.model import Model
 from geodl.model.recognizer import Predictions
-from geodl.nets import OWN, Network, Own
+from geodl.nets import OWN, Network, Own, check_network
 from geodl.store import Directory
 
 
@@ -76,6 +76,8 @@ class Learner:
         self.config = config if config is not None else _configured(options, method, network)
         if config is None:  # that of a stored model may be from another machine
             device_kind(self.config.accelerator)
+            named = self.config.network if network is None else network
+            check_network(named, pretrained=self.config.pretrained and not self.config.weights)
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         self.method = method if isinstance(method, Method) else build(self.config)
@@ -281,6 +283,7 @@ class Learner:
     def features(self, images: Images, *, mirror: bool = False) -> Features:
         """Return the network's features of un-augmented images, or of their mirrored copies."""
         model = self.known
+        insist_on_images(images)
         scorers = [each.scorer(model.network) for each in model.classifiers.values()]
         levels = tuple(dict.fromkeys(name for scorer in scorers for name in scorer.levels))
         read = partial(self.trainer.features, model.network, images, model.transform)

@@ -17,7 +17,7 @@ from geodl.nets import efficientnet_lite, resnet
 from geodl.nets.backbone import BACKBONES, OWN, Backbone, Own, as_backbone, fold_batch_norms
 from geodl.nets.heads import CosineHead, Head, LinearHead
 from geodl.nets.inference import by_onnxruntime
-from geodl.nets.timm_backbone import expected_by_timm, timm_backbone
+from geodl.nets.timm_backbone import check_timm, expected_by_timm, timm_backbone
 from geodl.nets.weights import load_weights
 
 log = logging.getLogger("geodl")
@@ -145,8 +145,7 @@ def build_network(
     """
     if head not in ("cosine", "linear"):
         raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
-    if not callable(name):  # a module is
-        check_network(name, pretrained=pretrained and weights is None)
+    check_network(name, pretrained=pretrained and weights is None)
     # Modules draw their first weights from torch's own generator: lend it the seed, then give it back as it was.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "backbone"))
@@ -169,6 +168,8 @@ def build_network(
 
 def check_network(name: str | Own, *, pretrained: bool = False) -> None:
     """Raise a ConfigError for a network that cannot be built, before anything is read or built."""
+    if callable(name):  # a module is
+        return
     if isinstance(name, str) and name.startswith(OWN):
         raise ConfigError(
             f"network = {name!r}: it was given as an object and has no name to build it by; "
@@ -180,6 +181,8 @@ def check_network(name: str | Own, *, pretrained: bool = False) -> None:
     if pretrained and not name.startswith((TIMM, *PUBLISHED)):
         allowed = f"{', '.join(PUBLISHED)} and timm:NAME"
         raise ConfigError(f"pretrained with network = {name!r}: allowed values are {allowed}")
+    if name.startswith(TIMM):
+        check_timm(name.removeprefix(TIMM))
 
 
 def expected_images(name: str) -> dict[str, Any]:

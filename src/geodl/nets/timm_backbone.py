@@ -73,14 +73,19 @@ def _sized(x: Tensor) -> Iterator[None]:
 def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
     """Build timm's model `name`, with the weights that timm publishes if `pretrained`."""
     timm = _import(name)
-    if not timm.is_model(name):
-        matches = get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
-        near = ", ".join(f"timm:{match}" for match in matches)
-        raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
     try:
         return TimmBackbone(timm.create_model(name, pretrained=pretrained, num_classes=0))
     except (OSError, RuntimeError) as error:  # an unknown tag, or weights that cannot be fetched
         raise ConfigError(f"timm cannot build {name!r}: {error}") from error
+
+
+def check_timm(name: str) -> None:
+    """Raise a ConfigError where timm has no model `name`."""
+    timm = _import(name)
+    if not timm.is_model(name):
+        matches = get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
+        near = ", ".join(f"timm:{match}" for match in matches)
+        raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
 
 
 def expected_by_timm(name: str) -> dict[str, Any]:
