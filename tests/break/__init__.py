@@ -4,4 +4,16 @@ A failure is a traceback, a hang, a write outside, or a wrong result presented a
 one case from a source of randomness and an empty folder; `python -m tests.break --cases 600` runs each so many times.
 """
 
-from . import commands, directories, growth, inputs, models, strangers, times, writes  # noqa: F401  # their families register themselves
+from . import (  # noqa: F401  # their families register themselves
+    commands,
+    directories,
+    growth,
+    inputs,
+    links,
+    models,
+    servers,
+    strangers,
+    sweeps,
+    times,
+    writes,
+)

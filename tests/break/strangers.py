@@ -1,28 +1,24 @@
-"""What strangers hand over: pictures of other formats, links, models, weights; and a server under real connections."""
+"""What strangers hand over: pictures of other formats, models that refer to files, weights, numbers that are not finite."""
 
 import io
 import os
 import random
-import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from tests.helpers.serving import HALF, Client, connected, running
+from tests.helpers import tiny
 
-from geodl.app.classifier import IncrementalClassifier
-from geodl.app.serve.limits import Limits
+from geodl.core.files import interpreting
 from geodl.data.decoding import FORMATS, Reference, open_image
 from geodl.data.images import FileImages, from_tensors, to_tensors
-from geodl.learning.cache import Cache
+from geodl.learning.learner import Learner
+from geodl.model.model import Model
 from geodl.nets import build_network
 
 from . import damage
@@ -58,30 +54,6 @@ def formats(draw: random.Random, folder: Path) -> None:
     with mock.patch.object(subprocess, "Popen", side_effect=refused):
         found = attempt(lambda: open_image(file))
     assert isinstance(found, Refused), f"read, though not one of {FORMATS}"
-
-
-@family("links")
-def links(draw: random.Random, folder: Path) -> None:
-    """A link in the place of a folder of the cache: nothing behind it is read, written or removed."""
-    outside, cache_folder = folder / "outside", folder / "cache"
-    outside.mkdir()
-    for name in ("k" * 64, f"{'0' * 64}.safetensors", ".geodl-tmp-x"):
-        (outside / name).write_bytes(draw.randbytes(draw.randint(0, 99)))
-    before = {path.name: path.read_bytes() for path in outside.iterdir()}
-    cache_folder.mkdir(mode=0o700)
-    where = draw.choice(["entries", "entries", "link"])
-    (cache_folder / where).symlink_to(outside)
-    held = Cache(cache_folder if where == "entries" else cache_folder / where / "below")
-    tensors = {"a": torch.zeros(draw.randint(1, 9))}
-    for action in draw.sample(["put", "load", "clear"], 3):
-        if action == "put":
-            attempt(lambda: held.put("0" * 64, tensors))
-        elif action == "load":
-            attempt(lambda: held.load("0" * 64))
-        else:
-            attempt(held.clear)
-    found = {path.name: path.read_bytes() for path in outside.iterdir() if path.is_file()}
-    assert found == before, "a write behind a link"
 
 
 @family("stranger's models")
@@ -140,43 +112,56 @@ def _weights(name: str) -> dict[str, torch.Tensor]:
     }
 
 
-# -------------------------------------------------------------------------------------------------------- the server
+# ------------------------------------------------------------------------------------------------------------ numbers
 
-HOSTILE = (
-    b"GET /api/v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n",
-    b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-    b"POST /api/v1/undo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999999999\r\n\r\n",
-    b"POST /api/v1/learn HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"\x16\x03\x01\x02\x00\x01",
-    b"GET / HTTP/9.9\r\n\r\n",
-    HALF,
-)
+DATA = tiny.dataset(classes=4, train=8)
+TRAINING = ("network", "epochs", "batch_size", "lr", "exemplars", "threads", "precision")
+QUICK = {name: tiny.OPTIONS[name] for name in TRAINING}
 
 
-@contextmanager
-def _serving(folder: Path) -> Iterator[str]:
-    x = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
-    quick: dict[str, Any] = {"network": "convnet", "method": "finetune", "epochs": 1, "threads": 1}
-    IncrementalClassifier(folder / "model").learn(x, ["a", "b"] * 6, **quick)
-    with running(folder / "model", limits=Limits(connections=24, requests=(8, 4))) as url:
-        yield url
+def _part(*classes: int) -> tuple[torch.Tensor, list[str]]:
+    rows = torch.isin(DATA.train.labels, torch.tensor(classes))
+    return DATA.train.pixels[rows], [f"class {c}" for c in DATA.train.labels[rows].tolist()]
 
 
-@family("server", most=20, sockets=100)
-def server(draw: random.Random, folder: Path, sockets: int = 40) -> None:
-    """Real connections that are half open, torn or garbage: the owner is answered, and no answer is a 500."""
-    with _serving(folder) as url, ExitStack() as held, Client(url) as owner:
-        for _ in range(sockets):
-            connection: socket.socket = held.enter_context(connected(url, _hostile(draw)))
-            if draw.random() < 0.3:
-                connection.close()
-        answer = owner.predict(_picture("PNG"))
-        assert answer.status_code == 200, answer.text
-        assert owner.get("/api/v1/model").status_code == 200
+@cache
+def _learned(method: str) -> Model:
+    more = {"expansion": 64} if method == "analytic" else {}
+    learner = Learner(method=method, **QUICK | {"epochs": 1} | more)
+    learner.learn(*_part(0, 1))
+    learner.learn(*_part(2))
+    return learner.known
 
 
-def _hostile(draw: random.Random) -> bytes:
-    content = draw.choice(HOSTILE)
-    if draw.random() < 0.3:
-        return content[: draw.randint(1, len(content))]
-    return content + draw.randbytes(draw.choice([0, 0, 50]))
+@family("numbers")
+def numbers(draw: random.Random, folder: Path) -> None:
+    """Weights, means or sums that overflow or are no numbers: no confidence, no accuracy, no model comes of them."""
+    attempt(lambda: _numbers(draw, folder))
+
+
+def _numbers(draw: random.Random, folder: Path) -> None:
+    model = _learned(draw.choice(["lucir", "finetune", "analytic"]))
+    tensors = {key: each.clone() for key, each in model.to_tensors().items()}
+    name = draw.choice([key for key, each in tensors.items() if each.is_floating_point()])
+    value = draw.choice([torch.nan, torch.inf, -torch.inf, 3e38, 1e25, 0.0])
+    if draw.random() < 0.5:
+        tensors[name].fill_(value)
+    else:
+        tensors[name].flatten()[draw.randrange(tensors[name].numel())] = value
+    with interpreting(folder):
+        damaged = Model.from_tensors(model.config, model.record(), tensors)
+        learner = Learner(model.config, model=damaged)
+    predicted = attempt(lambda: learner.predict(DATA.test.pixels))
+    if not isinstance(predicted, Refused):
+        inside = (predicted.probabilities >= 0) & (predicted.probabilities <= 1)
+        assert inside.all(), f"{name} = {value}: confidences {predicted.probabilities.max()}"
+    rows = [i for i, label in enumerate(DATA.test.labels.tolist()) if label < 3]
+    truth = [f"class {DATA.test.labels[i]}" for i in rows]
+    attempt(lambda: learner.evaluate(DATA.test.pixels[rows], truth))
+    if isinstance(attempt(lambda: learner.learn(*_part(3))), Refused):
+        assert learner.model is damaged, "a step that was refused changed the model"
+        return
+    found = learner.known.to_tensors()
+    network = {key: each for key, each in found.items() if key.startswith("network.")}
+    wrong = [key for key, each in network.items() if not bool(each.isfinite().all())]
+    assert not wrong, f"{name} = {value}: learned, and {wrong[0]} is not finite"

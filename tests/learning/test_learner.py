@@ -1,6 +1,7 @@
 """The Learner in Python: options, what it takes, evaluation, prediction, saving, and that a failure changes nothing."""
 
 import inspect
+import math
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -33,6 +34,7 @@ from geodl.learning.learner import Learner
 from geodl.learning.saving import load_model
 from geodl.model.features import class_means, nearest_mean
 from geodl.model.metrics import Confusion, Trajectory, confusions_of, to_metrics
+from geodl.model.model import Model
 
 ABOUT_DATA = set(SECTIONS["Data"].model_fields)
 OPTIONS = {name: value for name, value in tiny.OPTIONS.items() if name not in ABOUT_DATA}
@@ -710,6 +712,27 @@ def test_scores_that_are_not_finite_are_an_error():
     for use in (learner.predict, lambda x: learner.evaluate(x, ["a", "b"] * 4)):
         with pytest.raises(TrainingError, match="NaN or infinite"):
             use(pixels)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        ("lucir", "network.head.alpha", math.inf),
+        ("lucir", "network.head.scale", math.nan),
+        ("analytic", "analytic.numbers", 0.0),
+        ("analytic", "analytic.sizes", 1 << 40),
+    ],
+)
+def test_numbers_of_a_file_that_cannot_be_are_damage(tmp_path, method, name, value):
+    options = {"expansion": 32} if method == "analytic" else {}
+    learner = Learner(method=method, network="convnet", epochs=1, threads=1, **options)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
+    learner.learn(pixels, ["a", "b"] * 4)
+    model = learner.known
+    tensors = {key: each.clone() for key, each in model.to_tensors().items()}
+    tensors[name].fill_(value)
+    with pytest.raises((StoreError, ValueError)):  # the second is the first where a file is read
+        Model.from_tensors(model.config, model.record(), tensors).network  # noqa: B018
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -55,6 +55,9 @@ class Fitted:
         """Undo `to_tensors`; the expansion is drawn again from its seed."""
         standardization = Standardization.from_tensors(tensors)
         sizes = dict(zip(sorted(standardization.mean), tensors["sizes"].tolist(), strict=True))
-        return cls(
-            standardization, Expansion(sizes, seed), tensors["head"], *tensors["numbers"].tolist()
-        )
+        temperature, threshold = tensors["numbers"].tolist()
+        if not 0 < temperature < math.inf or math.isnan(threshold):
+            raise ValueError(f"temperature {temperature}, threshold {threshold}")
+        if sum(sizes.values()) != len(tensors["head"]):
+            raise ValueError(f"{sum(sizes.values())} random features, {len(tensors['head'])} rows")
+        return cls(standardization, Expansion(sizes, seed), tensors["head"], temperature, threshold)

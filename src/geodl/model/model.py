@@ -52,6 +52,9 @@ class Weights:
         with interpreting(Path(f"network {self._name}")):
             network = build_network(self._name, len(tensors["head.alpha"]), head=head)
             network.load(tensors)
+            wrong = [key for key, each in network.state_dict().items() if not each.isfinite().all()]
+            if wrong:
+                raise ValueError(f"{wrong[0]} has values that are not finite")
         self._tensors = {}
         return network.eval()
 

@@ -19,7 +19,6 @@ from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import as_images, squares
 from geodl.data.names import UNKNOWN
 from geodl.model.classifiers import Scorer
-from geodl.model.classifiers.base import finite_scores
 from geodl.model.features import Features, features_of
 from geodl.nets import Network
 
@@ -107,7 +106,9 @@ class Recognizer:
     def scores(self, images: Images) -> Tensor:
         """Return the scores (N, C) of images in memory."""
         sides = (False, True) if self.scorer.mirrors else (False,)
-        return finite_scores(self.scorer(*(self.features(images, mirror=side) for side in sides)))
+        return self.scorer.finite(
+            self.scorer(*(self.features(images, mirror=side) for side in sides))
+        )
 
     def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""

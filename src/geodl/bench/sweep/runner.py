@@ -17,7 +17,7 @@ from geodl.bench.sweep.jobs import Job
 from geodl.config import RunConfig
 from geodl.core.devices import available_cores, device_kind
 from geodl.core.errors import Interrupted
-from geodl.core.files import atomic_write, open_in_place
+from geodl.core.files import atomic_write, open_in_place, writing
 
 MEMORY = 1.5e9
 """Bytes that a run is given, so that not more are started than fit: ResNet-32 on CIFAR-100 takes 1.2e9."""
@@ -126,7 +126,9 @@ class Process:
 
     def __init__(self, start: Launch) -> None:
         self.log = start.log
-        with open_in_place(self.log, "wb") as file:
+        with writing(self.log):
+            opened = open_in_place(self.log, "wb")
+        with opened as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "geodl.bench.sweep.child", *start.arguments],
                 stdin=subprocess.DEVNULL,

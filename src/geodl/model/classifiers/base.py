@@ -54,18 +54,18 @@ class Scorer:
     def in_chunks(self, found: Features, mirrored: Features | None = None) -> Tensor:
         """Return the scores (N, C) of many images, some at a time."""
         views = [view.chunks(CHUNK) for view in (found, mirrored) if view is not None]
-        return finite_scores(torch.cat([self(*some) for some in zip(*views, strict=True)]))
+        return self.finite(torch.cat([self(*some) for some in zip(*views, strict=True)]))
+
+    def finite(self, scores: Tensor) -> Tensor:
+        """Return scores as they are; NaN or infinite ones, as of weights that overflow, are an error, and so is such a scale."""
+        if not bool((self.scale * scores).isfinite().all()):
+            words = "the model gives scores that are NaN or infinite: nothing is predicted"
+            raise TrainingError(words)
+        return scores
 
     def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probabilities (N, C) for scores (N, C), and which images are unknown (N,)."""
         return (self.scale * scores).softmax(dim=1), scores.amax(1) < self.threshold
-
-
-def finite_scores(scores: Tensor) -> Tensor:
-    """Return scores as they are; NaN or infinite ones, as of weights that overflow, are an error."""
-    if not bool(scores.isfinite().all()):
-        raise TrainingError("the model gives scores that are NaN or infinite: nothing is predicted")
-    return scores
 
 
 @dataclass(frozen=True)
