@@ -20,7 +20,7 @@ def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m tests.break", description=__doc__)
     parser.add_argument(
-        "--cases", type=int, default=600, help="cases of each family; fewer where each is large"
+        "--cases", type=int, default=LEAST, help="cases of each family; fewer where each is large"
     )
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument(

@@ -20,7 +20,7 @@ from geodl.core.errors import GeodlError
 Case = Callable[..., None]
 MEMORY = Path("/dev/shm")
 """A file system in the memory, where there is one: thousands of cases need not wait for the disk."""
-SECONDS = 20.0
+SECONDS = 60.0
 """A case that takes longer hangs: the slowest takes a second."""
 LARGE_SECONDS = 3600.0
 """The same for a case at its full size."""

@@ -17,9 +17,19 @@ FEW = 4
 """Of families whose cases are large."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+PROCESSES = ("full disk in a sweep", "killed run in a sweep")
+"""Families whose cases start processes that load torch."""
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in PROCESSES])
 def test_family(name):
     assert run(name, range(CASES if FAMILIES[name].most is None else FEW)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROCESSES)
+def test_family_with_processes(name):
+    assert run(name, range(1), seconds=600) == []
 
 
 def traceback(draw, folder):

@@ -123,17 +123,18 @@ def test_nothing_is_written_or_removed_behind_a_link(tmp_path):
     assert (outside / f"{KEY}.safetensors").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["", "entries"])
-def test_a_cache_that_others_can_write_is_not_used(tmp_path, name, caplog):
+@pytest.mark.parametrize(("name", "mode"), [("", 0o777), ("entries", 0o777), ("entries", 0o1777)])
+def test_a_cache_that_others_can_write_is_not_used(tmp_path, name, mode, caplog):
     cache = Cache(tmp_path / "cache")
     assert cache.put(KEY, TENSORS)
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700, "it is made for its user alone"
     folder = tmp_path / "cache" / name
-    folder.chmod(0o777)
+    folder.chmod(mode)
     assert cache.load(KEY) is None
     assert not cache.put(KEY, TENSORS)
     assert "can be written by other users" in caplog.text
     folder.chmod(0o755)
+    (tmp_path / "cache").chmod(0o1777)  # as /tmp is
     assert cache.load(KEY) is not None
 
 

@@ -110,7 +110,8 @@ class Cache:
             with suppress(OSError):
                 found = folder.stat()
                 public = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-                sticky = found.st_mode & stat.S_ISVTX
+                # Above the entries a sticky folder, such as /tmp, will do: only their owner can replace them.
+                sticky = folder == self.root and found.st_mode & stat.S_ISVTX
                 if (public and not sticky) or found.st_uid not in (os.geteuid(), 0):
                     return f"{folder} can be written by other users: `chmod go-w` it, or set GEODL_CACHE"
         return None

@@ -119,7 +119,7 @@ class Desk:
 def execute(order: Order, desk: Any) -> str:
     """Do a run on a node of the cluster; return why it failed, an empty text where it did not."""
     options = order.out.parent / FOLDER / f"{order.out.name}.toml"
-    here = options.exists() and options.read_text() == order.options
+    here = options.is_file() and options.read_text() == order.options
     if here if order.shared is None else order.shared:
         wait_for_lock(order.out)
         return supervise(Process(order.start), lambda: None)
