@@ -1,10 +1,12 @@
 """A small model of two digits, and servers of it."""
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.helpers.serving import QUICK, Client, running
+from tests.helpers.browser import BROWSER, FLAGS, until
+from tests.helpers.serving import QUICK, TOKEN, Client, running
 
 from geodl.app.classifier import IncrementalClassifier
 
@@ -36,3 +38,41 @@ def reader(base):
     """A client of a server that the tests do not change."""
     with running(base) as url, Client(url) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Return what opens the page of a server, and closes it before the server ends: nothing may have gone wrong in it."""
+
+    @contextmanager
+    def opened(url, *, token=TOKEN, **how):
+        said, asked = [], []
+        with browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how)) as context:
+            page = context.new_page()
+            page.set_default_timeout(30_000)
+            page.on("console", lambda message: said.append(message.text))
+            page.on("pageerror", lambda error: said.append(str(error)))
+            page.on(
+                "dialog",
+                lambda dialog: (said.append(f"a dialog: {dialog.message}"), dialog.dismiss()),
+            )
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(f"{url}/#token={token}" if token else url)
+            until(page, "document.getElementById('lead').textContent !== ''")
+            yield page
+        # the browser reports a refused request by itself
+        assert [text for text in said if "401" not in text] == []
+        # nothing is asked for from elsewhere
+        own = ("blob:http://127.0.0.1:", "data:image/", "http://127.0.0.1:")
+        assert all(url.startswith(own) for url in asked)
+
+    return opened

@@ -372,6 +372,8 @@ CHANGES = {
     "classes/rename": {"old": "digit 0", "new": "x"},
     "classes/remove": {"name": "digit 0"},
     "jobs/x/cancel": None,
+    "pictures/move": {"ids": ["x"], "label": "x"},
+    "pictures/forget": {"ids": ["x"]},
     "tray/add": None,
     "tray/drop": {"label": "x"},
     "tray/teach": None,

@@ -3,81 +3,18 @@
 import csv
 import re
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.helpers.browser import BROWSER, NAMELESS, until
 from tests.helpers.serving import TOKEN, encoded, pictures, running
 
 from geodl.app.classifier import IncrementalClassifier
 
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 EVIL = "<img src=x onerror=alert(1)>"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
-]
-# Whatever a screen reader would find nameless.
-NAMELESS = """() => [...document.querySelectorAll("button, input:not([hidden]), img, ul, ol, progress, a")]
-  .filter((each) => each.checkVisibility() && !each.closest("details"))
-  .filter((each) => !(each.ariaLabel || each.textContent.trim() || each.alt || each.labels?.length))
-  .map((each) => each.outerHTML)"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser):
-    """Return what opens the page of a server, and closes it before the server ends: nothing may have gone wrong in it."""
-
-    @contextmanager
-    def opened(url, *, token=TOKEN, **how):
-        said, asked = [], []
-        with browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how)) as context:
-            page = context.new_page()
-            page.set_default_timeout(30_000)
-            page.on("console", lambda message: said.append(message.text))
-            page.on("pageerror", lambda error: said.append(str(error)))
-            page.on(
-                "dialog",
-                lambda dialog: (said.append(f"a dialog: {dialog.message}"), dialog.dismiss()),
-            )
-            page.on("request", lambda request: asked.append(request.url))
-            page.goto(f"{url}/#token={token}" if token else url)
-            until(page, "document.getElementById('lead').textContent !== ''")
-            yield page
-        assert [
-            text for text in said if "401" not in text
-        ] == []  # the browser reports a refused request by itself
-        # nothing is asked for from elsewhere
-        assert all(
-            url.startswith(("blob:http://127.0.0.1:", "data:image/", "http://127.0.0.1:"))
-            for url in asked
-        )
-
-    return opened
-
-
-def until(page, condition):
-    """Wait until a condition holds; the page's own policy forbids the browser to evaluate text, so it is asked from outside."""
-    for _ in range(600):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"it did not come to that: {condition}")
 
 
 def files(contents, name):

@@ -11,25 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
-from tests.helpers.pictures import encode, noise
+from PIL import Image
+from tests.helpers.browser import BROWSER, FLAGS
+from tests.helpers.pictures import drawing, encode, noise
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.web import export as web
 from geodl.core.errors import ConfigError, GeodlError
 
-BROWSER = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--use-fake-device-for-media-stream",
-    "--use-fake-ui-for-media-stream",
-]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -74,24 +66,13 @@ def runtime(pytestconfig):
     return folder
 
 
-def shape(kind, seed, size=(90, 70)):
-    """Draw a disc or a square at some place, in some color."""
-    random = np.random.default_rng(seed)
-    image = Image.new("RGB", size, tuple(random.integers(180, 255, 3).tolist()))
-    x, y, side = *random.integers(5, 25, 2).tolist(), int(random.integers(25, 40))
-    box, color = (x + 10, y, x + 10 + side, y + side), tuple(random.integers(0, 120, 3).tolist())
-    draw = ImageDraw.Draw(image)
-    (draw.ellipse if kind == "disc" else draw.rectangle)(box, fill=color)
-    return image
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, runtime):
     root = tmp_path_factory.mktemp("web")
     for kind in ("disc", "square"):
         (root / "shapes" / kind).mkdir(parents=True)
         for seed in range(12):
-            shape(kind, seed).save(root / "shapes" / kind / f"{seed}.png")
+            drawing(kind, seed).save(root / "shapes" / kind / f"{seed}.png")
     model = IncrementalClassifier(root / "drawn shapes")
     how = {"method": "analytic", "network": "resnet8", "image_size": 32, "threads": 1}
     model.learn(root / "shapes", **how)
@@ -158,9 +139,11 @@ def compare(model, found, files, tolerance):
 def test_the_page_predicts_what_the_model_predicts(made, page):
     model, folder = made
     files = {
-        f"{kind} {i}": encode(shape(kind, 100 + i)) for kind in ("disc", "square") for i in range(4)
+        f"{kind} {i}": encode(drawing(kind, 100 + i))
+        for kind in ("disc", "square")
+        for i in range(4)
     }
-    clear = shape("disc", 5).convert("RGBA")
+    clear = drawing("disc", 5).convert("RGBA")
     clear.putalpha(Image.fromarray(noise(70, 90)))
     files["transparent"] = encode(clear)
     about = json.loads((folder / "model.json").read_text())

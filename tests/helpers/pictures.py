@@ -8,13 +8,28 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw
 
 
 def noise(*shape: int, seed: int = 0, dtype: Any = np.uint8) -> NDArray[Any]:
     """Return random values over the whole range of a type."""
     random = np.random.default_rng(seed)
     return random.integers(0, np.iinfo(dtype).max, shape, dtype=dtype, endpoint=True)
+
+
+def drawing(kind: str, seed: int, size: tuple[int, int] = (90, 70)) -> Image.Image:
+    """Draw a disc, a square or stripes at some place, in some color."""
+    random = np.random.default_rng(seed)
+    image = Image.new("RGB", size, tuple(random.integers(180, 255, 3).tolist()))
+    x, y, side = *random.integers(5, 25, 2).tolist(), int(random.integers(25, 40))
+    box, color = (x + 10, y, x + 10 + side, y + side), tuple(random.integers(0, 120, 3).tolist())
+    draw = ImageDraw.Draw(image)
+    if kind == "stripes":
+        for left in range(box[0], box[2], 8):
+            draw.rectangle((left, y, left + 3, y + side), fill=color)
+    else:
+        (draw.ellipse if kind == "disc" else draw.rectangle)(box, fill=color)
+    return image
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

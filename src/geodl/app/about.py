@@ -1,6 +1,5 @@
 """What ``info`` says about a model: nothing but what is in its directory."""
 
-import math
 import re
 from typing import Any
 
@@ -8,8 +7,11 @@ from geodl.app.doubts import doubtful
 from geodl.app.state import State, accuracy_of
 from geodl.core.files import directory_size
 from geodl.model.classifiers import default_classifier
-from geodl.model.metrics import Confusion, confusions_of, finite
+from geodl.model.metrics import Confusion, confusions_of
 from geodl.store import Directory
+
+UNJUDGED = {"judged": 0, "accuracy": None, "interval": None}
+"""What is known of a class of which no image was judged."""
 
 
 def describe(store: Directory, state: State) -> dict[str, Any]:
@@ -23,7 +25,7 @@ def describe(store: Directory, state: State) -> dict[str, Any]:
     phases = [store.phase(t) for t in range(store.completed())]
     found = confusions_of(state.metrics) if state.metrics else {}
     confusion = found[default_classifier(found)] if found else None
-    accuracy = confusion.per_class if confusion else {}
+    judged = _judged(confusion) if confusion else {}
     scores, checks = state.model.default, state.checks
     exemplars = state.model.memory.per_class()
     classes = [
@@ -34,7 +36,7 @@ def describe(store: Directory, state: State) -> dict[str, Any]:
             "images": known.images,
             "exemplars": exemplars.get(i, 0),
             "validation": checks[i],
-            "accuracy": finite(accuracy.get(known.name, math.nan)),
+            **judged.get(known.name, UNJUDGED),
         }
         for i, known in enumerate(state.classes)
     ]
@@ -44,7 +46,11 @@ def describe(store: Directory, state: State) -> dict[str, Any]:
         "steps": steps,
         "accuracy": accuracy_of(state.metrics),
         "left_out": scores.left_out() is not None,
+        # Whether single images can be moved or forgotten.
+        "mendable": scores.stored().images > 0,
         "confusions": _confusions(confusion) if confusion else [],
+        # [true class, predicted class, images] by position, without zeros.
+        "matrix": confusion.to_json() if confusion else [],
         "network": state.config.network,
         "parameters": _parameters(state),
         "image_size": state.transform.size,
@@ -83,6 +89,16 @@ def _parameters(state: State) -> int:
         for name, tensor in state.model.weights.tensors().items()
         if not others.search(name)
     )
+
+
+def _judged(confusion: Confusion) -> dict[str, dict[str, Any]]:
+    """Return, for each class, on how many images it is judged, its accuracy in %, and the 95 % interval of that."""
+    found, totals = {}, confusion.counts.sum(dim=1).tolist()
+    for i, name in enumerate(confusion.classes):
+        if totals[i]:
+            interval, accuracy = confusion.interval_of([i]), confusion.rate([i])
+            found[name] = {"judged": totals[i], "accuracy": accuracy, "interval": interval}
+    return found
 
 
 def _confusions(confusion: Confusion) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from geodl.store import Directory, exists, remove_directory
 
 if TYPE_CHECKING:
     from geodl.app.doubts import Doubt
+    from geodl.app.kept import Kept
     from geodl.app.learning import Learned
 
 
@@ -185,6 +186,18 @@ class IncrementalClassifier:
     def validation(self) -> Images | None:
         """The stored validation images, labels being positions in `classes`; None where none are stored."""
         return self._state().validation
+
+    def kept(self) -> "list[Kept]":
+        """Return the images with doubtful classes, as `doubtful` does, and all other pictures that the model keeps."""
+        from geodl.app.kept import kept
+
+        return kept(self._state())
+
+    def kept_picture(self, key: str) -> tuple[Images, int]:
+        """Return the images among which a kept picture is, by its id, and its place there."""
+        from geodl.app.kept import find
+
+        return find(self._state(), key)
 
     def evaluate(
         self,

@@ -45,7 +45,7 @@ _bearer = HTTPBearer(
 )
 
 
-def _changing(here: Here, trusted: Trusted, _: Annotated[Any, Depends(_bearer)]) -> None:
+def needs_token(here: Here, trusted: Trusted, _: Annotated[Any, Depends(_bearer)]) -> None:
     """Let only those change the model who know the token."""
     if here.read_only:
         raise Refused(403, "this server was started with --read-only")
@@ -55,12 +55,13 @@ def _changing(here: Here, trusted: Trusted, _: Annotated[Any, Depends(_bearer)])
         )
 
 
-_REFUSALS: dict[int | str, dict[str, Any]] = {
+REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.Error}
     for status in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 503)
 }
-reading = APIRouter(prefix="/api/v1", responses=_REFUSALS)
-changing = APIRouter(prefix="/api/v1", responses=_REFUSALS, dependencies=[Depends(_changing)])
+"""How every request may be refused."""
+reading = APIRouter(prefix="/api/v1", responses=REFUSALS)
+changing = APIRouter(prefix="/api/v1", responses=REFUSALS, dependencies=[Depends(needs_token)])
 
 _IMAGES = {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
 _NAME = {"type": "string", "minLength": 1, "maxLength": LONGEST}

@@ -16,6 +16,7 @@ from starlette.staticfiles import StaticFiles
 from geodl import __version__
 from geodl.app.serve.api import changing, reading
 from geodl.app.serve.limits import Refused
+from geodl.app.serve.pictures import pictures
 from geodl.app.serve.security import Guard, refusal
 from geodl.app.serve.server import Server
 from geodl.core.errors import ConfigError, DataError, GeodlError, MissingExtraError, StoreError
@@ -47,6 +48,7 @@ def create_app(server: Server) -> FastAPI:
         app.add_exception_handler(kind, _answer)
     app.include_router(reading)
     app.include_router(changing)
+    app.include_router(pictures)
     app.add_api_route("/", _page, include_in_schema=False)
     app.add_api_route("/docs", _docs, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")

@@ -68,7 +68,10 @@ class Predictions(BaseModel):
 
 
 class KnownClass(BaseModel):
-    """A class of the model: when it was learned, from how many images, how many are kept, its accuracy in %."""
+    """A class of the model: when it was learned, from how many images, how many are kept.
+
+    accuracy: in %, on so many images as were `judged`; interval: its 95 % interval.
+    """
 
     name: str
     step: int
@@ -76,7 +79,9 @@ class KnownClass(BaseModel):
     images: int
     exemplars: int
     validation: int
+    judged: int
     accuracy: float | None
+    interval: tuple[float, float] | None
 
 
 class Confused(BaseModel):
@@ -90,8 +95,28 @@ class Confused(BaseModel):
     of: int
 
 
+class Kept(BaseModel):
+    """A picture that the model keeps, or a doubtful image of which it keeps the features alone: `use` is None then.
+
+    likely: the class that it looks like, so sure (`confidence`, 0 to 1), where its own is doubtful.
+    """
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    label: str
+    name: str
+    use: Literal["exemplar", "validation"] | None
+    likely: str | None
+    confidence: float | None
+
+
 class Model(BaseModel):
-    """What the model knows; `read_only`, `redo` and `onnx` say what this server can do with it."""
+    """What the model knows; `read_only`, `redo` and `onnx` say what this server can do with it.
+
+    matrix: [true class, predicted class, images] by position in `classes`, without zeros; left_out: whether the images
+    were learned too, each judged by the model without it; mendable: whether single pictures can be moved or forgotten.
+    """
 
     name: str
     read_only: bool
@@ -99,7 +124,10 @@ class Model(BaseModel):
     classes: list[KnownClass] = []
     steps: list[dict[str, Any]] = []
     accuracy: float | None = None
+    left_out: bool = False
+    mendable: bool = False
     confusions: list[Confused] = []
+    matrix: list[tuple[int, int, int]] = []
     network: str | None = None
     image_size: int | None = None
     stored_images: int = 0
@@ -159,6 +187,22 @@ class Picture(BaseModel):
     """A picture as a data address; empty where it cannot be read."""
 
     image: str
+
+
+Ids = Annotated[list[Annotated[str, Field(max_length=64)]], Field(min_length=1, max_length=500)]
+
+
+class Move(Strict):
+    """Move learned images to a class, by their ids."""
+
+    ids: Ids
+    label: Name
+
+
+class Forget(Strict):
+    """Forget learned images, by their ids."""
+
+    ids: Ids
 
 
 class Rename(Strict):

@@ -3,12 +3,14 @@ import { $, tell } from "./dom.js";
 import { recordable, shoot } from "./camera.js";
 import { chosen, droppable } from "./files.js";
 import { askToken, attempt, download, listen, token } from "./http.js";
+import { loadPictures } from "./learned.js";
 import { change, drawAccess, load } from "./model.js";
 import { clear, follow, recognize, saveTable, turn } from "./results.js";
 import { page } from "./state.js";
 import { drawJobs, loadTray, put, sort, teach } from "./teach.js";
 
 let tray = null; // the version of the tray that is shown
+let kept = null; // the state whose pictures are shown, and whether with the token
 
 async function heard(told) {
   tell(told.busy ? "Another program is changing the model; its result will show here." : "");
@@ -18,14 +20,19 @@ async function heard(told) {
   if (told.tray !== tray) { tray = told.tray; loadTray(tray !== undefined); }
   drawJobs();
   drawAccess();
-  if (!another) return;
-  page.round += 1;
-  await load();
-  follow();
+  if (another) {
+    page.round += 1;
+    await load();
+    follow();
+  }
+  const now = `${told.state} ${told.tray !== undefined}`;
+  if (kept === now) return;
+  kept = now;
+  await loadPictures();
 }
 
 function lost() {
-  page.state = tray = null;
+  page.state = tray = kept = null;
   tell("The server does not answer; trying again.");
 }
 

@@ -1,6 +1,7 @@
 // What the model knows, its history, and what may be changed of it.
-import { $, bar, button, count, el, percent, redraw, show, when } from "./dom.js";
+import { $, button, count, el, percent, redraw, show, when } from "./dom.js";
 import { ask, attempt, call, get, token, writable } from "./http.js";
+import { drawMatrix, meter, strip } from "./learned.js";
 import { page } from "./state.js";
 import { drawTrays } from "./teach.js";
 
@@ -28,7 +29,7 @@ function drawModel() {
   $("past").hidden = !model.steps.length && !model.redo;
   $("known").replaceChildren(...model.classes.map((each) => el("option", { value: each.name })));
   redraw(() => $("classes").replaceChildren(...model.classes.map(drawClass)), "knows-title");
-  $("mixed").hidden = !model.confusions.length;
+  drawMatrix();
   $("confusions").replaceChildren(...model.confusions.map((each) => el("li", {}, el("strong", { textContent: show(each.class) }), " taken for ", el("strong", { textContent: show(each.taken_for) }), `: ${each.images} of ${each.of}`)));
   $("steps").replaceChildren(...model.steps.map(drawStep).reverse());
   $("undo").hidden = model.read_only;
@@ -41,12 +42,16 @@ function drawModel() {
 }
 
 function drawClass(known) {
+  const name = show(known.name), measured = known.accuracy !== null;
   const actions = page.model.read_only ? null : el("div", { className: "row" },
-    button("Rename", () => rename(known.name), { className: "quiet small", ariaLabel: `Rename ${show(known.name)}` }),
-    button("Remove", () => removeClass(known.name), { className: "quiet small danger", ariaLabel: `Remove ${show(known.name)}` }));
-  const accuracy = known.accuracy === null ? `${count(known.images, "image")}` : `${percent(known.accuracy)} · ${count(known.images, "image")}`;
-  return el("li", {}, el("strong", { textContent: show(known.name) }), actions,
-    el("div", { className: "meter", title: known.accuracy === null ? "Accuracy is not measured: too few images" : `Accuracy on ${count(known.validation, "validation image")}` }, bar((known.accuracy ?? 0) / 100), el("span", { className: "muted", textContent: accuracy })));
+    button("Rename", () => rename(known.name), { className: "quiet small", ariaLabel: `Rename ${name}` }),
+    button("Remove", () => removeClass(known.name), { className: "quiet small danger", ariaLabel: `Remove ${name}` }));
+  const range = measured ? known.interval.map((each) => each.toFixed(0)).join(" to ") : "";
+  const title = measured ? `Accuracy on ${count(known.judged, "image")}, 95 % interval ${range} %` : "Accuracy is not measured: too few images";
+  return el("li", {}, el("strong", { textContent: name }), actions,
+    el("div", { className: "meter", title }, meter(known),
+      el("span", { className: "muted", textContent: `${measured ? `${percent(known.accuracy)} (${range}) · ` : ""}${count(known.images, "image")}` })),
+    strip(known.name));
 }
 
 function drawStep(step) {
@@ -54,7 +59,8 @@ function drawStep(step) {
     learn: () => `Learned ${[...step.new, ...step.returning].map(show).join(", ")} from ${count(step.images, "image")}${step.accuracy === null ? "" : `: ${percent(step.accuracy)} accuracy`}`,
     rename: () => `Renamed ${show(step.old)} to ${show(step.new)}`,
     remove: () => `Removed ${show(step.class)}`,
-    relabel: () => `Moved an image from ${show(step.old)} to ${show(step.new)}`,
+    relabel: () => `Moved ${step.images > 1 ? count(step.images, "image") : "an image"} from ${show(step.old)} to ${show(step.new)}`,
+    confirm: () => `Confirmed ${step.images > 1 ? count(step.images, "image") : "an image"} as ${show(step.class)}`,
     forget: () => `Forgot ${count(step.images, "image")}`,
   }[step.action];
   return el("li", {}, el("time", { textContent: when(step.time) }), el("span", { textContent: what ? what() : show(step.action) }));

@@ -1,0 +1,151 @@
+"""The kept pictures of a model over HTTP and on the page: what is doubtful comes first, and is moved or forgotten."""
+
+import shutil
+
+import pytest
+from tests.helpers.browser import BROWSER, NAMELESS, SMALL, until
+from tests.helpers.serving import Client, pictures, running
+
+from geodl.app.classifier import IncrementalClassifier
+
+KINDS = {0: "zero", 1: "one", 3: "three"}
+PICTURES = "/api/v1/pictures"
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory, digits):
+    """A model in closed form of three digits; zero/9.png is a one."""
+    root = tmp_path_factory.mktemp("taught")
+    for label, kind in KINDS.items():
+        (root / "images" / kind).mkdir(parents=True)
+        for i, content in enumerate(pictures(digits, label, slice(15))):
+            (root / "images" / kind / f"{i}.png").write_bytes(content)
+    (wrong,) = pictures(digits, 1, slice(40, 41))
+    (root / "images" / "zero" / "9.png").write_bytes(wrong)
+    how = {"method": "analytic", "network": "resnet8", "threads": 1}
+    IncrementalClassifier(root / "model").learn(root / "images", **how)
+    return root / "model"
+
+
+@pytest.fixture
+def numbers(taught, tmp_path):
+    return shutil.copytree(taught, tmp_path / "numbers")
+
+
+@pytest.fixture
+def served(numbers):
+    with running(numbers) as url, Client(url) as client:
+        yield client
+
+
+def test_doubtful_pictures_come_first(served):
+    first, *others = served.get(PICTURES).json()
+    assert (first["name"], first["label"], first["likely"]) == ("zero/9.png", "zero", "one")
+    assert 0.9 < first["confidence"] <= 1
+    assert {each["likely"] for each in others} == {None}
+    labels = [each["label"] for each in others]
+    assert labels == sorted(labels, key=served.names().index)  # by class
+    shown = served.get(f"{PICTURES}/{first['id']}").json()["image"]
+    assert shown.startswith("data:image/webp;base64,")
+    assert served.get(f"{PICTURES}/none").status_code == 422
+
+
+def test_a_picture_is_moved_kept_and_forgotten(served):
+    def counts(model):
+        return {each["name"]: each["images"] for each in model["classes"]}
+
+    key = served.get(PICTURES).json()[0]["id"]
+    model = served.post(f"{PICTURES}/move", json={"ids": [key], "label": "one"}).json()
+    assert counts(model) == {"zero": 14, "one": 16, "three": 15}
+    moved = {each["id"]: each for each in served.get(PICTURES).json()}[key]
+    assert (moved["label"], moved["likely"]) == ("one", None)
+    model = served.post(f"{PICTURES}/forget", json={"ids": [key]}).json()
+    assert counts(model) == {"zero": 14, "one": 15, "three": 15}
+    assert key not in [each["id"] for each in served.get(PICTURES).json()]
+    served.post("/api/v1/undo")
+    served.post("/api/v1/undo")
+    assert served.get(PICTURES).json()[0]["id"] == key
+    model = served.post(f"{PICTURES}/move", json={"ids": [key], "label": "zero"}).json()
+    assert [each["action"] for each in model["steps"]] == ["learn", "confirm"]
+    assert {each["likely"] for each in served.get(PICTURES).json()} == {None}
+    refused = served.post(f"{PICTURES}/move", json={"ids": [key], "label": "no such class"})
+    assert refused.status_code == 422
+
+
+def test_accuracy_has_an_interval_and_mistakes_a_matrix(served):
+    model = served.get("/api/v1/model").json()
+    assert model["left_out"]
+    assert model["mendable"]
+    for i, known in enumerate(model["classes"]):
+        mine = {column: number for row, column, number in model["matrix"] if row == i}
+        assert known["judged"] == sum(mine.values()) == 15
+        assert known["accuracy"] == pytest.approx(100 * mine.get(i, 0) / 15)
+        low, high = known["interval"]
+        assert low < known["accuracy"] <= high
+
+
+def test_pictures_are_private(served):
+    with Client(served.url, token=None) as stranger:
+        assert stranger.get(PICTURES).status_code == 401
+        assert stranger.get(f"{PICTURES}/x").status_code == 401
+        assert stranger.post(f"{PICTURES}/forget", json={"ids": ["x"]}).status_code == 401
+
+
+def test_a_trained_model_shows_its_pictures_and_mends_none(client):
+    assert not client.get("/api/v1/model").json()["mendable"]
+    found = client.get(PICTURES).json()
+    assert {each["use"] for each in found} == {"exemplar", "validation"}
+    assert {each["likely"] for each in found} == {None}
+    refused = client.post(f"{PICTURES}/forget", json={"ids": [found[0]["id"]]})
+    assert refused.status_code == 422
+    assert client.get(f"{PICTURES}/{found[-1]['id']}").status_code == 200
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_a_person_mends_by_one_click(numbers, opened):
+    with running(numbers) as url, opened(url) as page:
+        odd = page.locator("#doubtful li")
+        odd.first.wait_for()
+        until(page, "document.querySelector('#doubtful img').naturalWidth > 0")
+        assert "zero looks like one (98" in odd.inner_text()
+        assert page.evaluate(NAMELESS) == []
+        assert page.locator("#matrix tbody tr").count() == 3
+        page.get_by_role("button", name="Move zero/9.png to one").focus()
+        page.keyboard.press("Enter")
+        page.get_by_text("Moved an image from zero to one").wait_for()
+        assert page.locator("#mended").inner_text() == "Moved to one. Undo takes it back."
+        page.locator("#undo").click()
+        page.get_by_role("button", name="Forget zero/9.png").click()
+        page.get_by_text("Forgot 1 image").wait_for()
+        page.locator("#undo").click()
+        page.get_by_role("button", name="Keep zero/9.png as zero").click()
+        page.get_by_text("Confirmed an image as zero").wait_for()
+        assert not page.locator("#doubts").is_visible()
+        # any picture, by its class
+        page.get_by_role("button", name="All pictures of three").click()
+        assert page.locator(".strip[data-name=three] .pic").count() == 11
+        page.get_by_role("button", name="three, three/3.png").click()
+        assert page.evaluate(NAMELESS) == []
+        page.locator("#picture-class").select_option("one")
+        page.get_by_role("button", name="Move", exact=True).click()
+        page.get_by_text("Moved an image from three to one").wait_for()
+        until(page, "document.querySelectorAll('.strip[data-name=three] .pic').length === 10")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_finger_hits_everything_on_a_phone(numbers, opened, digits, scheme):
+    how = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with running(numbers) as url, opened(url, color_scheme=scheme, **how) as page:
+        page.locator("#doubtful li").first.wait_for()
+        (some,) = pictures(digits, 4, slice(1))
+        image = {"name": "four.png", "mimeType": "image/png", "buffer": some}
+        page.set_input_files("#file", image)
+        page.wait_for_selector(".results .bars")
+        page.locator(".fix input").fill("four")
+        page.get_by_role("button", name="Correct").click()
+        page.wait_for_selector(".thumbs li")
+        assert page.evaluate(SMALL) == []
+        page.locator(".strip .pic").first.click()
+        assert page.evaluate(SMALL) == []
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
