@@ -43,6 +43,8 @@ def calls(monkeypatch):
     made = []
 
     def create_model(name, **options):
+        if options.pop("dynamic_img_size", False) and name != "vit":
+            raise TypeError("unexpected keyword argument 'dynamic_img_size'")
         if "." in name:
             raise RuntimeError("Invalid pretrained tag")
         made.append((name, options))
@@ -104,6 +106,51 @@ def test_levels_are_stages_that_timm_gives_and_the_top(stages, names):
             blocks[f"stage{number}"], nn.functional.avg_pool2d(number * maps, 2).flatten(1)
         )
     torch.testing.assert_close(blocks["top"], network.features(images))
+
+
+class Tokens(StandIn):
+    """A transformer with a class token and another one before those of its patches, moved on by each block."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__("vit")
+        self.feature_info = [{"num_chs": 6}] * blocks
+        self.cls_token = nn.Parameter(torch.ones(1, 1, 6))
+
+    def forward_features(self, x):
+        patches = self.conv(x).flatten(2).transpose(1, 2)
+        first = self.cls_token * patches.mean(1, keepdim=True)
+        return torch.cat([first, -first, patches], 1)
+
+    def forward_intermediates(self, x, indices, return_prefix_tokens=False):
+        assert return_prefix_tokens
+        found = self.forward_features(x)
+        given = [(stage + 1) * found for stage in indices]
+        return found, [(each[:, 2:], each[:, :2]) for each in given]
+
+
+def test_levels_of_a_vision_transformer_are_the_class_tokens_of_its_blocks():
+    backbone = TimmBackbone(Tokens(12))
+    network = Network(backbone, CosineHead(6, 3))
+    assert network.level_names == ("stage3", "stage6", "stage9", "stage12", "top")
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    token = backbone.model.forward_features(images)[:, 0]
+    output, blocks = network.with_levels(images, network.level_names)
+    for number in (3, 6, 9, 12):
+        torch.testing.assert_close(blocks[f"stage{number}"], number * token)
+    torch.testing.assert_close(output.pooled, token)
+
+
+def test_the_closed_form_reads_the_class_tokens_of_several_blocks(calls, monkeypatch):
+    monkeypatch.setattr(sys.modules["timm"], "create_model", lambda name, **options: Tokens(12))
+    data = tiny.dataset(classes=4, size=16)
+    learner = Learner(
+        method="analytic", network="timm:vit", pretrained=True, keep_features=True, flip=False
+    )
+    for classes in ((0, 1), (2, 3)):
+        learner.learn(data.train.select(torch.isin(data.train.labels, torch.tensor(classes))))
+    assert learner.evaluate(data.test)["analytic"].accuracy > 60
+    widths = {name: z.shape[1] for name, z in learner.known.default.state.z.items()}
+    assert widths == dict.fromkeys(("stage3", "stage6", "stage9", "stage12", "top"), 6)
 
 
 @pytest.mark.parametrize("kind", ["map", "swin", "vit"])
@@ -205,6 +252,7 @@ def real_timm():
     [
         ("resnet10t", 512, 2048),
         ("test_vit", 64, 64),
+        ("vit_tiny_patch16_224", 192, 192),
         ("test_convnext", 64, 256),
         ("swin_tiny_patch4_window7_224", 768, 3072),
     ],
@@ -212,7 +260,12 @@ def real_timm():
 def test_real_models(real_timm, name, width, grid):
     network = build_network(f"timm:{name}", 3, head="cosine")
     size = expected_images(f"timm:{name}")["image_size"]
-    assert size == {"resnet10t": 176, "swin_tiny_patch4_window7_224": 224}.get(name, 160)
+    sizes = {
+        "resnet10t": 176,
+        "swin_tiny_patch4_window7_224": 224,
+        "vit_tiny_patch16_224": 224,
+    }
+    assert size == sizes.get(name, 160)
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     network.eval()
     with torch.no_grad():
@@ -226,4 +279,14 @@ def test_real_models(real_timm, name, width, grid):
     torch.testing.assert_close(frozen_copy(network)(images).logits, output.logits)
     _, blocks = frozen_copy(network).with_levels(images, network.level_names)
     assert len(blocks) >= 4
+    torch.testing.assert_close(blocks["top"], output.pooled)
+
+
+def test_a_real_vision_transformer_reads_images_of_another_size(real_timm):
+    network = build_network("timm:test_vit", 3, head="cosine").eval()
+    images = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        output, blocks = network.with_levels(images, network.level_names)
+    assert network.backbone.tokens
+    assert all(block.shape == (2, 64) for block in blocks.values())
     torch.testing.assert_close(blocks["top"], output.pooled)

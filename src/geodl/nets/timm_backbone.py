@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +20,8 @@ class TimmBackbone(Backbone):
     """A timm model without its classifier: a map (B, d, h, w), or pooled features (B, d) where it has no map (ViT).
 
     Its last activation is whatever the model has: only our own ResNets leave out the last ReLU. Its levels are the stages
-    that timm knows of, where it can give them in one pass, and then "top", which is what the classifier would be given.
+    that timm knows of, where it can give them in one pass, and then "top", which is what the classifier would be given. Of a
+    model with a class token (ViT, DINOv2) a level is the token of a block (LayUP, Ahrens et al., TMLR 2024), not a map.
     """
 
     foldable = False  # the order in which a foreign model registers its layers says nothing
@@ -33,7 +35,9 @@ class TimmBackbone(Backbone):
         known = len(model.feature_info) if hasattr(model, "forward_intermediates") else 0
         # Every third of a ViT's twelve blocks is enough: MOST at most, evenly spread, the last one among them.
         self.stages = list(range(known))[:: -max(1, -(-known // MOST))][::-1]
-        self.level_grids = {f"stage{stage + 1}": 2 for stage in self.stages} | {"top": 1}
+        self.tokens = known > 0 and _gives_tokens(model)
+        cells = 1 if self.tokens else 2
+        self.level_grids = {f"stage{stage + 1}": cells for stage in self.stages} | {"top": 1}
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x: (B, 3, H, W) to (B, d, h, w) or (B, d)."""
@@ -41,12 +45,15 @@ class TimmBackbone(Backbone):
             return self._top(self.model.forward_features(x))
 
     def levels(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the maps (B, d, h, w) of all levels for images x: (B, 3, H, W); features (B, d) where top has no map."""
+        """Return the maps (B, d, h, w) of all levels for images x: (B, 3, H, W); features (B, d) where there is no map."""
         if not self.stages:
             return {"top": self(x)}
+        how = {"return_prefix_tokens": True} if self.tokens else {}
         # It gives the maps as (B, d, h, w) whatever the model's own layout is.
         with _sized(x):
-            features, maps = self.model.forward_intermediates(x, indices=self.stages)
+            features, maps = self.model.forward_intermediates(x, indices=self.stages, **how)
+            if self.tokens:  # each comes with its map; the class token is the first one
+                maps = [tokens[:, 0] for _, tokens in maps]
             return dict(zip(self.level_grids, [*maps, self._top(features)], strict=True))
 
     def published_name(self, key: str) -> str:
@@ -60,6 +67,12 @@ class TimmBackbone(Backbone):
         return pooled
 
 
+def _gives_tokens(model: Any) -> bool:
+    """Return whether a model has a class token and gives that of each block."""
+    given = signature(model.forward_intermediates).parameters
+    return getattr(model, "cls_token", None) is not None and "return_prefix_tokens" in given
+
+
 @contextmanager
 def _sized(x: Tensor) -> Iterator[None]:
     """Turn what a model asserts of the size of its images x: (B, 3, H, W) into a ConfigError."""
@@ -71,10 +84,15 @@ def _sized(x: Tensor) -> Iterator[None]:
 
 
 def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
-    """Build timm's model `name`, with the weights that timm publishes if `pretrained`."""
+    """Build timm's model `name`, with the weights that timm publishes if `pretrained`; a ViT for images of any size."""
     timm = _import(name)
+    options = {"pretrained": pretrained, "num_classes": 0}
     try:
-        return TimmBackbone(timm.create_model(name, pretrained=pretrained, num_classes=0))
+        try:
+            model = timm.create_model(name, dynamic_img_size=True, **options)
+        except TypeError:  # it has no such option
+            model = timm.create_model(name, **options)
+        return TimmBackbone(model)
     except (OSError, RuntimeError) as error:  # an unknown tag, or weights that cannot be fetched
         raise ConfigError(f"timm cannot build {name!r}: {error}") from error
 
