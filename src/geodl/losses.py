@@ -20,7 +20,7 @@ from geodl.geometry import GeodesicFlow, GeometryError, common_subspaces, unit, 
 from geodl.nets import Output
 
 WeightFactor = Literal["old/new", "new/old", "none"]
-Where = Literal["pooled", "grid"]
+Pooling = Literal["pooled", "grid"]
 
 
 class FeatureOptions(Options):
@@ -158,7 +158,7 @@ class CosineOptions(FeatureOptions):
 
     cosine_weight: float = Field(5.0, ge=0)
     """Weight of the cosine distillation (times weight_factor)."""
-    cosine_features: Where = "pooled"
+    cosine_features: Pooling = "pooled"
     """What is compared: pooled features, or GeoDL's 2 x 2 grid."""
 
 
@@ -175,7 +175,7 @@ class CosineDistillation(Distillation):
         self,
         group: Group = None,
         *,
-        features: Where = "pooled",
+        features: Pooling = "pooled",
         base_weight: float = 5.0,
         weight_factor: WeightFactor = "old/new",
     ) -> None:
@@ -215,7 +215,7 @@ class GeodesicOptions(FeatureOptions):
     """Find the subspaces about the mean of the batch."""
     geodesic_distance: Literal["cosine", "squared"] = "cosine"
     """1 - cos of projected rows, or squared distance of unit rows."""
-    geodesic_features: Where = "grid"
+    geodesic_features: Pooling = "grid"
     """What is compared: the 2 x 2 grid, or pooled features."""
 
 
@@ -250,7 +250,7 @@ class GeodesicDistillation(Distillation):
         *,
         center: bool = True,
         distance: Literal["cosine", "squared"] = "cosine",
-        features: Where = "grid",
+        features: Pooling = "grid",
         base_weight: float = 6.0,
         weight_factor: WeightFactor = "old/new",
     ) -> None:

@@ -102,45 +102,16 @@ def test_help_says_more_than_the_list_of_commands():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        # What is wrong with values is tested beside their options.
         (["run", "--epoch", "3"], "Unknown option: --epoch. Did you mean --epochs?"),
-        (
-            ["run", "--preset", "digits", "--epochs", "x"],
-            "epochs = 'x' (command line): input should be a valid integer",
-        ),
-        (
-            ["run", "--preset", "digits", "--base", "10"],
-            "base = 10: allowed values are 0 to 9 of the 10 classes",
-        ),
-        (["run", "--preset", "digits", "--groups", "8,8"], "groups = [8, 8]"),
-        (
-            ["run", "--preset", "digits", "--phases", "4"],
-            "phases = 4: allowed for 6 classes after the base: 1, 2, 3, 6",
-        ),
-        (
-            ["run", "--distill", "geodesic", "--subspace-dim", "0"],
-            "subspace_dim = '0' (command line): input should be greater than or equal to 1",
-        ),
-        (
-            ["run", "--distill", "cosine", "--subspace-dim", "9"],
-            "(command line): allowed only with distillation geodesic, not with method lucir, distillation cosine",
-        ),
-        (["run", "--distill", "cos"], "distill = 'cos' (command line): allowed values are none, "),
         (["run", "--lr", "inf"], "lr = 'inf' (command line): input should be a finite number"),
-        (
-            ["run", "--threads", "99999999999"],
-            "threads = '99999999999' (command line): input should be less than",
-        ),
-        (
-            ["run", "--network", "alexnet"],
-            "network = 'alexnet' (command line): allowed values are ",
-        ),
+        (["run", "--distill", "cosine", "--subspace-dim", "9"], "distillation geodesic, not with"),
+        (["run", "--preset", "digits", "--base", "10"], "base = 10: allowed values are 0 to 9"),
+        (["run", "--preset", "digits", "--groups", "8,8"], "groups = [8, 8]"),
         (["run", "--data", "cifar100", "--data-dir", "nowhere"], "nowhere"),
-        (["runs", "show", "nowhere"], "nowhere is not a directory of geodl's"),
-        (
-            ["compare", "lucir", "--method", "bic"],
-            "compare takes methods and distillations as METHOD+DISTILLATION",
-        ),
         (["run", "--accelerator", "cuda"], "accelerator = 'cuda': torch finds no CUDA device here"),
+        (["runs", "show", "nowhere"], "nowhere is not a directory of geodl's"),
+        (["compare", "lucir", "--method", "bic"], "METHOD+DISTILLATION, not by --method"),
         (["rnu"], "rnu: no such command; did you mean run?"),
     ],
 )

@@ -65,6 +65,9 @@ def test_later_layers_win_and_every_origin_is_told(tmp_path):
         ({"parts": {}}, ["parts = {} (command line)", "no such option"]),
         ({"epochs": "many"}, ["epochs = 'many' (command line)", "integer"]),
         ({"epochs": 0}, ["epochs = 0 (command line)", "greater than or equal to 1"]),
+        ({"std": [1.0, 0.0, 1.0]}, ["std = 0.0 (command line)", "greater than 0"]),
+        ({"crop": "middle"}, ["crop = 'middle' (command line)", "'pad' or 'resized'"]),
+        ({"network": "alexnet"}, ["network = 'alexnet' (command line)", "resnet32", "timm:NAME"]),
         (
             {"distill": "geodesic", "subspace_dim": 0},
             ["subspace_dim = 0 (command line)", "greater than or equal to 1"],

@@ -15,9 +15,9 @@ from geodl.config import all_options
 from geodl.core.devices import device_kind
 from geodl.core.errors import ConfigError, DataError, GeodlError
 from geodl.data import Batches, Transform, evaluation, load
+from geodl.data.arrays import as_pixels
 from geodl.data.intake import as_images, take
 from geodl.data.names import LONGEST, class_name, fault, numbered, plain_labels
-from geodl.data.sources import as_pixels
 from geodl.learning.learner import Learner
 
 BAD = {

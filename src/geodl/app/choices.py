@@ -237,12 +237,7 @@ def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{asked}: only training uses it, and this model is in closed form; training needs a new model"
         )
-    for key in last.fixed_in_model():
-        there = last[key]
-        if key in wanted and wanted[key] != there:
-            raise ConfigError(
-                f"{key} = {wanted[key]}: this model was made with {there}; another needs a new model"
-            )
+    last.insist_on_fixed(wanted)
 
 
 def explain(

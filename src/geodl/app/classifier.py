@@ -422,10 +422,9 @@ def drop_uploads(folder: Path) -> int:
 
 
 def _evaluation(state: State, confusion: Confusion, skipped: Skipped) -> Evaluation:
-    steps = sorted({known.step for known in state.classes})
-    learned_in = {
-        step: [i for i, known in enumerate(state.classes) if known.step == step] for step in steps
-    }
+    learned_in: dict[int, list[int]] = {}
+    for step, i in sorted((known.step, i) for i, known in enumerate(state.classes)):
+        learned_in.setdefault(step, []).append(i)
     return Evaluation(
         images=confusion.images,
         accuracy=confusion.accuracy,

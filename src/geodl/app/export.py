@@ -56,7 +56,8 @@ class Exported(nn.Module):
         """
         x = pixels.float() * self.factor - self.offset
         mirrors = any(scorer.mirrors for scorer in self.scorers.values())
-        views = [self._features(view.contiguous()) for view in ([x, x.flip(3)] if mirrors else [x])]
+        seen = [x, x.flip(3)] if mirrors else [x]
+        views = [self._features(view.contiguous()) for view in seen]
         found = {name: scorer.judge(scorer(*views)) for name, scorer in self.scorers.items()}
         strange = [found[self.default][1]] if self.rejects else []
         return (*(confidences for confidences, _ in found.values()), *strange)
@@ -150,7 +151,7 @@ def _compare(model: Model, graph: Exported, data: bytes) -> float:
     import onnxruntime
 
     # The pictures have the size of the input.
-    transform = replace(model.transform, crop="pad", resize=None)
+    transform = replace(model.transform, crop="pad")
     generator = torch.Generator().manual_seed(derive(0, "export"))
     shape = (_CHECKED, 3, transform.size, transform.size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)

@@ -206,7 +206,8 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
         series: dict[int, list[int]] = {}
         for i, group in zip(mine.tolist(), groups.tolist(), strict=True):
             series.setdefault(group, []).append(i)
-        whole = [rows for rows in series.values() if all(ready.fresh[i] for i in rows)]
+        old = {i for i, fresh in enumerate(ready.fresh) if not fresh}
+        whole = [rows for rows in series.values() if old.isdisjoint(rows)]
         for rows in sorted(
             whole,
             key=lambda rows: min(derive(0, "validation image", ready.digests[i]) for i in rows),

@@ -24,9 +24,9 @@ from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.core.files import fingerprint, interpreting, make_below
 from geodl.core.keys import derive
 from geodl.core.text import one_line
+from geodl.data.dataset import Dataset, load, source_options
 from geodl.data.images import concat
 from geodl.data.scenario import ClassIncremental, class_order
-from geodl.data.sources import Dataset, load, source_options
 from geodl.learning.cache import Cache
 from geodl.learning.evaluation import evaluate
 from geodl.learning.learner import Learner
@@ -117,24 +117,14 @@ def run_config(
     scenario = scenario_of(config, data)
     path = out or Path("runs") / run_name(config)
     threads, precision = _machine(config, path, fresh)
-    first = [scenario.classes[c] for c in scenario.groups[0]]
-    part = [config.hold_out, config.images_per_class, config.split_seed]
-    part = part if config.hold_out or config.images_per_class else []
-    shared = None
-    if cache is not None:
-        shared = SharedBase(cache, fingerprint([data.fingerprint, first, *part]))
+    shared = SharedBase(cache, _base_data(config, scenario)) if cache is not None else None
     learner = Learner(config, stop=stop, shared_base=shared, decided_precision=precision)
     learner.check()  # a network that cannot be built is no reason to make a directory
     ranks = learner.trainer.ranks
-    # A directory of an earlier version lacks newer options: it has their defaults.
-    known = config.identity() if fresh or not exists(path) else Directory(path).config
-    identity = config.older(known) | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
-    if config.weights:  # another file under the same name makes another run
-        identity["weights_sha256"] = sha256(config.weights.read_bytes()).hexdigest()
     if ranks.is_main_process:
         store = Directory.create_or_open(
             path,
-            identity,
+            _identity(config, path, fresh, data),
             environment=_environment(learner, threads),
             must_match=("threads", "device"),
             phases=len(scenario),
@@ -154,6 +144,23 @@ def run_config(
             f"another process of this run has ended; the same command continues ({reason})"
         ) from error
     return store
+
+
+def _base_data(config: RunConfig, scenario: ClassIncremental) -> str:
+    """Return what names the images and classes of phase 0."""
+    first = [scenario.classes[c] for c in scenario.groups[0]]
+    part = [config.hold_out, config.images_per_class, config.split_seed]
+    part = part if config.hold_out or config.images_per_class else []
+    return fingerprint([scenario.data.fingerprint, first, *part])
+
+
+def _identity(config: RunConfig, path: Path, fresh: bool, data: Dataset) -> dict[str, Any]:
+    """Return what makes this run another than others; a directory of an earlier version has the defaults of newer options."""
+    known = config.identity() if fresh or not exists(path) else Directory(path).config
+    found = config.older(known) | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
+    if config.weights:  # another file under the same name makes another run
+        found["weights_sha256"] = sha256(config.weights.read_bytes()).hexdigest()
+    return found
 
 
 def follows() -> bool:
@@ -282,15 +289,15 @@ class _Run:
         if self.config.ame:
             seen = learner.rows_of(concat([self.scenario.train(s) for s in range(t + 1)]))
         test = learner.rows_of(self.scenario.test(t))
-        found = evaluate(learner.known, test, learner.features, seen=seen)
+        confusions, found = evaluate(learner.known, test, learner.features, seen=seen)
         more = {}
         if self.config.analysis:
-            of_base = found.features.labels < self.scenario.seen(0)
-            more["similarity"] = self._similarity(t, found.features.pooled[of_base])
+            of_base = found.labels < self.scenario.seen(0)
+            more["similarity"] = self._similarity(t, found.pooled[of_base])
         held_out = self.scenario.held_out(t)
         if held_out is not None:
             more["held_out"] = to_metrics(t, learner.evaluate(held_out))
-        metrics = to_metrics(t, found.confusions, **more)
+        metrics = to_metrics(t, confusions, **more)
         if self.is_main_process:
             action = {"action": "learn", "phase": t}
             save_model(

@@ -27,7 +27,7 @@ from geodl.cli.display import Display, Stopper, console, plain, say, table
 from geodl.core import events
 from geodl.core.errors import ConfigError, TrainingError
 from geodl.core.text import count, duration, listed
-from geodl.model.classifiers import CLASSIFIERS, titles
+from geodl.model.classifiers import CLASSIFIERS, is_oracle, notes_on, titles
 from geodl.model.metrics import Confusion, confusions_of, finite
 
 _where = partial(Parameter, group=Group("Where the runs go", sort_key=6), negative=())
@@ -133,8 +133,9 @@ def legend(settings: Sequence[Setting]) -> str:
     words, seeds = [LEGEND], max(len(setting.runs) for setting in settings)
     if seeds > 1:
         words.append(f"mean ± standard deviation of {seeds} seeds")
-    if any("ame" in setting.classifiers for setting in settings):
-        words.append("AME sees the images of the old classes: an oracle")
+    oracles = [name for name in CLASSIFIERS if is_oracle(name)]
+    if any(name in setting.classifiers for setting in settings for name in oracles):
+        words += [note.rstrip(".") for note in notes_on(oracles)]
     return "; ".join(words)
 
 

@@ -17,10 +17,10 @@ from geodl.bench.runs import list_runs
 from geodl.cli.display import plain, say, table
 from geodl.cli.options import Flags, Json, effective
 from geodl.config import presets
-from geodl.core.devices import device_kind, explain_precision
+from geodl.core.devices import device_kind, precision_of
 from geodl.core.errors import DISTRIBUTION, install
 from geodl.core.files import readable
-from geodl.data.sources import sources
+from geodl.data import sources
 from geodl.learning.cache import Cache
 from geodl.methods import METHODS
 
@@ -132,7 +132,7 @@ def doctor(*, as_json: Json = False) -> None:
             "cores": str(os.cpu_count()),
             "threads": f"{torch.get_num_threads()} (OMP_NUM_THREADS = {omp})",
             "devices": ", ".join(devices) or "CPU only",
-            "precision auto": explain_precision(device_kind("auto")),
+            "precision auto": ": ".join(precision_of(device_kind("auto"))),
             "executable": sys.executable,
         },
         "extras": {name: _extra(name, packages) for name, packages in _extras().items()},

@@ -18,7 +18,7 @@ from geodl.cli.runs import result_json
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, Interrupted
 from geodl.core.text import count
-from geodl.data.sources import Dataset
+from geodl.data import Dataset
 from geodl.learning.cache import Cache
 from geodl.store import Directory
 

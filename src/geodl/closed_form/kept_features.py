@@ -162,13 +162,10 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     scores = dual.leave_out(groups)
     known = judged(labels, groups, data.adapted)
     left_out = torch.where(known, scores.argmax(1), -1)
+    mean = {name: standardization.mean[name] for name in chosen}
+    scale = {name: standardization.scale[name] for name in chosen}
     fitted = Fitted(
-        Standardization(
-            *(
-                {n: part[n] for n in chosen}
-                for part in (standardization.mean, standardization.scale)
-            )
-        ),
+        Standardization(mean, scale),
         Expansion(dict.fromkeys(sorted(chosen), EACH), seed),
         torch.cat([dual.head(chosen[name]) for name in sorted(chosen)]).float().contiguous(),
         temperature(scores[known], labels[known]),

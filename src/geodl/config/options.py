@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 from pydantic_core import to_json
+
+from geodl.core.errors import ConfigError
 
 MANY = 1_000_000
 """More epochs, classes or images than anybody means; the limit of options that count."""
@@ -41,7 +43,7 @@ class Options(BaseModel):
         """Raise ValueError for a combination with other options that is impossible."""
 
 
-class Choice(Options):
+class PartOptions(Options):
     """Which parts are used."""
 
     method: str = "lucir"
@@ -50,7 +52,7 @@ class Choice(Options):
     """How old knowledge is distilled: none, lwf, cosine or geodesic (GeoDL)."""
 
 
-class Data(Options):
+class DataOptions(Options):
     """Where the images come from, and their classes in which order."""
 
     data: str = "digits"
@@ -93,7 +95,7 @@ class Data(Options):
         return self
 
 
-class Net(Options):
+class NetworkOptions(Options):
     """The network."""
 
     network: str = "resnet32"
@@ -106,7 +108,7 @@ class Net(Options):
     """Initial scale of the cosine head; short schedules: 10."""
 
 
-class Training(Options):
+class TrainingOptions(Options):
     """How the network is trained."""
 
     epochs: int = Field(160, ge=1, le=MANY)
@@ -177,7 +179,7 @@ class ImageOptions(Options):
     """Augmentation of each image, after crop and flip: none or trivial (TrivialAugment)."""
     mean: tuple[float, float, float] = (0.5071, 0.4866, 0.4409)
     """Mean of the colors."""
-    std: tuple[float, float, float] = (0.2009, 0.1984, 0.2023)
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.2009, 0.1984, 0.2023)
     """Standard deviation of the colors."""
 
 
@@ -194,7 +196,7 @@ class MemoryOptions(Options):
     """Keep exemplars of image files as bytes; otherwise as path and content hash."""
 
 
-class Evaluation(Options):
+class EvaluationOptions(Options):
     """What is measured."""
 
     classifiers: tuple[str, ...] | None = None
@@ -207,7 +209,7 @@ class Evaluation(Options):
     """Compare features with phase 0 after each phase (SVCCA, CKA, angles)."""
 
 
-class Machine(Options):
+class MachineOptions(Options):
     """Where and how it runs: but for precision and compile, the results do not depend on it."""
 
     threads: int | None = Field(None, ge=1, le=4096)
@@ -231,28 +233,37 @@ class Machine(Options):
 
 
 SECTIONS: dict[str, type[Options]] = {
-    "Method": Choice,
-    "Data": Data,
-    "Network": Net,
-    "Training": Training,
+    "Method": PartOptions,
+    "Data": DataOptions,
+    "Network": NetworkOptions,
+    "Training": TrainingOptions,
     "Images": ImageOptions,
     "Memory": MemoryOptions,
-    "Evaluation": Evaluation,
-    "Machine": Machine,
+    "Evaluation": EvaluationOptions,
+    "Machine": MachineOptions,
 }
 """The common options by heading."""
 COMMON = {
     name: info for section in SECTIONS.values() for name, info in section.model_fields.items()
 }
 """The common options: name -> pydantic's field."""
-IDENTITY_FREE = frozenset(Machine.model_fields) - {"precision", "compile"}
+IDENTITY_FREE = frozenset(MachineOptions.model_fields) - {"precision", "compile"}
 """Options that do not change what is computed, so that the hash of a run does not cover them."""
 
 P = TypeVar("P", bound=Options)
 
 
 # Pydantic lists the fields of the last base first.
-class RunConfig(Machine, Evaluation, MemoryOptions, ImageOptions, Training, Net, Data, Choice):
+class RunConfig(
+    MachineOptions,
+    EvaluationOptions,
+    MemoryOptions,
+    ImageOptions,
+    TrainingOptions,
+    NetworkOptions,
+    DataOptions,
+    PartOptions,
+):
     """The options of a run: the common ones, and in `parts` those of the method, the distillation, ... in use.
 
     Frozen: what is stored with a run is what the run did. Outside Python code options have flat names, those of the parts
@@ -320,3 +331,11 @@ class RunConfig(Machine, Evaluation, MemoryOptions, ImageOptions, Training, Net,
         """Return the options that a model keeps for good."""
         fixed = self.fixed.union(*(part.fixed for part in self.parts.values()))
         return [key for key in self.flat() if key in fixed]
+
+    def insist_on_fixed(self, wanted: Mapping[str, Any]) -> None:
+        """Raise a ConfigError where other values are wanted of options that a model with these options keeps for good."""
+        for key in self.fixed_in_model():
+            if wanted.get(key) is not None and wanted[key] != self[key]:
+                raise ConfigError(
+                    f"{key} = {wanted[key]}: this model was made with {self[key]}; another needs a new model"
+                )

@@ -22,37 +22,23 @@ def device_kind(accelerator: str) -> str:
 
 
 def choose_precision(wanted: str, kind: str) -> str:
-    """Return 32 or bf16: what is wanted, or where that is left open (auto) bf16 where the device computes in it.
+    """Return 32 or bf16: what is wanted, or where that is left open (auto) what suits the device."""
+    return precision_of(kind)[0] if wanted == "auto" else wanted
+
+
+def precision_of(kind: str) -> tuple[str, str]:
+    """Return the precision that suits a device, bf16 where it computes in it, and why.
 
     Processors without bf16 instructions imitate it, which is slower. Decided by what the device says, never by a clock.
     """
-    if wanted != "auto":
-        return wanted
     if kind == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "32"
-    return "bf16" if bf16_instructions() else "32"
-
-
-def explain_precision(kind: str) -> str:
-    """Say what `choose_precision` decides where that is left open, and why."""
-    if kind == "cuda":
-        return (
-            "bf16: the GPU has it"
-            if choose_precision("auto", kind) == "bf16"
-            else "32: the GPU has no bf16"
-        )
-    found = bf16_instructions()
-    return (
-        f"bf16: the processor has {', '.join(found)}"
-        if found
-        else "32: the processor has no bf16 instructions"
-    )
-
-
-def bf16_instructions() -> list[str]:
-    """Name the instructions of this processor that multiply in bfloat16."""
-    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return [name for name in ("amx_bf16", "avx512_bf16") if found.get(name)]
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16", "the GPU has it") if has else ("32", "the GPU has no bf16")
+    known = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    found = [name for name in ("amx_bf16", "avx512_bf16") if known.get(name)]
+    if found:
+        return "bf16", f"the processor has {', '.join(found)}"
+    return "32", "the processor has no bf16 instructions"
 
 
 def available_cores() -> int:

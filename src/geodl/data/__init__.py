@@ -1,10 +1,15 @@
-"""From files and arrays to batches: sources, the class-incremental scenario, images, augmentation."""
+"""From files and arrays to batches: sources, the class-incremental scenario, images, augmentation.
 
+Importing the package registers its sources.
+"""
+
+from geodl.data import arrays, cifar, hub  # noqa: F401  # they register themselves
 from geodl.data.batches import Batch, Batches, Transform, evaluation, fit
+from geodl.data.dataset import Dataset, load, source, sources
 from geodl.data.decoding import open_image
+from geodl.data.folder import scan_folder
 from geodl.data.images import ArrayImages, FileImages, Images, concat
 from geodl.data.scenario import ClassIncremental
-from geodl.data.sources import Dataset, load, scan_folder, source, sources
 
 __all__ = [
     "ArrayImages",

@@ -43,7 +43,7 @@ class Transform:
 
     crop="pad" fits the picture to a square (shorter side to `size`, center), then in training pads it with black and
     crops it at random; crop="resized" takes a random part of it in training, and at test time the center of the picture
-    whose shorter side is `resize`.
+    whose shorter side is `shorter_side`. `geodl.config` checks the values.
     """
 
     size: int
@@ -53,35 +53,12 @@ class Transform:
     flip: bool = True
     jitter: float = 0.0
     crop: Literal["pad", "resized"] = "pad"
-    resize: int | None = None
     augment: str = "none"
-
-    def __post_init__(self) -> None:
-        augmentations = ", ".join(AUGMENTATIONS.allowed)
-        checks = {
-            "size": (self.size, self.size >= 1, "at least 1"),
-            "mean": (self.mean, len(self.mean) == 3, "three numbers"),
-            "std": (self.std, len(self.std) == 3 and min(self.std) > 0, "three numbers above 0"),
-            "padding": (self.padding, self.padding >= 0, "at least 0"),
-            "jitter": (self.jitter, 0 <= self.jitter <= 1, "0 to 1"),
-            "crop": (self.crop, self.crop in ("pad", "resized"), "pad, resized"),
-            "augment": (self.augment, AUGMENTATIONS.knows(self.augment), augmentations),
-            "resize": (
-                self.resize,
-                self.resize is None or self.resize >= self.size,
-                f"none, or at least {self.size}",
-            ),
-        }
-        for key, (value, good, allowed) in checks.items():
-            if not good:
-                raise ConfigError(f"transform: {key} is {value!r}, allowed: {allowed}")
 
     @property
     def shorter_side(self) -> int:
         """What the shorter side of a picture is resized to at test time."""
-        if self.crop == "pad":
-            return self.size
-        return self.resize or round(self.size * 256 / 224)
+        return self.size if self.crop == "pad" else round(self.size * 256 / 224)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them."""
@@ -89,8 +66,9 @@ class Transform:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Transform:
-        """Undo `to_dict`."""
-        return cls(**fields | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
+        """Undo `to_dict`; earlier versions had a field more, which nobody set."""
+        known = {key: value for key, value in fields.items() if key != "resize"}
+        return cls(**known | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
 
 
 def transform_of(config: RunConfig, images: Images | None = None, *, size: int = 224) -> Transform:
@@ -266,7 +244,8 @@ def in_threads(
     workers: how many threads; with 0 the calling thread works.
     """
     if not workers:
-        yield from ((key, [work(*task) for task in tasks]) for key, tasks in groups)
+        for key, tasks in groups:
+            yield key, [work(*task) for task in tasks]
         return
     pool = ThreadPoolExecutor(workers)
     waiting: deque[tuple[K, list[Future[R]]]] = deque()

@@ -89,7 +89,10 @@ def _labelled(found: Found) -> FileImages:
 
 
 def _without(found: Found, gone: set[Path]) -> Found:
-    return {name: [path for path in paths if path not in gone] for name, paths in found.items()}
+    left = {}
+    for name, paths in found.items():
+        left[name] = [path for path in paths if path not in gone]
+    return left
 
 
 def _class_files(root: Path, skipped: Skips) -> Found:

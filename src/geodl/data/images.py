@@ -212,20 +212,21 @@ def to_tensors(images: Images, *, store_images: bool = True) -> dict[str, Tensor
     """
     if isinstance(images, ArrayImages):
         return {"pixels": images.pixels.contiguous(), "labels": images.labels}
-    items = list(images.items)
-    if not store_images:
-        items = [Reference(i.absolute(), _sha256(i)) if isinstance(i, Path) else i for i in items]
-    blobs = [os.fsencode(i.path) if isinstance(i, Reference) else read_bytes(i) for i in items]
+    blobs, hashes, referenced = [], [], []
+    for item in images.items:
+        if isinstance(item, Path) and not store_images:
+            item = Reference(item.absolute(), _sha256(item))
+        referenced.append(isinstance(item, Reference))
+        blobs.append(os.fsencode(item.path) if isinstance(item, Reference) else read_bytes(item))
+        hashes.append(list(item.sha256 if isinstance(item, Reference) else bytes(32)))
     tensors = {
         "blobs": torch.from_numpy(np.frombuffer(b"".join(blobs), dtype=np.uint8).copy()),
-        "offsets": torch.tensor([0, *(len(blob) for blob in blobs)]).cumsum(0),
+        "offsets": torch.tensor([0, *map(len, blobs)]).cumsum(0),
         "labels": images.labels,
     }
-    referenced = torch.tensor([isinstance(item, Reference) for item in items])
-    if referenced.any():
-        hashes = [item.sha256 if isinstance(item, Reference) else bytes(32) for item in items]
-        tensors["referenced"] = referenced
-        tensors["sha256"] = torch.tensor([list(each) for each in hashes], dtype=torch.uint8)
+    if any(referenced):
+        tensors["referenced"] = torch.tensor(referenced)
+        tensors["sha256"] = torch.tensor(hashes, dtype=torch.uint8)
     return tensors
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from geodl.core.errors import DataError
 from geodl.core.files import is_folder
 from geodl.core.text import count, one_line
+from geodl.data.arrays import as_pixels
 from geodl.data.batches import fit, in_threads
 from geodl.data.dataset import Skipped
 from geodl.data.decoding import Item, check_header, shown, upright_rgb
@@ -26,7 +28,6 @@ from geodl.data.images import ArrayImages, FileImages, Images, pack
 from geodl.data.images import with_rows as with_rows  # beside `labelled`
 from geodl.data.listing import read_listing
 from geodl.data.names import class_names, numbered, plain_labels
-from geodl.data.sources import as_pixels
 
 LISTINGS = (".zip", ".csv", ".tsv")
 """Files that hold or list labelled images."""
@@ -298,9 +299,10 @@ def squares(
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
-    starts = range(0, len(images), BATCH)
-    parts = (range(start, min(start + BATCH, len(images))) for start in starts)
-    groups = ((part, ((images, i, size, True) for i in part)) for part in parts)
+    groups = []
+    for start in range(0, len(images), BATCH):
+        part = range(start, min(start + BATCH, len(images)))
+        groups.append((part, zip(repeat(images), part, repeat(size), repeat(True), strict=False)))
     for part, found in in_threads(square, groups, max(workers, 1), 2):
         good: list[int] = []
         pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]

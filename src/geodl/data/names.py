@@ -78,15 +78,18 @@ def class_names(given: Iterable[Any]) -> tuple[str, ...]:
 
 def natural_key(name: str) -> list[str | int]:
     """Sort numbers inside names by value: "class 2" before "class 10"."""
-    parts = re.split(r"(\d+)", name)  # text and digits in turn, so that like is compared with like
-    return [int(part) if i % 2 else part.casefold() for i, part in enumerate(parts)]
+    parts: list[str | int] = list(re.split(r"(\d+)", name.casefold()))
+    parts[1::2] = map(int, parts[1::2])  # text and digits in turn: like is compared with like
+    return parts
 
 
 def plain_labels(labels: Any) -> list[Any]:
     """Return labels, (N,) or (N, 1), as a list of plain values."""
     try:
         values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-        values = [each.item() if isinstance(each, Tensor | np.generic) else each for each in values]
+        for i, each in enumerate(values):
+            if isinstance(each, Tensor | np.generic):
+                values[i] = each.item()
     except (TypeError, ValueError, RuntimeError) as error:  # no list; several numbers in one; meta
         kind = type(labels).__name__
         raise DataError(f"labels: {kind} given; one name or number an image is needed") from error

@@ -1,9 +1,9 @@
 """How it learns: Algorithm 1, the one loop, its checkpoints, shared base phases, ``Learner``."""
 
 from geodl.learning.algorithm import learn
-from geodl.learning.checkpoint import Progress
+from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.learner import Learner
 from geodl.learning.loop import Trainer
 from geodl.learning.shared_base import SharedBase
 
-__all__ = ["Learner", "Progress", "SharedBase", "Trainer", "learn"]
+__all__ = ["Checkpoints", "Learner", "SharedBase", "Trainer", "learn"]

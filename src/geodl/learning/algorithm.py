@@ -15,7 +15,7 @@ from geodl.core.keys import derive
 from geodl.data.batches import transform_of
 from geodl.data.images import Images, concat
 from geodl.data.intake import with_rows
-from geodl.learning.checkpoint import Progress
+from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.loop import Trainer
 from geodl.learning.shared_base import SharedBase, run_stages
 from geodl.methods import Method, Phase
@@ -33,7 +33,7 @@ def learn(
     trainer: Trainer,
     *,
     seen: Images | None = None,
-    checkpoints: Progress | None = None,
+    checkpoints: Checkpoints | None = None,
     base: SharedBase | None = None,
     backbone: Own | None = None,
     now: Features | None = None,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from geodl.core.events import AnglesTaken, EpochEnded, Event
-from geodl.learning.loop import SAMPLE, Trainer, spread
+from geodl.learning.loop import SAMPLE, Trainer, evenly
 from geodl.methods import Phase
 from geodl.model.analysis import leading_angles
 
@@ -15,7 +15,7 @@ def watching_angles(trainer: Trainer, phase: Phase) -> Iterator[None]:
     if phase.teacher is None or not phase.config.analysis:
         yield
         return
-    listener, sample = trainer.listener, spread(phase.training_images, SAMPLE)
+    listener, sample = trainer.listener, evenly(phase.training_images, SAMPLE)
     before = trainer.features(phase.teacher, sample, phase.transform).pooled
 
     def with_angles(event: Event) -> None:

@@ -11,7 +11,7 @@ from geodl.core.files import part
 from geodl.nets import Network
 
 
-class Progress(Protocol):
+class Checkpoints(Protocol):
     """Where checkpoints of the phase in work go."""
 
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class Checkpoint:
     optimizer: Mapping[str, Any] | None = None
 
     @classmethod
-    def load(cls, progress: Progress | None) -> Self | None:
+    def load(cls, progress: Checkpoints | None) -> Self | None:
         """Return the last checkpoint that was saved; None where there is none, or none are kept."""
         found = None if progress is None else progress.load_progress()
         if found is None:
@@ -46,7 +46,7 @@ class Checkpoint:
         place = state["stage"], state["epoch"], state["step"]
         return cls(tensors, *place, state.get("base"), state.get("optimizer"))
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: Checkpoints) -> None:
         """Replace the checkpoint that was saved before."""
         state = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "base": self.base}
         progress.save_progress(self.tensors, state | {"optimizer": self.optimizer})

@@ -1,7 +1,6 @@
 """One evaluation for all: what every classifier of a model makes of labelled images."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from geodl.core.errors import ConfigError
 from geodl.data.images import Images
@@ -12,14 +11,6 @@ from geodl.model.metrics import Confusion
 from geodl.model.model import Model
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Confusions by classifier, and the features of the images that they come from."""
-
-    confusions: dict[str, Confusion]
-    features: Features
-
-
 def evaluate(
     model: Model,
     images: Images,
@@ -27,8 +18,8 @@ def evaluate(
     *,
     seen: Images | None = None,
     mirror: bool = True,
-) -> Evaluation:
-    """Evaluate the classifiers that the model's options name; all by default.
+) -> tuple[dict[str, Confusion], Features]:
+    """Return the confusions by classifier, of those that the model's options name, and the features that they come from.
 
     images: labels are rows; read: ``read(images, mirror=False)`` gives features; seen: all training
     images of all classes, labels being rows: only with them AME, the oracle, is evaluated; mirror:
@@ -39,7 +30,7 @@ def evaluate(
     if seen is not None:
         most = model.config.ame_images
         some = seen if most is None else seen.select(first_of_each(seen.labels, most))
-        classifiers["ame"] = Ame.of(read(some), len(model.classes))
+        classifiers[Ame.name] = Ame.of(read(some), len(model.classes))
     names = _wanted(model.config.classifiers, classifiers)
     scorers = {name: classifiers[name].scorer(model.network) for name in names}
     copies = None
@@ -49,7 +40,7 @@ def evaluate(
     for name, scorer in scorers.items():
         scores = scorer.in_chunks(found, copies if scorer.mirrors else None)
         confusions[name] = Confusion.of(found.labels, scores.argmax(dim=1), model.classes)
-    return Evaluation(confusions, found)
+    return confusions, found
 
 
 def _wanted(given: tuple[str, ...] | None, there: dict[str, Classifier]) -> list[str]:

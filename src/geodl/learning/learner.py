@@ -20,7 +20,7 @@ from geodl.data.images import Images, insist_on_images
 from geodl.data.intake import labelled, with_rows
 from geodl.data.names import class_name
 from geodl.learning.algorithm import initial_network, learn, merged
-from geodl.learning.checkpoint import Progress
+from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.evaluation import evaluate
 from geodl.learning.loop import Trainer
 from geodl.learning.saving import load_model, model_directory, save_model
@@ -139,7 +139,7 @@ class Learner:
         images: Any,
         labels: Any = None,
         *,
-        progress: Progress | None = None,
+        progress: Checkpoints | None = None,
         now: Features | None = None,
     ) -> None:
         """Learn one group: new classes, more images of known ones, or both (Algorithm 1).
@@ -186,7 +186,7 @@ class Learner:
         """
         old = None if seen is None else self.rows_of(seen)
         test = self.rows_of(images, labels)
-        return evaluate(self.known, test, self.features, seen=old, mirror=mirror).confusions
+        return evaluate(self.known, test, self.features, seen=old, mirror=mirror)[0]
 
     def predict(
         self,
@@ -266,9 +266,9 @@ class Learner:
         """Give a class another name."""
         self.model = self.known.renamed(old, new)
         if self.seen is not None:
-            row = self.known.row(class_name(new))
-            names = [self.classes[row] if name == old else name for name in self.seen.names]
-            self.seen = replace(self.seen, names=tuple(names))
+            names = {old: class_name(new)}
+            named = tuple(names.get(name, name) for name in self.seen.names)
+            self.seen = replace(self.seen, names=named)
 
     def remove(self, name: str) -> None:
         """Remove a class: its row of the head, its means, its images."""
@@ -308,13 +308,7 @@ def _continued(model: Model, config: RunConfig) -> Model:
     if config == model.config:
         return model
     size = model.transform.size
-    there = model.config.flat() | {"image_size": size}
-    for key in config.fixed_in_model():
-        wanted = config[key]
-        if wanted is not None and wanted != there.get(key):
-            raise ConfigError(
-                f"{key} = {wanted}: this model was made with {there.get(key)}; another needs a new model"
-            )
+    model.config.model_copy(update={"image_size": size}).insist_on_fixed(config.flat())
     head, old = (build(each).head for each in (config, model.config))
     if head != old:
         raise ConfigError(

@@ -27,7 +27,7 @@ from geodl.core.ranks import Ranks, gather_rows
 from geodl.data.batches import Batch, Transform, evaluation
 from geodl.data.images import Images
 from geodl.geometry import GeometryError
-from geodl.learning.checkpoint import Checkpoint, Progress, tensors_of
+from geodl.learning.checkpoint import Checkpoint, Checkpoints, tensors_of
 from geodl.methods import Phase, Stage
 from geodl.model.features import Features, features_of
 from geodl.nets import Network, reading_copy
@@ -141,7 +141,7 @@ class StageRun:
     phase: Phase
     stage: Stage
     number: int = 0
-    progress: Progress | None = None
+    progress: Checkpoints | None = None
     base: str | None = None
 
     def through(self, checkpoint: Checkpoint | None = None) -> None:
@@ -241,7 +241,7 @@ class StageRun:
 
     def _check_sound(self) -> None:
         """See whether the last step left the network sound: its loss was computed before it."""
-        sample = spread(self.stage.batches.images, SAMPLE)
+        sample = evenly(self.stage.batches.images, SAMPLE)
         found = self.trainer.features(self.phase.network, sample, self.phase.transform)
         if not bool(found.logits.isfinite().all()):
             raise FloatingPointError("the network's output after that step")
@@ -259,7 +259,7 @@ class StageRun:
         )
 
 
-def spread(images: Images, count: int) -> Images:
+def evenly(images: Images, count: int) -> Images:
     """Return at most ``count`` images, evenly spread."""
     return images.select(torch.arange(0, len(images), max(1, math.ceil(len(images) / count))))
 

@@ -19,7 +19,7 @@ from geodl.data.batches import Transform
 from geodl.data.trivial import AUGMENTATIONS
 from geodl.learning.angles import watching_angles
 from geodl.learning.cache import Cache
-from geodl.learning.checkpoint import Checkpoint, Progress
+from geodl.learning.checkpoint import Checkpoint, Checkpoints
 from geodl.learning.loop import StageRun, Trainer
 from geodl.methods import Method, Phase
 from geodl.model.memory import quota
@@ -54,7 +54,7 @@ def run_stages(
     trainer: Trainer,
     method: Method,
     phase: Phase,
-    progress: Progress | None,
+    progress: Checkpoints | None,
     shared: SharedBase | None,
 ) -> None:
     """Run the method's stages, each from its start or from where it was interrupted."""

@@ -6,14 +6,14 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from geodl.config import Options, RunConfig
+from geodl.config import MANY, RunConfig
 from geodl.methods.adaptation import Adaptation
-from geodl.methods.method import Method, Phase, Schedule, Stage, register
+from geodl.methods.method import Method, Phase, Schedule, Stage, WithoutDistillation, register
 from geodl.model.classifiers.analytic import ClosedFormOptions
 from geodl.model.memory import Memory
 
 
-class AnalyticOptions(Options):
+class AnalyticOptions(WithoutDistillation):
     """Options of learning in closed form."""
 
     defaults: ClassVar = {"exemplars": 0}
@@ -24,7 +24,7 @@ class AnalyticOptions(Options):
     adapt: Literal["no", "auto", "yes"] = "no"
     """Train the last stages of a network that comes with weights on the first group, then freeze it; auto: keep that only
     where images set apart tell that it pays."""
-    adapt_epochs: int = Field(5, ge=1)
+    adapt_epochs: int = Field(5, ge=1, le=MANY)
     """Epochs of adapting."""
     adapt_lr: float = Field(5e-4, gt=0)
     """Learning rate of adapting, at its highest."""
@@ -32,11 +32,8 @@ class AnalyticOptions(Options):
     """Train the backbone in phase 0, true or false; unset: unless it comes with weights."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a distillation: later phases do not train."""
-        if config.distill != "none":
-            raise ValueError(
-                f"distill = {config.distill!r}: with method analytic only none is allowed"
-            )
+        """Refuse a distillation, and adapting a network that does not come with weights."""
+        super().check(config)
         if self.adapt != "no" and not _given(config):
             raise ValueError(
                 f"adapt = {self.adapt}: only a network that comes with weights is adapted"

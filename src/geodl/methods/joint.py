@@ -1,18 +1,6 @@
 """Joint training: all images of all classes seen, the upper bound of the paper's phase figure (joint-CNN)."""
 
-from geodl.config import Options, RunConfig
-from geodl.methods.method import Method, register
-
-
-class JointOptions(Options):
-    """Options of joint training."""
-
-    def check(self, config: RunConfig) -> None:
-        """Refuse a distillation: there is no old network."""
-        if config.distill != "none":
-            raise ValueError(
-                f"distill = {config.distill!r}: with method joint only none is allowed"
-            )
+from geodl.methods.method import Method, WithoutDistillation, register
 
 
 @register
@@ -23,6 +11,6 @@ class Joint(Method):
     title = "Joint training"
     summary = "upper bound: train anew on all images of all classes seen (--phases 0: once, on all classes)"
     paper = "the joint-CNN of Simon, Koniusz, Harandi, CVPR 2021, Fig. 4"
-    Options = JointOptions
+    Options = WithoutDistillation
     base_loss = "cross-entropy"
     joint = True

@@ -217,6 +217,8 @@ class Method:
     """Its own options, and its own defaults of common ones."""
     head: Literal["cosine", "linear"] = "cosine"
     """Which head the network has."""
+    effort: ClassVar[float] = 1.0
+    """How long a phase with an old network takes, over the training of the network alone; for estimates."""
     base_loss: str = ""
     """The loss of phase 0 by name: methods with the same one share base phases; empty: none does."""
     joint: ClassVar[bool] = False
@@ -308,6 +310,17 @@ class Method:
     def exemplars(self, phase: Phase, quota: int) -> Memory:
         """Return the memory for the next phase."""
         return phase.optimized or phase.exemplars(quota)
+
+
+class WithoutDistillation(BaseOptions):
+    """Options of a method that does not train a network beside an old one."""
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a distillation."""
+        if config.distill != "none":
+            raise ValueError(
+                f"distill = {config.distill!r}: with method {config.method} only none is allowed"
+            )
 
 
 METHODS = Registry[type[Method]]("method", "method")

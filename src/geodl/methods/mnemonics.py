@@ -49,6 +49,7 @@ class Mnemonics(Lucir):
     paper = "Liu, Su, Liu, Schiele, Sun: Mnemonics Training, CVPR 2020"
     Options = MnemonicsOptions
     options: MnemonicsOptions
+    effort = 1.5
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return LUCIR's stages, then that of the exemplars, from the herded ones on."""

@@ -102,9 +102,7 @@ class Memory:
 
     def without(self, row: int) -> "Memory":
         """Return the memory without a class; those after it move up."""
-        images, held = (
-            None if each is None else without_class(each, row) for each in (self.images, self.held)
-        )
+        images, held = without_class(self.images, row), without_class(self.held, row)
         return replace(self, images=images, held=held)
 
     def to_tensors(self) -> dict[str, Tensor]:
@@ -137,8 +135,10 @@ def insist_on_labels(classes: int, *stored: Images | None) -> None:
             raise ValueError(f"an image is labelled {worst} of {classes} classes")
 
 
-def without_class(images: Images, row: int) -> Images | None:
+def without_class(images: Images | None, row: int) -> Images | None:
     """Return the images without a class, those after it moved up; None where nothing is left."""
+    if images is None:
+        return None
     rest = images.select(images.labels != row)
     if not len(rest):
         return None

@@ -147,12 +147,12 @@ class Trajectory:
         sizes = [0, *(len(each["classes"]) for each in metrics)]
         groups = [range(*pair) for pair in itertools.pairwise(sizes)]
         phases = [confusions_of(each) for each in metrics]
-        names = [
-            name
-            for name in (phases[-1] if phases else ())
-            if all(name in phase for phase in phases)
-        ]
-        return {name: cls(groups, [phase[name] for phase in phases]) for name in names}
+        found = {}
+        for name in phases[-1] if phases else ():
+            confusions = [phase[name] for phase in phases if name in phase]
+            if len(confusions) == len(phases):
+                found[name] = cls(groups, confusions)
+        return found
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -170,10 +170,11 @@ class Trajectory:
     @property
     def matrix(self) -> list[list[float]]:
         """Group x phase accuracies; nan before the group is learned."""
-        return [
-            [found.rate(group) if t >= g else math.nan for t, found in enumerate(self.confusions)]
-            for g, group in enumerate(self.groups[: len(self.confusions)])
-        ]
+        rows = []
+        for g, group in enumerate(self.groups[: len(self.confusions)]):
+            known = [found.rate(group) for found in self.confusions[g:]]
+            rows.append([math.nan] * g + known)
+        return rows
 
     @property
     def per_class(self) -> dict[str, float]:
@@ -215,6 +216,9 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything by name, ready for JSON: classes by their names, None where there is no number."""
+        groups = []
+        for group in self.groups[: len(self.confusions)]:
+            groups.append([self.classes[c] for c in group])
         return {
             "accuracy": _numbers(self.accuracy),
             "final": self.final,
@@ -223,9 +227,7 @@ class Trajectory:
             "forgetting": self.forgetting,
             "mean_forgetting": self.mean_forgetting,
             "backward_transfer": self.backward_transfer,
-            "groups": [
-                [self.classes[c] for c in group] for group in self.groups[: len(self.confusions)]
-            ],
+            "groups": groups,
             "matrix": [_numbers(row) for row in self.matrix],
             "per_class": {name: finite(value) for name, value in self.per_class.items()},
         }

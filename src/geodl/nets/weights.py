@@ -130,14 +130,14 @@ def _hint(found: Tensors, ordered: bool, others: Mapping[str, Callable[[], Backb
 def _by_name(backbone: Backbone, found: Tensors) -> dict[str, str]:
     """Return the name in the file for each wanted one, under the naming and the prefix that fit best."""
     wanted = _without_counters(backbone.state_dict())
-    candidates = []
+    named = []
     for naming in (str, backbone.published_name):
         names = {key: naming(key) for key in wanted}
         first = next(iter(names.values()))
         ends = [name for name in found if name == first or name.endswith(f".{first}")]
         prefixes = {name.removesuffix(first) for name in ends} | {""}
-        candidates += [(prefix, names) for prefix in sorted(prefixes)]
-    named = [{key: prefix + names[key] for key in names} for prefix, names in candidates]
+        for prefix in sorted(prefixes):
+            named.append({key: prefix + name for key, name in names.items()})
     return min(named, key=lambda names: len(_misfits(wanted, found, names)))
 
 

@@ -106,11 +106,10 @@ class Directory:
 
     def _resume(self, record: dict[str, Any], must_match: Sequence[str], allowed: bool) -> None:
         self._refuse("configuration", differences(self.config, record["config"]), "--fresh")
-        then, now = (
-            {key: environment.get(key) for key in must_match}
-            for environment in (self.environment, record["environment"])
-        )
-        changed = differences(then, now)
+        changed = []
+        for key in must_match:
+            then, now = self.environment.get(key), record["environment"].get(key)
+            changed += differences(then, now, key)
         if not allowed:
             self._refuse("environment", changed, "--allow-environment-change to continue, --fresh")
         elif changed:
@@ -370,11 +369,10 @@ def refuse_foreign(path: Path) -> None:
 def differences(then: Any, now: Any, key: str = "") -> list[str]:
     """Name each (nested, dotted) key whose values differ, with both values."""
     if isinstance(then, dict) and isinstance(now, dict):
-        return [
-            line
-            for name in sorted(then.keys() | now.keys())
-            for line in differences(then.get(name), now.get(name), f"{key}.{name}" if key else name)
-        ]
+        found, above = [], f"{key}." if key else ""
+        for name in sorted(then.keys() | now.keys()):
+            found += differences(then.get(name), now.get(name), above + name)
+        return found
     return [] if then == now else [f"{key} is {json.dumps(then)} there and {json.dumps(now)} now"]
 
 

@@ -24,10 +24,11 @@ LIMIT = 2**30  # bytes
 
 def append_event(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
     """Append one line: the time, the kind, the fields, a checksum of the line."""
-    finite = {
-        k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()
-    }
-    event = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind} | finite
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    event = {"time": time, "kind": kind} | dict(fields)
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            event[name] = str(value)
     line = canonical_json(event)
     line = line[:-1] + f', "crc32": "{zlib.crc32(line):08x}"}}\n'.encode()
     # Not fsynced: a kill loses nothing, and a lost line after a power failure harms nothing.

@@ -29,8 +29,6 @@ SIZES = {
     "imagenet": Size(1000, 1281, 50, 224),
     "digits": Size(10, 144, 36, 8),
 }
-MNEMONICS = 1.5
-"""Optimizing exemplars may take at most half as long again as the phase."""
 BATCH = 16
 """Images in a timed batch where they are large."""
 
@@ -65,12 +63,12 @@ def work(config: RunConfig) -> list[Work]:
 
 def seconds(config: RunConfig, works: Sequence[Work], speed: Speed) -> list[float]:
     """Estimate the time of each phase from its work."""
-    found = []
+    method, found = build(config), []
     for t, each in enumerate(works):
-        alone = t == 0 or build(config).joint
+        alone = t == 0 or method.joint
         training = each.trained / speed.training["none" if alone else config.distill]
-        factor = MNEMONICS if config.method == "mnemonics" and t else 1.0
-        found.append(factor * training + each.evaluated / speed.evaluation)
+        effort = method.effort if t else 1.0
+        found.append(effort * training + each.evaluated / speed.evaluation)
     return found
 
 

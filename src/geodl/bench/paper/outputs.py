@@ -29,7 +29,7 @@ from geodl.bench.report.tables import (
 from geodl.config import preset_layer
 from geodl.learning.timing import LOSSES
 from geodl.methods import configure
-from geodl.model.classifiers import titles
+from geodl.model.classifiers import is_oracle, titles
 
 Settings = Mapping[Training, Setting]
 # Trainings that have other names in the figure of Table 1's methods.
@@ -146,10 +146,8 @@ def _by_phases(classifier: str, needed: Sequence[Training], settings: Settings) 
         }
         found = {t: value for t, value in sorted(mine.items()) if value}
         if found:
-            dashed = classifier == "ame"
-            curves.append(
-                plots.curve(label_of("finetune", loss), list(found), list(found.values()), dashed)
-            )
+            label, dashed = label_of("finetune", loss), is_oracle(classifier)
+            curves.append(plots.curve(label, list(found), list(found.values()), dashed))
     if not curves:
         return None
     ticks = sorted({training.phases for training in needed})

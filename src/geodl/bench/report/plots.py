@@ -10,7 +10,7 @@ from geodl.bench.report.figures import Curve, Plot, heat, lines
 from geodl.bench.report.results import Epoch, Estimate, Run, Setting
 from geodl.core.files import make_below
 from geodl.core.text import printable
-from geodl.model.classifiers import titles
+from geodl.model.classifiers import is_oracle, titles
 
 NAMED = 150
 """A confusion matrix of more classes has no names at its sides; the tips have them."""
@@ -36,8 +36,8 @@ def _by_classifier(title: str, settings: Sequence[Setting], values: Values, y: s
     if len(settings) == 1:
         curves = []
         for classifier in settings[0].classifiers:
-            found, oracle = values(settings[0], classifier), classifier == "ame"
-            curves.append(curve(titles()[classifier], settings[0].first.seen, found, oracle))
+            found, shown = values(settings[0], classifier), titles()[classifier]
+            curves.append(curve(shown, settings[0].first.seen, found, is_oracle(classifier)))
         return [_over_phases(name, title, settings, curves, y)] if curves else []
     plots = []
     for classifier, shown in titles().items():

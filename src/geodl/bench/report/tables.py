@@ -10,7 +10,7 @@ from geodl.bench.report.published import SAME, Published, matching
 from geodl.bench.report.results import DATA_NAMES, Estimate, Setting
 from geodl.core.files import atomic_write
 from geodl.core.text import printable
-from geodl.model.classifiers import titles
+from geodl.model.classifiers import notes_on, titles
 
 
 class Points(float):
@@ -33,8 +33,6 @@ MEASURES = {
     "backward transfer": ("backward_transfer", True),
 }
 """The figures of a trajectory as tables name them: their own name, and whether higher is better."""
-ORACLE = "AME needs data that a real learner no longer has: it is an oracle."
-COMPENSATED = "NCM (SDC): nearest class mean with semantic drift compensation; the class means are stored and moved along with the network."
 PAPERS = ("cnn", "nme", "ame")
 """The classifiers that a published number may be of."""
 
@@ -168,7 +166,9 @@ def _line(cells: Iterable[str]) -> str:
 def summary(settings: Sequence[Setting]) -> Table:
     """Return what every setting reached under every classifier."""
     rows: list[list[Cell]] = []
+    shown: set[str] = set()
     for setting in settings:
+        shown.update(setting.classifiers)
         for classifier in setting.classifiers:
             found = [setting.value(classifier, name) for name, _ in MEASURES.values()]
             rows.append([setting.label, titles()[classifier], len(setting.runs), *found])
@@ -180,10 +180,7 @@ def summary(settings: Sequence[Setting]) -> Table:
             "accuracy before the last phase minus after it; backward transfer: after the last phase minus just after learning; both are "
             "means over the groups of classes learned before the last phase."
         )
-    if any("ame" in setting.classifiers for setting in settings):
-        notes.append(ORACLE)
-    if any("ncm" in setting.classifiers for setting in settings):
-        notes.append(COMPENSATED)
+    notes += notes_on(shown)
     if any(len(setting.runs) > 1 for setting in settings):
         notes.append("Mean ± sample standard deviation over runs.")
     return Table(["method", "classifier", "runs", *MEASURES], rows, notes)
@@ -270,7 +267,7 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
     notes = [
         f"The paper's own rows leave phase 0 out ({AVERAGE}); the rows it cites from others count it ({INCREMENTAL}). "
         "Each published number is compared with ours of the same kind; the other one is shown beside it.",
-        ORACLE,
+        *notes_on(PAPERS),
     ]
     numbers = [each.published for each in found]
     if any((number.method, number.distill) in SAME for number in numbers):

@@ -24,7 +24,7 @@ from geodl.core.files import (
 )
 from geodl.core.keys import derive
 from geodl.core.text import printable
-from geodl.data.sources import Dataset, source_options
+from geodl.data.dataset import Dataset, source_options
 from geodl.learning.learner import Learner
 from geodl.learning.shared_base import base_options
 from geodl.methods import build, configure

@@ -12,6 +12,8 @@ from geodl.model.classifiers.base import (
     Stored,
     default_classifier,
     fittable,
+    is_oracle,
+    notes_on,
     register,
     titles,
 )
@@ -38,6 +40,8 @@ __all__ = [
     "Stored",
     "default_classifier",
     "fittable",
+    "is_oracle",
+    "notes_on",
     "register",
     "titles",
 ]

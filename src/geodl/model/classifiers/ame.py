@@ -12,6 +12,7 @@ class Ame(NearestMean):
 
     name = "ame"
     title = "AME (oracle)"
+    note = "AME needs data that a real learner no longer has: it is an oracle."
     oracle = True
 
     @classmethod

@@ -6,7 +6,7 @@ it keeps; the model stores that as named tensors.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -120,6 +120,8 @@ class Classifier(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     """As tables show it."""
+    note: ClassVar[str] = ""
+    """What a reader of tables must know of it."""
     meaning: ClassVar[str] = "softmax of its scores"
     """What its confidences are, for those who read an exported file."""
     preference: ClassVar[int] = 9
@@ -294,6 +296,16 @@ def titles() -> dict[str, str]:
     """Return how tables name the classifiers, in their order; with one that old results have."""
     found = {name: kind.title for name, kind in CLASSIFIERS.items()}
     return found | {"analytic_single": "closed form, no mirrored copies"}
+
+
+def notes_on(names: Collection[str]) -> list[str]:
+    """Return what a reader of tables must know of some classifiers."""
+    return [kind.note for name, kind in CLASSIFIERS.items() if kind.note and name in names]
+
+
+def is_oracle(name: str) -> bool:
+    """Return whether a classifier, which old results may name, needs old images."""
+    return name in CLASSIFIERS and CLASSIFIERS[name].oracle
 
 
 def fittable(frozen: bool) -> list[type[Classifier]]:

@@ -21,6 +21,10 @@ class Ncm(NearestMean):
 
     name = "ncm"
     title = "NCM (SDC)"
+    note = (
+        "NCM (SDC): nearest class mean with semantic drift compensation; the class means are "
+        "stored and moved along with the network."
+    )
     meaning = "softmax of the network's scale times the cosines with the class means"
     preference = 2
 

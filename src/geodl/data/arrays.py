@@ -1,4 +1,4 @@
-"""The sources by name, and the two smallest of them: the embedded digits, and arrays in memory or in an npz file."""
+"""Images in arrays: the digits that ship with the package, arrays in memory, npz files."""
 
 from __future__ import annotations
 
@@ -13,25 +13,10 @@ from torch import Tensor
 from geodl.core.errors import DataError
 from geodl.core.files import open_regular
 from geodl.core.text import count, one_line
-from geodl.data.cifar import read_cifar100
-from geodl.data.dataset import (
-    Dataset,
-    drawn,
-    fingerprint_of,
-    load,
-    need_root,
-    source,
-    source_options,
-    sources,
-)
+from geodl.data.dataset import Dataset, drawn, fingerprint_of, need_root, source
 from geodl.data.decoding import PIXEL_LIMIT
-from geodl.data.folder import scan_folder
-from geodl.data.hub import read_hub
 from geodl.data.images import ArrayImages
 from geodl.data.names import numbered, plain_labels
-
-__all__ = ["Dataset", "load", "read_cifar100", "read_hub", "scan_folder", "source"]
-__all__ += ["source_options", "sources"]
 
 _KINDS = "allowed: integers 0..255, floats 0..1"
 
