@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.helpers.browser import launched
 
 from geodl.data import Dataset, load
 
@@ -49,3 +50,6 @@ def omniglot() -> Dataset:
 @pytest.fixture(scope="session")
 def digits() -> Dataset:
     return load("digits")
+
+
+browser = pytest.fixture(scope="module")(launched)

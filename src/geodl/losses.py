@@ -5,7 +5,7 @@ each. Input that is not finite gives a loss that is not finite: nothing here wai
 """
 
 import math
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -99,13 +99,7 @@ class Distillation(nn.Module):
 
 
 DISTILLATIONS = Registry[type[Distillation]]("distillation", "distill", optional=True)
-Kind = TypeVar("Kind", bound=type[Distillation])
-
-
-def register(kind: Kind) -> Kind:
-    """Make a distillation known by its name; a decorator of its class."""
-    DISTILLATIONS.add(kind.name, kind)
-    return kind
+register = DISTILLATIONS.named
 
 
 # ------------------------------------------------------------------------------------------------- distillations

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from test_report import EVIL, Checker
+from tests.helpers.browser import opened
 from tests.helpers.directories import make_model
+from tests.helpers.reports import EVIL, Checker
 
 from geodl.app import state
 from geodl.app.classifier import IncrementalClassifier
@@ -297,6 +298,53 @@ def test_the_page_is_sound_whatever_classes_are_called(odd):
     assert len(checked.ids) == len(set(checked.ids))
     assert text.count("<script>") == 1
     assert {printable(name) for name in names} <= {" ".join(word.split()) for word in checked.words}
+
+
+# ------------------------------------------------------------------------------------------------- in a real browser
+
+PROBE = """() => {
+const seen = {evil: window.evil, width: innerWidth};
+seen.overflow = document.documentElement.scrollWidth - innerWidth;
+const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 765;
+seen.page = light(getComputedStyle(document.body).backgroundColor);
+seen.text = light(getComputedStyle(document.querySelector("h1")).color);
+seen.score = document.querySelector(".score").getBoundingClientRect().bottom;
+seen.research = document.querySelector(".research").open;
+seen.pictures = [...document.querySelectorAll(".pictures img")].map((image) => image.getBoundingClientRect().width);
+seen.outside = [...document.querySelectorAll("main > section *, header *")].filter((element) => {
+  const box = element.getBoundingClientRect();
+  return box.right > innerWidth + 1 || box.left < -1;
+}).map((element) => element.outerHTML.slice(0, 90));
+dispatchEvent(new Event("beforeprint"));
+seen.printed = document.querySelector(".research").open;
+document.querySelector(".research").open = true;
+seen.overflowOpen = document.documentElement.scrollWidth - innerWidth;
+seen.plots = [...document.querySelectorAll(".research .plot svg")].filter((plot) => plot.getBoundingClientRect().width > 200).length;
+return seen;
+}"""
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_the_page_fits_its_window(browser, models, tmp_path, width, dark):
+    text = shown(models.trained.path, with_images=True)
+    seen, *wrong = opened(browser, text, tmp_path, PROBE, width=width, dark=dark)
+    assert (wrong, seen["outside"]) == ([[], []], [])
+    assert seen["width"] == width
+    assert seen["overflow"] <= 0
+    assert seen["overflowOpen"] <= 0
+    assert seen["score"] < 800  # on the first screen
+    assert seen["page"] < 0.2 if dark else seen["page"] > 0.9
+    assert seen["text"] > 0.5 if dark else seen["text"] < 0.5
+    assert (seen["research"], seen["printed"]) == (False, False)
+    assert len(seen["pictures"]) == text.count("<figcaption><b>") > 0
+    assert all(side > 100 for side in seen["pictures"])
+    assert seen["plots"] > 1
+
+
+def test_odd_names_keep_inside_a_phone(browser, odd, tmp_path):
+    seen, *wrong = opened(browser, odd[1], tmp_path, PROBE, width=390)
+    assert (wrong, seen.get("evil"), seen["outside"]) == ([[], []], None, [])
+    assert seen["overflow"] <= 0
 
 
 # ----------------------------------------------------------------------------------------------- what is prepared

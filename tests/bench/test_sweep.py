@@ -121,12 +121,6 @@ def test_no_option_can_be_unset_that_is_set_by_default():
     ("arguments", "message"),
     [
         (["--grid", "seeed=1,2"], "seeed = '1' (sweep): no such option; did you mean seed?"),
-        (
-            ["--grid", "method=lucir,alexnet"],
-            "method = 'alexnet' (sweep): allowed values are analytic",
-        ),
-        (["--grid", "epochs=1,x"], "epochs = 'x' (sweep): input should be a valid integer"),
-        (["--grid", "geodesic_weight=1,2"], "allowed only with distillation geodesic"),
         (["--grid", "seed="], "grid: seed = []: a list of one value or more is allowed"),
         (["--grid", "seed"], "--grid seed: OPTION=A,B,... is allowed"),
         ([], "nothing to vary"),
@@ -146,7 +140,6 @@ def test_no_option_can_be_unset_that_is_set_by_default():
             "--jobs, --ray and --submit: one of them is allowed",
         ),
         (["--search", "random"], "--search and --over belong together"),
-        (["--over", "lr=1:2"], "--search and --over belong together"),
         (["--search", "random", "--over", "lr=log:0:1"], "over: lr = log:0:1: LOW:HIGH"),
         (["--search", "random", "--over", "lr=3:1"], "over: lr = 3:1: LOW:HIGH"),
         (
@@ -157,10 +150,6 @@ def test_no_option_can_be_unset_that_is_set_by_default():
         (
             ["--search", "random", "--over", "lr=1:2", "--trials", "0"],
             "trials = 0: at least 1 is allowed",
-        ),
-        (
-            ["--search", "random", "--over", "lr=1:2", "--seed", "x"],
-            "seed = 'x' (command line): input should be a valid",
         ),
         (
             ["--grid", "lr=1,2", "--submit", "slurm", "--sbatch", "--comment='x"],

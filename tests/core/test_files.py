@@ -2,7 +2,6 @@
 
 import errno
 import os
-import socket
 import stat
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.directories import Killed
+from tests.helpers.directories import Killed, put_odd
 
 from geodl.core import files
 from geodl.core.errors import StoreError
@@ -203,18 +202,6 @@ def test_a_changed_bit_in_any_byte_and_any_truncation_of_a_sealed_file_are_found
                 read_sealed(path)
     path.write_bytes(sound)
     assert read_sealed(path) == b"what stands alone"
-
-
-def put_odd(path, kind):
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as end:
-            end.bind(str(path))
-    else:
-        path.symlink_to(kind)
 
 
 @pytest.mark.timeout(60)

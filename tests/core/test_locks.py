@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.core.test_files import put_odd
+from tests.helpers.directories import put_odd
 
 from geodl.core.errors import StoreError
 from geodl.core.locks import is_locked, locked

@@ -1,6 +1,8 @@
-"""The page of a server in a real browser."""
+"""Pages in a real browser: what goes wrong in one, and what it asks for."""
 
 import shutil
+
+import pytest
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -33,3 +35,31 @@ def until(page, condition):
             return
         page.wait_for_timeout(50)
     raise AssertionError(f"it did not come to that: {condition}")
+
+
+def launched():
+    """Yield a browser; the test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if BROWSER is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+def opened(browser, text, folder, probe, *, width=1280, dark=False):
+    """Open a page as a file; return what a script sees in it, what went wrong, and what was asked for from outside."""
+    path = folder / "page.html"
+    path.write_text(text, encoding="utf-8")
+    said, asked = [], []
+    look = {"viewport": {"width": width, "height": 800}}
+    with browser.new_context(color_scheme="dark" if dark else "light", **look) as context:
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.as_uri())
+        seen = page.evaluate(probe)
+    own = ("data:", path.as_uri())
+    return seen, said, [url for url in asked if not url.startswith(own)]

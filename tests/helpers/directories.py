@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,6 +130,19 @@ def break_at(n: int, failure: BaseException, tear: bool = False) -> Callable[[st
             raise failure
 
     return crash
+
+
+def put_odd(path: Path, kind: str) -> None:
+    """Put what is no regular file in the place of one; any other kind is where a link leads."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(str(path))
+    else:
+        path.symlink_to(kind)
 
 
 def object_of(path: Path, t: int, name: str) -> Path:

@@ -20,6 +20,10 @@ METHODS = {
     "bic": ["--method", "bic", "--correction-epochs", "20"],
     "adamw": ["--optimizer", "adamw", "--lr", "0.001"],
     "mnemonics": ["--method", "mnemonics", "--outer-steps", "6"],
+    "icarl": ["--method", "icarl"],
+    "lwf": ["--method", "lwf"],
+    "joint": ["--method", "joint"],
+    "analytic": ["--method", "analytic"],
 }
 
 

@@ -336,38 +336,6 @@ def test_a_checkpoint_of_version_2_resumes_with_its_momenta(tmp_path, run):
     assert result_files(tmp_path / "again") == result_files(tmp_path / "whole")
 
 
-class CrashError(Exception):
-    """Power is cut."""
-
-
-def test_a_fault_at_every_write_leaves_a_run_that_goes_on_to_the_same_bytes(
-    tmp_path, run, monkeypatch
-):
-    options = {"method": "bic", "epochs": 1, "phases": 1, "correction_epochs": 2}
-    options |= {"checkpoint_steps": 2, "data": tiny.dataset(3)}
-    run("whole", **options)
-    left: float = 10**6
-
-    def crash(step: str, path: Path) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise CrashError
-
-    monkeypatch.setattr(files, "crash_point", crash)
-    run("counted", **options)
-    points = 10**6 - left
-    assert points > 20
-    # Every kind of write is met by one point or another.
-    for point in range(0, points, max(1, points // 15)):
-        left = point
-        with pytest.raises(CrashError):
-            run(f"crash-{point}", **options)
-        left = math.inf
-        run(f"crash-{point}", **options)
-        assert result_files(tmp_path / f"crash-{point}") == result_files(tmp_path / "whole"), point
-
-
 def test_other_weights_under_the_same_name_are_another_run(tmp_path, run):
     weights = tmp_path / "weights.safetensors"
     for seed in (1, 2):

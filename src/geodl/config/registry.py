@@ -76,6 +76,11 @@ class Registry(Mapping[str, T]):
 
         return decorate
 
+    def named(self, part: P) -> P:
+        """Register a class by its attribute `name`; a decorator of the class."""
+        self.add(part.name, part)  # type: ignore[attr-defined, arg-type]
+        return part
+
     def name_of(self, part: Any) -> str:
         """Return the name of a part, a class or function, and register it where it is not registered yet."""
         name = str(getattr(part, "name", part.__name__))

@@ -324,9 +324,4 @@ class WithoutDistillation(BaseOptions):
 
 
 METHODS = Registry[type[Method]]("method", "method")
-
-
-def register(method: type[Method]) -> type[Method]:
-    """Make a method known by its name; a decorator of the method's class."""
-    METHODS.add(method.name, method)
-    return method
+register = METHODS.named

@@ -279,10 +279,7 @@ CLASSIFIERS = Registry[type[Classifier]](
 )
 
 
-def register(classifier: type[Classifier]) -> type[Classifier]:
-    """Make a classifier known by its name; a decorator of its class."""
-    CLASSIFIERS.add(classifier.name, classifier)
-    return classifier
+register = CLASSIFIERS.named
 
 
 def default_classifier(names: Iterable[str]) -> str:
