@@ -52,4 +52,4 @@ def digits() -> Dataset:
     return load("digits")
 
 
-browser = pytest.fixture(scope="module")(launched)
+browser = pytest.fixture(scope="session")(launched)

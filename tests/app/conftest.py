@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.helpers.browser import BROWSER, FLAGS, until
+from tests.helpers.browser import until
 from tests.helpers.serving import QUICK, TOKEN, Client, running
 
 from geodl.app.classifier import IncrementalClassifier
@@ -38,15 +38,6 @@ def reader(base):
     """A client of a server that the tests do not change."""
     with running(base) as url, Client(url) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

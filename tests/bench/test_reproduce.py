@@ -1,7 +1,7 @@
 """Reproducing the paper: which runs, how long, asking first, and what is written."""
 
 import csv
-import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -253,26 +253,17 @@ def test_words_for_times(seconds, words):
 # -- asking first
 
 
-def test_without_a_terminal_much_work_needs_yes(monkeypatch):
-    monkeypatch.setattr(grids.sys.stdin, "isatty", lambda: False, raising=False)
-    with pytest.raises(
-        ConfigError, match=r"about 2\.0 h, and there is no terminal to confirm it: add --yes"
-    ):
-        grids.confirm("about 2.0 h", yes=False)
-    grids.confirm("about 2.0 h", yes=True)
-
-
 @pytest.mark.parametrize(
-    ("answer", "starts"), [("y", True), (" YES ", True), ("", False), ("n", False)]
-)
-def test_much_work_is_asked_about(monkeypatch, answer, starts):
-    monkeypatch.setattr(grids.sys.stdin, "isatty", lambda: True, raising=False)
+    ("answer", "refused"),
+    [("y", None), (" YES ", None), ("", "nothing was started"), ("n", "nothing was started"),
+     (None, r"about 2\.0 h, and there is no terminal to confirm it: add --yes")],
+)  # fmt: skip
+def test_much_work_is_asked_about(monkeypatch, answer, refused):
+    monkeypatch.setattr(grids.sys.stdin, "isatty", lambda: answer is not None, raising=False)
     monkeypatch.setattr(grids.console, "input", lambda prompt, **_: answer)
-    if starts:
+    grids.confirm("about 2.0 h", yes=True)
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
         grids.confirm("about 2.0 h", yes=False)
-    else:
-        with pytest.raises(ConfigError, match="nothing was started"):
-            grids.confirm("about 2.0 h", yes=False)
 
 
 class Here:
@@ -362,29 +353,6 @@ def test_a_run_that_fails_does_not_stop_the_others(quick, tmp_path, monkeypatch)
     assert "4 of 4 runs failed; the first: CE + GeoDL" in said.stderr
     assert "the loss is not finite" in said.stderr
     assert "Not run yet: 4 of 4 rows" in (tmp_path / "out" / "table3.md").read_text()
-
-
-def test_stopping_stops_the_grid(quick, tmp_path, monkeypatch):
-    class Stops(Here):
-        def start(self, job):
-            signal.raise_signal(signal.SIGINT)
-            return self
-
-        def stop(self):
-            self.asked = True
-
-        def kill(self):
-            assert self.asked
-
-        def result(self):
-            return "stopped" if hasattr(self, "asked") else None
-
-    monkeypatch.setattr(grids, "Local", Stops)
-    order = ("reproduce", "table3", "--length", "smoke", "--out", "out")
-    assert (
-        "progress is saved; the same command continues"
-        in geodl(*order, cwd=tmp_path, status=130).stderr
-    )
 
 
 def test_a_job_array_instead(quick, tmp_path):

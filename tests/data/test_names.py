@@ -277,11 +277,3 @@ def test_every_option_that_counts_has_an_upper_bound():
         if not limits:
             unbounded.append(name)
     assert unbounded == []
-
-
-@pytest.mark.parametrize(
-    ("option", "limit"), [("padding", 1024), ("image_size", 4096), ("workers", 1024)]
-)
-def test_the_limit_is_named(option, limit):
-    with pytest.raises(ConfigError, match=f"{option} = 1000000 .*less than or equal to {limit}"):
-        Learner(**{option: 10**6})

@@ -1,6 +1,5 @@
 """The Learner in Python: options, what it takes, evaluation, prediction, saving, and that a failure changes nothing."""
 
-import inspect
 import math
 import sys
 from dataclasses import replace
@@ -15,7 +14,6 @@ from tests.helpers.directories import make_model
 from tests.helpers.phases import KeptProgress, changed, weights_of
 from torch.utils.data import TensorDataset
 
-import geodl
 from geodl.app.classifier import IncrementalClassifier
 from geodl.bench.experiment import results_of, run_config, scenario_of
 from geodl.config import SECTIONS, RunConfig
@@ -90,34 +88,11 @@ def test_options_about_where_images_come_from_are_refused(name):
         made(**{name: None})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epoch": 3}, "epoch.*epochs"),
-        ({"method": "lucirr"}, "method = 'lucirr'"),
-        ({"distill": "geo"}, "distill = 'geo'.*none, lwf, cosine, geodesic"),
-        ({"subspace_dim": 3}, "subspace_dim.*geodesic"),
-        ({"preset": "nope"}, "preset = 'nope'"),
-    ],
-)
-def test_wrong_options_are_named(options, message):
-    with pytest.raises(ConfigError, match=message):
-        Learner(**options)
-
-
 def test_a_preset_without_what_it_says_about_data():
     config = Learner(preset="digits", epochs=1).config
     assert (config.network, config.epochs, config.flip) == ("resnet8", 1, False)
     for name in ABOUT_DATA:
         assert getattr(config, name) == RunConfig.model_fields[name].default
-
-
-def test_it_is_a_public_name_that_takes_what_the_documentation_shows():
-    assert geodl.Learner is Learner
-    assert {"images", "labels"} <= set(inspect.signature(Learner.learn).parameters)
-    assert {"images", "labels", "seen", "mirror"} <= set(
-        inspect.signature(Learner.evaluate).parameters
-    )
 
 
 # -- what it takes
@@ -602,17 +577,6 @@ def test_a_learn_that_was_stopped_goes_on_from_its_checkpoint(scenario):
 # -- changing
 
 
-def test_a_renamed_class_keeps_its_predictions(scenario, learned):
-    learner = Learner(learned.config, model=learned.model)
-    old = learner.classes[1]
-    learner.rename(old, "another name")
-    before, after = (each.predict(scenario.test(1).pixels) for each in (learned, learner))
-    np.testing.assert_array_equal(before.probabilities, after.probabilities)
-    assert after.labels.tolist() == [
-        {old: "another name"}.get(name, name) for name in before.labels.tolist()
-    ]
-
-
 @pytest.mark.parametrize("options", METHODS, ids=named)
 def test_a_removed_class_is_never_predicted_and_can_come_back(scenario, options):
     learner = made(**options, epochs=1)
@@ -688,18 +652,6 @@ def test_it_does_not_go_on_with_a_distillation_that_needs_another_head(scenario)
         Learner(made(method="icarl", distill="geodesic").config, model=learner.model)
     other = Learner(made(method="icarl", distill="none").config, model=learner.model)
     assert other.classes == learner.classes
-
-
-def test_the_seed_decides_and_nothing_else_random_does(scenario):
-    found = []
-    for state, seed in ((1, 3), (2, 3), (1, 4)):
-        torch.manual_seed(state)
-        learner = made(epochs=1, seed=seed)
-        learner.learn(scenario.train(0))
-        found.append(weights_of(learner.network))
-    first, again, other = found
-    assert not changed(first, again)
-    assert changed(first, other)
 
 
 def test_scores_that_are_not_finite_are_an_error():

@@ -22,12 +22,11 @@ from tests.helpers.phases import (
 from torch import nn
 
 from geodl.bench.experiment import results_of, run_config
-from geodl.config import Layer, preset_layer
 from geodl.data import Dataset
 from geodl.data.batches import evaluation
 from geodl.data.images import ArrayImages
 from geodl.learning.learner import Learner
-from geodl.methods import METHODS, Method, Phase, Schedule, Stage, build, configure
+from geodl.methods import METHODS, Method, Phase, Schedule, Stage, build
 from geodl.methods.icarl import sigmoid_losses
 from geodl.nets import CosineHead, LinearHead, Network, build_network
 
@@ -379,22 +378,6 @@ def test_the_rate_falls_after_the_milestone_and_not_an_epoch_before():
     learner.run(phase, stage)
     moved = -len(stage.batches) * (1 + 1 + 0.1 + 0.1)
     assert weight.weight.item() == pytest.approx(moved, rel=1e-5)
-
-
-def test_the_defaults_of_a_method_hold_unless_the_user_says_otherwise():
-    def values(*layers, **given):
-        return configure([*layers, Layer("command line", given)])
-
-    own = {name: values(method=name).config.distill for name in METHODS}
-    assert own == dict.fromkeys(("finetune", "joint", "analytic"), "none") | dict.fromkeys(
-        ("lwf", "icarl", "bic"), "lwf"
-    ) | dict.fromkeys(("lucir", "mnemonics"), "cosine")
-    assert values(method="bic", distill="geodesic").config.distill == "geodesic"
-    preset = preset_layer("cifar100")
-    assert values(preset, method="bic").config.epochs == 250
-    assert values(preset, method="lucir").config.epochs == 160
-    assert values(preset, method="bic", epochs=3).config.epochs == 3
-    assert values(preset, method="bic").origins["epochs"] == "preset cifar100"
 
 
 def test_exemplars_are_chosen_by_features_without_augmentation():
