@@ -15,7 +15,7 @@ from torch import nn
 
 import geodl
 from geodl.app import before, choices, preparing, state
-from geodl.app.advice import advise
+from geodl.app.advice import at_end_of_step as advise
 from geodl.app.choices import checked, choose_start, training_asked
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.state import KnownClass
@@ -484,7 +484,7 @@ def test_a_thousand_classes(model):
     )
     assert len(result.classes) == 1000
     assert result.classes[10] == "class 10"
-    assert "and 992 more" in result.warnings[0]
+    assert any("and 992 more" in sentence for sentence in result.warnings)
     assert len(model.predict(pixels[:5], top=3)[0].top) == 3
 
 
@@ -953,15 +953,11 @@ def test_a_good_model_gets_no_advice():
 def test_a_budget_that_leaves_no_class_an_image_is_named():
     config = RunConfig(image_size=64, exemplars=1, memory_budget="total")
     (sentence,) = advise(confusion([9, 1], [0, 10]), known(200, 200), config, [0, 1])
-    assert (
-        sentence
-        == "No images are kept (exemplars 1, total): earlier classes will be forgotten faster."
-    )
+    assert "exemplars = 1, memory_budget = total" in sentence
     (sentence,) = advise(
         confusion([1, 1], [0, 2]), known(200, 200), RunConfig(image_size=64), [0, 1]
     )
-    assert sentence.startswith("Weak on the validation images: ")
-    assert "(1 of 2 correct)" in sentence
+    assert sentence.startswith("Weak classes: a (1 of 2 right).")
 
 
 def test_weak_and_mixed_up_classes_are_named():
@@ -971,10 +967,10 @@ def test_weak_and_mixed_up_classes_are_named():
         RunConfig(image_size=64),
         [0, 1, 2],
     )
-    assert sentences == [
-        "Weak on the validation images: a (5 of 10 correct). More, and more varied, images of them help.",
-        "Mixed up: a is taken for b (4 of 10).",
-    ]
+    pairs = ["Look at a and b: 4 of", "Look at c and a: 3 of", "Look at c and b: 2 of"]
+    weak = "Weak classes: a (5 of 10 right), c (6 of 10 right)."
+    for sentence, begin in zip(sentences, [*pairs, weak], strict=True):
+        assert sentence.startswith(begin)
 
 
 def test_tiny_classes_and_training_from_scratch():

@@ -507,9 +507,9 @@ def test_a_short_step_schedule_begins_at_the_full_rate():
 # -- the shared base phase
 
 
-def base_key(data, base: str = "data", method: type[Method] | None = None, **options: Any) -> str:
+def base_key(data, base: str = "data", own: type[Method] | None = None, **options: Any) -> str:
     config = tiny.config(**{"method": "finetune"} | options)
-    made = method(config) if method else build(config)
+    made = own(config) if own else build(config)
     machine = ("cpu", 1, config.precision)
     return shared_base.base_key(made, transform_of(config, data.train), base, 2, machine)
 
@@ -518,7 +518,7 @@ def test_a_method_of_ones_own_does_not_get_another_s_base_phase(data):
     class Own(Method):
         name = "own"
 
-    assert base_key(data, method=Own) != base_key(data)
+    assert base_key(data, own=Own) != base_key(data)
 
 
 def test_a_base_phase_of_a_loss_of_ones_own_is_that_of_its_options_and_its_code(data):

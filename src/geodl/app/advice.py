@@ -1,91 +1,132 @@
-"""What a step says about the model in plain sentences: which classes are tiny, weak or mixed up, and what would help."""
+"""What would make a model better, in plain words: one list, for the page of a model and for the end of a step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from geodl.app.choices import in_closed_form
 from geodl.app.state import KnownClass
 from geodl.config import RunConfig
 from geodl.core.errors import install
 from geodl.core.text import listed
-from geodl.model.memory import quota
-from geodl.model.metrics import Confusion
+from geodl.methods import build
+from geodl.model.metrics import Confusion, finite
 
-TINY = 10  # images: below, a class is called tiny
-FEW = 100  # images a class: below, training from scratch is called hard
-UNLIKE, MANY = 95.0, 300  # below so many % accuracy on so many images, adapting the network may pay
-WEAK = 60.0  # % accuracy on its validation images: below, a class is called weak
-ENOUGH = 2  # validation images: with fewer, a class is not judged
+FEW, WEAK, MIXED, WIDE = 10, 80.0, 0.05, 10.0
+"""Called few: images of a class; weak: % of them right; mixed up: share of two classes; wide: points of the interval."""
+ENOUGH = 2
+"""Fewer images say nothing of a class, and fewer mistakes nothing of two classes."""
+SCRATCH = 100
+"""Images a class: with fewer, training a network from scratch is called hard."""
+
+UNLIKE, MANY = 95.0, 300
+"""Below so many % accuracy on so many images, adapting the network may pay."""
+
+Advice = tuple[str, str]
+"""A heading, and what to do."""
 
 
-def advise(
+def advice(confusion: Confusion, images: Mapping[str, int]) -> list[Advice]:
+    """Return what would make a model better, the most useful first.
+
+    confusion: of images that were not learned; images: how many were learned of the classes that are looked at.
+    """
+    if len(confusion.classes) == 1:
+        words = "There is nothing to tell apart until the model knows two classes or more."
+        return [("Add a second class", words)]
+    found = []
+    for pair in mixed_up(confusion)[:3]:
+        if pair["wrong"] >= ENOUGH and pair["wrong"] >= MIXED * pair["images"]:
+            words = f"{pair['wrong']} of their {pair['images']} images were taken for the other."
+            remedy = "See that none lies in the wrong folder; then add images that show what tells them apart."
+            found.append(("Look at " + " and ".join(pair["names"]), f"{words} {remedy}"))
+    weak = [
+        f"{bar['name']} ({bar['right']} of {bar['judged']} right)"
+        for bar in class_by_class(confusion)
+        if bar["judged"] >= ENOUGH and bar["accuracy"] < WEAK
+    ]
+    if weak:
+        found.append(
+            ("Weak classes", f"{listed(weak)}. More, and more varied, images of them help.")
+        )
+    few = [f"{name} ({number})" for name, number in images.items() if 0 < number < FEW]
+    if few:
+        words = f"{listed(few)}. Predictions of them are shaky; {FEW} or more images help."
+        found.append(("Very few images", words))
+    return found
+
+
+def uncertain(confusion: Confusion) -> Iterator[Advice]:
+    """Yield what to know of an accuracy that rests on few images."""
+    low, high = confusion.interval
+    if len(confusion.classes) > 1 and confusion.images and high - low > WIDE:
+        words = f"It rests on {confusion.images} images: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
+        yield "Do not trust the accuracy too far", words
+
+
+def at_end_of_step(
     confusion: Confusion, classes: Sequence[KnownClass], config: RunConfig, present: Sequence[int]
 ) -> list[str]:
-    """Return the sentences. confusion: of the validation images; `present`: the step's classes."""
-    if len(classes) == 1:
-        return [
-            f"The model knows one class, {classes[0].name!r}: there is nothing to tell apart until a second one comes."
-        ]
-    sentences = [*_tiny([classes[i] for i in present])]
-    if max(known.step for known in classes) == 1:  # later it is too late for another network
-        sentences += [*_few(classes, config), *_unlike(confusion, config)]
-    sentences += [*_weak(confusion), *_mixed(confusion)]
-    if not in_closed_form(config.method) and not quota(
-        len(classes), config.exemplars, config.memory_budget
-    ):
-        sentences.append(
-            f"No images are kept (exemplars {config.exemplars}, {config.memory_budget}): earlier classes will be forgotten faster"
-            + ("." if config.exemplars else ", and their accuracy cannot be measured any more.")
-        )
-    return sentences
+    """Return the advice at the end of a step as sentences. present: the step's classes."""
+    found = advice(confusion, {classes[i].name: classes[i].images for i in present})
+    if len(classes) > 1:
+        if max(known.step for known in classes) == 1:  # later it is too late for another network
+            found += [*_from_scratch(classes, config), *_unlike(confusion, config)]
+        if (few := build(config).advice(len(classes))) is not None:
+            found.append(("No images are kept", few))
+    return [f"{heading}: {words}" for heading, words in found]
 
 
-def _tiny(classes: Sequence[KnownClass]) -> Iterator[str]:
-    tiny = [f"{known.name} ({known.images})" for known in classes if known.images < TINY]
-    if tiny:
-        yield f"Very few images: {listed(tiny)}. Predictions of such classes are shaky; {TINY} or more images help."
-
-
-def _few(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[str]:
+def _from_scratch(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[Advice]:
     """Recommend a pre-trained network where photographs are too few to learn from scratch what an image is."""
     middle = sorted(known.images for known in classes)[len(classes) // 2]
-    if middle < FEW and not config.pretrained and (config.image_size or 0) >= 24:
-        yield (
-            f"About {middle} images a class are few to train a network from scratch: a pre-trained one would help "
-            f"(in a new model, after {install('pretrained')})."
-        )
+    if middle < SCRATCH and not config.pretrained and (config.image_size or 0) >= 24:
+        words = f"About {middle} images a class are few to train one from scratch."
+        yield "Use a pre-trained network", f"{words} In a new model, after {install('pretrained')}."
 
 
-def _unlike(confusion: Confusion, config: RunConfig) -> Iterator[str]:
+def _unlike(confusion: Confusion, config: RunConfig) -> Iterator[Advice]:
     """Offer to adapt a network whose features do not suit the images: whether that pays, images set apart tell."""
     if not (config.pretrained and in_closed_form(config.method)) or config["adapt"] != "no":
         return
     if confusion.images >= MANY and confusion.accuracy < UNLIKE:
-        yield (
-            "The images may be unlike those that the network was trained on. In a new model --adapt auto tries to adapt it, "
+        words = "The images may be unlike those that the network was trained on. In a new model --adapt auto tries to adapt it, "
+        words += (
             "which takes minutes, and keeps that only where images set apart tell that it pays."
         )
+        yield "Adapt the network", words
 
 
-def _weak(confusion: Confusion) -> Iterator[str]:
-    counts, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
-    weak = [
-        f"{name} ({right[i]} of {counts[i]} correct)"
+def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
+    """Return the classes that are taken for each other, the most frequent first."""
+    totals, found = confusion.counts.sum(dim=1).tolist(), []
+    both = confusion.counts + confusion.counts.T
+    for i, j in both.triu(1).nonzero().tolist():
+        there, back = int(confusion.counts[i, j]), int(confusion.counts[j, i])
+        one, other = (
+            ((i, j, there), (j, i, back)) if there >= back else ((j, i, back), (i, j, there))
+        )
+        ways = [
+            (confusion.classes[a], confusion.classes[b], wrong, totals[a])
+            for a, b, wrong in (one, other)
+            if wrong
+        ]
+        names = ways[0][:2]
+        found.append(
+            {"names": names, "wrong": there + back, "images": totals[i] + totals[j], "ways": ways}
+        )
+    return sorted(found, key=lambda pair: (-pair["wrong"], pair["images"]))
+
+
+def class_by_class(confusion: Confusion) -> list[dict[str, Any]]:
+    """Return the accuracy on each class, the worst first, those that were not measured last."""
+    totals, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
+    bars = [
+        {
+            "name": name,
+            "accuracy": finite(confusion.rate([i])),
+            "right": right[i],
+            "judged": totals[i],
+        }
         for i, name in enumerate(confusion.classes)
-        if counts[i] >= ENOUGH and confusion.rate([i]) < WEAK
     ]
-    if weak:
-        yield f"Weak on the validation images: {listed(weak)}. More, and more varied, images of them help."
-
-
-def _mixed(confusion: Confusion) -> Iterator[str]:
-    counts = confusion.counts.sum(dim=1).tolist()
-    worst: dict[int, tuple[int, int]] = {}
-    for true, other, count in confusion.mistakes():
-        worst.setdefault(true, (other, count))
-    found = [
-        f"{confusion.classes[true]} is taken for {confusion.classes[other]} ({count} of {counts[true]})"
-        for true, (other, count) in sorted(worst.items())
-        if count >= 2 and 10 * count >= 3 * counts[true]
-    ]
-    if found:
-        yield f"Mixed up: {listed(found)}."
+    return sorted(bars, key=lambda bar: (bar["accuracy"] is None, bar["accuracy"], -bar["judged"]))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl.app.advice import advise
+from geodl.app.advice import at_end_of_step
 from geodl.app.before import announce
 from geodl.app.choices import (
     VALIDATION,
@@ -373,7 +373,7 @@ def summarize(
         stored_features=state.stored_features,
         earlier_images=earlier_images,
         warnings=(
-            *advise(confusion, state.classes, state.config, present),
+            *at_end_of_step(confusion, state.classes, state.config, present),
             *state.model.default.notes(),
         ),
         skipped=problems,

@@ -1,7 +1,7 @@
 """The page of a model, for the person whose images it learned."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from markupsafe import Markup
 
 from geodl.app import state as states
 from geodl.app.about import describe
+from geodl.app.advice import advice, class_by_class, mixed_up, uncertain
 from geodl.app.doubts import doubtful
 from geodl.app.state import State
 from geodl.core.errors import GeodlError
 from geodl.core.files import interpreting, readable
-from geodl.core.text import count, listed
+from geodl.core.text import count
 from geodl.model.classifiers import LeftOut, default_classifier
 from geodl.model.metrics import Confusion, confusions_of, finite
 from geodl.model.model import Model
@@ -38,8 +39,6 @@ BANDS = (0.95, 0.9, 0.8, 0.6, 0.0)
 """Confidences from which on images are counted together."""
 MEASURED = 20
 """With fewer images, nothing is said about how sure the model is."""
-FEW, WEAK, MIXED, WIDE = 10, 80.0, 0.05, 10.0
-"""Called few: images of a class; weak: % of them right; mixed up: share of two classes; wide: points of the interval."""
 
 
 def render(path: Path, *, with_images: bool = False, research: str = "") -> str:
@@ -58,17 +57,18 @@ def owner(path: Path, with_images: bool = False) -> dict[str, Any]:
         facts = describe(store, state)
         model, problem = _usable(state)
         confusion = _confusion(state, model)
+        images = {each["name"]: each["images"] for each in facts["classes"]}
         return {
             "name": name,
             "classes": state.names,
-            "images": sum(each["images"] for each in facts["classes"]),
+            "images": sum(images.values()),
             "left_out": facts["left_out"],
             "confusion": confusion,
             "accuracy": finite(confusion.accuracy),
             "interval": confusion.interval,
             "steps": _steps(store, facts, confusion),
             "sure": how_sure(_judged(state, model)),
-            "advice": advice(confusion, facts["classes"]),
+            "advice": [*advice(confusion, images), *uncertain(confusion)],
             "pairs": mixed_up(confusion),
             "most": PAIRS,
             "bars": class_by_class(confusion),
@@ -163,79 +163,6 @@ def _band(low: float, high: float) -> str:
     if high > 1:
         return f"{100 * low:.0f} % and more"
     return f"{100 * low:.0f} to {100 * high:.0f} %" if low else f"under {100 * high:.0f} %"
-
-
-def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
-    """Return the classes that are taken for each other, the most frequent first."""
-    totals, found = confusion.counts.sum(dim=1).tolist(), []
-    both = confusion.counts + confusion.counts.T
-    for i, j in both.triu(1).nonzero().tolist():
-        there, back = int(confusion.counts[i, j]), int(confusion.counts[j, i])
-        one, other = (
-            ((i, j, there), (j, i, back)) if there >= back else ((j, i, back), (i, j, there))
-        )
-        ways = [
-            (confusion.classes[a], confusion.classes[b], wrong, totals[a])
-            for a, b, wrong in (one, other)
-            if wrong
-        ]
-        names = ways[0][:2]
-        found.append(
-            {"names": names, "wrong": there + back, "images": totals[i] + totals[j], "ways": ways}
-        )
-    return sorted(found, key=lambda pair: (-pair["wrong"], pair["images"]))
-
-
-def class_by_class(confusion: Confusion) -> list[dict[str, Any]]:
-    """Return the accuracy on each class, the worst first, those that were not measured last."""
-    totals, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
-    bars = [
-        {
-            "name": name,
-            "accuracy": finite(confusion.rate([i])),
-            "right": right[i],
-            "judged": totals[i],
-        }
-        for i, name in enumerate(confusion.classes)
-    ]
-    return sorted(bars, key=lambda bar: (bar["accuracy"] is None, bar["accuracy"], -bar["judged"]))
-
-
-def advice(confusion: Confusion, known: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return what would make the model better: a heading and what to do, the most useful first."""
-    if len(known) == 1:
-        return [
-            (
-                "Add a second class",
-                "There is nothing to tell apart until the model knows two classes or more.",
-            )
-        ]
-    found = []
-    for pair in mixed_up(confusion)[:3]:
-        if pair["wrong"] >= 2 and pair["wrong"] >= MIXED * pair["images"]:
-            words = f"{pair['wrong']} of their {pair['images']} images were taken for the other."
-            remedy = "See that none lies in the wrong folder; then add images that show what tells them apart."
-            found.append(("Look at " + " and ".join(pair["names"]), f"{words} {remedy}"))
-    weak = [
-        f"{bar['name']} ({bar['right']} of {bar['judged']} right)"
-        for bar in class_by_class(confusion)
-        if bar["judged"] >= 2 and bar["accuracy"] < WEAK
-    ]
-    if weak:
-        found.append(("Add more, and more varied, images", f"Weak: {listed(weak)}."))
-    few = [f"{each['name']} ({each['images']})" for each in known if 0 < each["images"] < FEW]
-    if few:
-        found.append(
-            (
-                "Very few images",
-                f"{listed(few)}. Predictions of them are shaky; {FEW} or more images help.",
-            )
-        )
-    low, high = confusion.interval
-    if confusion.images and high - low > WIDE:
-        words = f"It rests on {confusion.images} images: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
-        found.append(("Do not trust the accuracy too far", words))
-    return found
 
 
 def _pictures(state: State, model: Model | None, wanted: bool) -> dict[str, Any] | None:
