@@ -23,7 +23,7 @@ from geodl.learning.saving import (
 )
 from geodl.methods import METHODS, stored_config
 from geodl.model.model import Model, Weights
-from geodl.store import Phase as SavedPhase
+from geodl.store import SavedPhase
 
 SMALL: dict[str, dict[str, Any]] = {
     "bic": {"correction_epochs": 3},

@@ -11,7 +11,7 @@ from geodl.core.errors import DataError
 from geodl.data.batches import fit
 from geodl.data.images import ArrayImages, FileImages, Images, positions_of
 from geodl.data.intake import square
-from geodl.store import File, Phase
+from geodl.store import File, SavedPhase
 
 KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
 """The first bytes of the formats in which pictures are kept, and how the names of their files end."""
@@ -21,7 +21,7 @@ KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
 class Stored:
     """A picture in a directory: its content is read, and verified, when it is needed."""
 
-    phase: Phase
+    phase: SavedPhase
     name: str
 
     def __call__(self) -> bytes:
@@ -118,7 +118,7 @@ def to_files(pictures: Pictures) -> tuple[list[dict[str, Any]], dict[str, bytes 
     return record, files
 
 
-def from_files(phase: Phase, record: Sequence[Mapping[str, Any]]) -> Pictures:
+def from_files(phase: SavedPhase, record: Sequence[Mapping[str, Any]]) -> Pictures:
     """Undo `to_files`."""
     items = [Stored(phase, each["file"]) for each in record]
     labels = torch.tensor([each["label"] for each in record], dtype=torch.int64)

@@ -22,7 +22,7 @@ from geodl.model.classifiers import default_classifier
 from geodl.model.memory import insist_on_labels, without_class
 from geodl.model.metrics import confusions_of, to_metrics
 from geodl.model.model import Model
-from geodl.store import Directory, File, Phase, reading
+from geodl.store import Directory, File, SavedPhase, reading
 
 UNDO = 3
 """So many steps can be taken back; states before them are removed."""
@@ -155,7 +155,7 @@ def load(store: Directory) -> State | None:
     return reading(store.path, lambda here: _state(here.phase(-1)) if here.completed() else None)
 
 
-def _state(found: Phase) -> State:
+def _state(found: SavedPhase) -> State:
     model = load_model(found)
     with interpreting(found.path):
         notes, metrics, tensors = found.json(RECORD), found.json(METRICS), found.tensors(MEMORY)

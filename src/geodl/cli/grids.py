@@ -20,7 +20,7 @@ from geodl.bench.report.results import Estimate, Setting
 from geodl.bench.runs import RunSummary
 from geodl.bench.sweep import slurm
 from geodl.bench.sweep.jobs import Job, bases_first, check
-from geodl.bench.sweep.runner import Engine, Local, States, run_all
+from geodl.bench.sweep.runner import Engine, JobStates, Local, run_all
 from geodl.bench.sweep.status import status_of
 from geodl.bench.work import Progress
 from geodl.cli.display import Display, Stopper, console, plain, say, table
@@ -291,7 +291,7 @@ class Board:
         """Take the table away: what it showed last is said in lines."""
         self._live.stop()
 
-    def __call__(self, states: States) -> None:
+    def __call__(self, states: JobStates) -> None:
         """Hear how the runs stand; look at the directories of those that run, once a second."""
         ended = {job for job, state in states.items() if state in ("complete", "failed")}
         over = ended - self._over

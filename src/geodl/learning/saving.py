@@ -14,8 +14,7 @@ from geodl.methods import build, not_loaded, stored_config
 from geodl.model.classifiers import CLASSIFIERS
 from geodl.model.model import STATISTICS, Model
 from geodl.nets import Own
-from geodl.store import Directory, File
-from geodl.store import Phase as SavedPhase
+from geodl.store import Directory, File, SavedPhase
 
 NETWORK, MEMORY, SUMS = "model.safetensors", "memory.safetensors", "statistics.safetensors"
 METRICS, RECORD = "metrics.json", "extra.json"

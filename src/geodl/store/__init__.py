@@ -13,6 +13,14 @@ Replacing `head.json` is the commit of every change. Version 0.2 wrote another l
 """
 
 from geodl.store.directory import Directory, reading, refuse_foreign, remove_directory
-from geodl.store.head import File, Phase, exists
+from geodl.store.head import File, SavedPhase, exists
 
-__all__ = ["Directory", "File", "Phase", "exists", "reading", "refuse_foreign", "remove_directory"]
+__all__ = [
+    "Directory",
+    "File",
+    "SavedPhase",
+    "exists",
+    "reading",
+    "refuse_foreign",
+    "remove_directory",
+]

@@ -24,7 +24,7 @@ from geodl.store.head import (
     DamagedError,
     File,
     Head,
-    Phase,
+    SavedPhase,
     exists,
     read_head,
     write_head,
@@ -138,7 +138,7 @@ class Directory:
         """Count the complete phases."""
         return len(self._head.phases)
 
-    def phase(self, number: int) -> Phase:
+    def phase(self, number: int) -> SavedPhase:
         """Return a complete phase; -1: the last one."""
         done = self.completed()
         if not -done <= number < done:
@@ -187,7 +187,7 @@ class Directory:
 
         Args:
             contents: its files by name: bytes; tensors by name (.safetensors); an object (.json); or a value of
-                `Phase.files`, to share a file with another phase.
+                `SavedPhase.files`, to share a file with another phase.
             action: what led to it, ready for JSON; `undo` and `redo` return it.
             newest_only: names of files that are removed from all phases before it.
             states: so many phases are kept whole; None: all.
@@ -196,7 +196,7 @@ class Directory:
         self._require_lock()
         done = self._head.phases
         facts = json.loads(files.canonical_json(action))  # as it reads back
-        newest = Phase.after(self.path, done, facts, self._stored(contents))
+        newest = SavedPhase.after(self.path, done, facts, self._stored(contents))
         forgotten = range(0 if states is None else len(done) + 1 - states)
         older = []
         for phase in done:

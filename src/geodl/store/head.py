@@ -32,7 +32,7 @@ class DamagedError(StoreError):
 
 
 @dataclass(frozen=True)
-class Phase:
+class SavedPhase:
     """A complete phase: named files, each verified when it is read.
 
     root:      the directory; number: counted from 0.
@@ -53,7 +53,7 @@ class Phase:
 
     @classmethod
     def after(
-        cls, root: Path, before: "tuple[Phase, ...]", action: Any, contents: Mapping[str, File]
+        cls, root: Path, before: "tuple[SavedPhase, ...]", action: Any, contents: Mapping[str, File]
     ) -> Self:
         """Return the phase that comes after others."""
         key = files.fingerprint([before[-1].id if before else "", action, contents])
@@ -146,10 +146,10 @@ class Head:
     kind: str
     record: Mapping[str, Any]
     generation: int = 0
-    phases: tuple[Phase, ...] = ()
-    undone: tuple[Phase, ...] = ()
+    phases: tuple[SavedPhase, ...] = ()
+    undone: tuple[SavedPhase, ...] = ()
 
-    def next(self, phases: Iterable[Phase], undone: Iterable[Phase] = ()) -> "Head":
+    def next(self, phases: Iterable[SavedPhase], undone: Iterable[SavedPhase] = ()) -> "Head":
         """Return the head of the next generation."""
         generation = self.generation + 1
         return replace(self, generation=generation, phases=tuple(phases), undone=tuple(undone))
@@ -215,7 +215,7 @@ def _parsed(path: Path, name: str) -> Head:
         if not sound or facts["kind"] not in ("run", "model"):
             raise ValueError("kind or record")
         both = [*facts["phases"], *facts["undone"]]
-        phases = [Phase.parsed(path, number, value) for number, value in enumerate(both)]
+        phases = [SavedPhase.parsed(path, number, value) for number, value in enumerate(both)]
         done = len(facts["phases"])
         head = Head(facts["kind"], record, int(facts["generation"]) - 1)
         return head.next(phases[:done], phases[done:])

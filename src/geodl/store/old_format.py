@@ -16,7 +16,7 @@ from typing import Any
 
 from geodl.core import files
 from geodl.core.errors import StoreError
-from geodl.store.head import OBJECTS, OLD, File, Head, Phase
+from geodl.store.head import OBJECTS, OLD, File, Head, SavedPhase
 
 
 def read(path: Path) -> Head:
@@ -25,12 +25,12 @@ def read(path: Path) -> Head:
     config = dict(record["config"])
     kind = config.pop("kind", "run")
     facts = {"config": config, "environment": record["environment"], "phases": record["phases"]}
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[SavedPhase, ...] = ()
     for folder in _folders(path / "phases"):
         if folder.name != f"{len(phases):02d}":
             raise StoreError(f"{path}: phase {len(phases)} is missing, a later one is there")
         phases = (*phases, _phase(path, folder, phases))
-    undone: tuple[Phase, ...] = ()
+    undone: tuple[SavedPhase, ...] = ()
     with suppress(StoreError):
         for folder in _folders(path / "undone"):
             undone = (*undone, _phase(path, folder, (*phases, *undone)))
@@ -67,7 +67,7 @@ def _folders(folder: Path) -> list[Path]:
     return found
 
 
-def _phase(path: Path, folder: Path, before: tuple[Phase, ...]) -> Phase:
+def _phase(path: Path, folder: Path, before: tuple[SavedPhase, ...]) -> SavedPhase:
     file = folder / "manifest.json"
     try:
         content = files.verified(files.read_json(file), file)
@@ -77,13 +77,15 @@ def _phase(path: Path, folder: Path, before: tuple[Phase, ...]) -> Phase:
             }
             if any("/" in name for name in listed):
                 raise ValueError("a name that leads elsewhere")
-            found = Phase.parsed(path, 0, {"id": "", "action": {}, "files": listed})
+            found = SavedPhase.parsed(path, 0, {"id": "", "action": {}, "files": listed})
     except StoreError:
         # Whoever reads this phase finds it damaged; the others are as they were.
         damaged = {file.name: ("0" * 64, 0)}
-        return replace(Phase.after(path, before, {"action": "damaged"}, damaged), folder=folder)
+        return replace(
+            SavedPhase.after(path, before, {"action": "damaged"}, damaged), folder=folder
+        )
     whole = {"model.safetensors", "memory.safetensors"} <= listed.keys()
-    phase = Phase.after(path, before, _action(folder, found.files), found.files)
+    phase = SavedPhase.after(path, before, _action(folder, found.files), found.files)
     return replace(phase, folder=folder, forgotten=not whole)
 
 
@@ -97,7 +99,7 @@ def _action(folder: Path, listed: Mapping[str, File]) -> dict[str, Any]:
     return {"action": "save"}
 
 
-def convert(path: Path, phases: Sequence[Phase]) -> list[Phase]:
+def convert(path: Path, phases: Sequence[SavedPhase]) -> list[SavedPhase]:
     """Make the files of phases objects; the caller then commits a head that names what is returned, and calls `clean`."""
     objects = files.make_below(path, OBJECTS)
     for phase in phases:

@@ -25,9 +25,9 @@ TURN = 0.2
 """Seconds between two looks at what runs."""
 STOPPED = "stopped; progress is saved; the same command continues"
 
-State = Literal["waiting", "running", "complete", "failed", "stopped"]
-States = Mapping[Job, State]
-Told = Callable[[States], None]
+JobState = Literal["waiting", "running", "complete", "failed", "stopped"]
+JobStates = Mapping[Job, JobState]
+Told = Callable[[JobStates], None]
 
 
 class Running(Protocol):
@@ -68,7 +68,7 @@ def run_all(
         stop: whether the user wants to stop: all save their progress, then Interrupted is raised.
     """
     waiting, running, failed = deque(jobs), dict[Job, Running](), dict[Job, str]()
-    states: dict[Job, State] = dict.fromkeys(jobs, "waiting")
+    states: dict[Job, JobState] = dict.fromkeys(jobs, "waiting")
     try:
         while waiting or running:
             if stop():
