@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from geodl.core.errors import GeodlError
     from geodl.data import load
     from geodl.data.scenario import ClassIncremental
+    from geodl.learning.hub import push
     from geodl.learning.learner import Learner
     from geodl.losses import CosineDistillation, GeodesicDistillation, LogitDistillation
     from geodl.model.estimators import ClosedFormClassifier, ImageFeatures
@@ -30,6 +31,7 @@ _HOMES = {
     "Learner": "geodl.learning.learner",
     "LogitDistillation": "geodl.losses",
     "load": "geodl.data",
+    "push": "geodl.learning.hub",
     "run": "geodl.bench.experiment",
 }
 
@@ -46,6 +48,7 @@ __all__ = [
     "__version__",
     "geometry",
     "load",
+    "push",
     "run",
 ]
 

@@ -22,6 +22,7 @@ from geodl.data.names import class_name
 from geodl.learning.algorithm import initial_network, learn, merged
 from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.evaluation import evaluate
+from geodl.learning.hub import fetched
 from geodl.learning.loop import Trainer
 from geodl.learning.saving import load_model, model_directory, save_model
 from geodl.learning.shared_base import SharedBase
@@ -241,7 +242,7 @@ class Learner:
         """Load a learner from a directory of `save`, ``geodl learn`` or ``geodl run``.
 
         Args:
-            path: the directory.
+            path: the directory, or ``hf://USER/NAME`` for what `geodl.push` uploaded.
             phase: which state, counted from 0; -1: the last one. An earlier one evaluates and predicts;
                 the closed form of a run continues learning from its last phase alone.
             method: the method, if it was given as an object.
@@ -253,7 +254,7 @@ class Learner:
         """
         if method is not None:
             METHODS.name_of(type(method))
-        store = Directory(as_path(path, "model"))
+        store = Directory(as_path(fetched(path), "model"))
         if not store.completed():
             raise StoreError(f"{path}: nothing was learned yet")
         model = load_model(store.phase(phase), data_dir=data_dir, network=network)
