@@ -27,6 +27,12 @@ def _shared(name: str) -> Path:
     return root / name
 
 
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for the disk: what is tested is not a power failure."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture(scope="session")
 def cifar100_dir() -> Path:
     return _shared("cifar100")

@@ -43,6 +43,8 @@ class Distillation(nn.Module):
     """Its own options, with those of `FeatureOptions` where it compares features; other names must be its alone."""
     of_features: ClassVar[bool]
     """Whether it compares features, or else logits."""
+    features: Pooling = "pooled"
+    """Which features it compares."""
 
     def __init__(
         self, group: Group = None, base_weight: float = 1.0, weight_factor: WeightFactor = "old/new"
@@ -70,8 +72,9 @@ class Distillation(nn.Module):
         )
 
     def compared(self, outputs: Output, old: int) -> Tensor:
-        """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's."""
-        raise NotImplementedError
+        """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's; features here."""
+        compared: Tensor = getattr(outputs, self.features)
+        return compared
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the loss of student and teacher: (batch, d) each, the same images in the same order."""
@@ -186,11 +189,6 @@ class CosineDistillation(Distillation):
             weight_factor=options.weight_factor,
         )
 
-    def compared(self, outputs: Output, old: int) -> Tensor:
-        """Return the pooled features, or those on the grid."""
-        compared: Tensor = getattr(outputs, self.features)
-        return compared
-
     def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return 1 - cos of every row: (batch,)."""
         return one_minus_cosine(unit(student), unit(teacher))
@@ -272,11 +270,6 @@ class GeodesicDistillation(Distillation):
             base_weight=options.geodesic_weight,
             weight_factor=options.weight_factor,
         )
-
-    def compared(self, outputs: Output, old: int) -> Tensor:
-        """Return the features on the grid, wide enough for 127 directions, or the pooled ones."""
-        compared: Tensor = getattr(outputs, self.features)
-        return compared
 
     def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the mean over the rows of all ranks, the subspaces being those of the global batch."""

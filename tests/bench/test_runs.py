@@ -8,17 +8,14 @@ import shutil
 import pytest
 from tests.helpers import tiny
 from tests.helpers.command import geodl
-from tests.helpers.directories import (  # noqa: F401
+from tests.helpers.directories import (
     commit,
-    content,
     make,
     make_model,
     metrics_of,
-    no_waiting,
     object_of,
     rewrite,
     save_progress,
-    sign,
 )
 from tests.helpers.runs import result_files
 

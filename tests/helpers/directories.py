@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 
 from geodl.core.files import canonical_json, json_file, signed
@@ -23,12 +22,6 @@ FILES = ("model.safetensors", "memory.safetensors", "metrics.json", "extra.json"
 
 class Killed(BaseException):
     """Not an Exception: like a real kill, it lets nobody clean up."""
-
-
-@pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait for the disk: what is tested is not a power failure."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def make(path: Path, **changes: Any) -> Directory:

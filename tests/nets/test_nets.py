@@ -10,6 +10,7 @@ from torch import nn
 
 from geodl.core.errors import ConfigError, MissingExtraError
 from geodl.nets import (
+    BACKBONES,
     CosineHead,
     LinearHead,
     Network,
@@ -18,7 +19,6 @@ from geodl.nets import (
     check_network,
     folded,
     frozen_copy,
-    networks,
 )
 
 # Parameters counted by hand (3x3 convolutions, batch norms of two numbers a channel, 1x1 shortcuts where the width
@@ -64,7 +64,7 @@ def parameter_count(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("name", networks())
+@pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_sizes(name):
     count, width, size, side = FACTS[name]
     network = build_network(name, 10, head="cosine")

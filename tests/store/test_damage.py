@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import pytest
-from tests.helpers.directories import (  # noqa: F401
+from tests.helpers.directories import (
     FILES,
     commit,
     content,
@@ -14,7 +14,6 @@ from tests.helpers.directories import (  # noqa: F401
     make,
     make_model,
     metrics_of,
-    no_waiting,
     object_of,
     rewrite,
     save_progress,

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 import torch
-from tests.helpers.directories import (  # noqa: F401
+from tests.helpers.directories import (
     CONFIG,
     ENVIRONMENT,
     commit,
@@ -17,7 +17,6 @@ from tests.helpers.directories import (  # noqa: F401
     make,
     make_model,
     metrics_of,
-    no_waiting,
     save_progress,
     saved,
     sign,

@@ -4,14 +4,13 @@ import os
 import shutil
 
 import pytest
-from tests.helpers.directories import (  # noqa: F401
+from tests.helpers.directories import (
     CONFIG,
     commit,
     content,
     contents,
     make,
     metrics_of,
-    no_waiting,
     saved,
     sign,
     write_old,

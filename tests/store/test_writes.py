@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from tests.helpers.directories import (  # noqa: F401
+from tests.helpers.directories import (
     CONFIG,
     Killed,
     break_at,
@@ -15,7 +15,6 @@ from tests.helpers.directories import (  # noqa: F401
     contents,
     make,
     make_model,
-    no_waiting,
     save_progress,
     state,
     write_old,

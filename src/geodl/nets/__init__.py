@@ -11,7 +11,6 @@ from geodl.nets.network import (
     expected_images,
     folded,
     frozen_copy,
-    networks,
     reading_copy,
 )
 
@@ -30,6 +29,5 @@ __all__ = [
     "expected_images",
     "folded",
     "frozen_copy",
-    "networks",
     "reading_copy",
 ]

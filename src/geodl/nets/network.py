@@ -122,11 +122,6 @@ class FrozenNetwork(Network):
     with_levels = torch.no_grad()(Network.with_levels)
 
 
-def networks() -> list[str]:
-    """Name the networks that can be built, besides `timm:NAME`."""
-    return sorted(BACKBONES)
-
-
 def build_network(
     name: str | Own,
     classes: int,
@@ -137,7 +132,7 @@ def build_network(
     weights: Path | None = None,
     pretrained: bool = False,
 ) -> Network:
-    """Build a network by name, one of `networks()` or `timm:NAME`, or over a backbone; the same seed gives the same weights.
+    """Build a network by name, one of `BACKBONES` or `timm:NAME`, or over a backbone; the same seed gives the same weights.
 
     `weights` is a file with the backbone's weights (safetensors, .pth or .pt); `pretrained` takes the published ones:
     from the extra `pretrained` for efficientnet-lite0 and -lite2, fetched by timm for `timm:NAME`.
@@ -176,7 +171,7 @@ def check_network(name: str | Own, *, pretrained: bool = False) -> None:
             "Learner.load(path, network=...) takes it"
         )
     if not isinstance(name, str) or not (name.startswith(TIMM) or name in BACKBONES):
-        allowed = f"{', '.join(networks())} and timm:NAME"
+        allowed = f"{', '.join(sorted(BACKBONES))} and timm:NAME"
         raise ConfigError(f"network = {name!r}: allowed values are {allowed}")
     if pretrained and not name.startswith((TIMM, *PUBLISHED)):
         allowed = f"{', '.join(PUBLISHED)} and timm:NAME"
