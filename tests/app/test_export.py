@@ -13,7 +13,7 @@ from geodl.app.classifier import IncrementalClassifier
 from geodl.bench.experiment import run_config
 from geodl.config import Layer
 from geodl.core.errors import ConfigError, MissingExtraError, StoreError, TrainingError
-from geodl.data.batches import fit
+from geodl.data.batches import resized
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages
 from geodl.learning.learner import Learner
@@ -208,7 +208,7 @@ def test_any_learner_can_be_exported(saved, digits, tmp_path, name):
     assert json.loads(metadata["outputs"]).keys() == set(outputs)
     assert metadata["default"] == outputs[0]
     size = learner.transform.size
-    pixels = fit(
+    pixels = resized(
         digits.test.select(range(60)), size
     ).pixels  # some of them of classes that were not learned
     for count in (1, 60):

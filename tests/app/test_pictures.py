@@ -11,7 +11,7 @@ from geodl import IncrementalClassifier
 from geodl.app import state as states
 from geodl.app.choices import has_pretrained
 from geodl.app.pictures import Pictures
-from geodl.data.batches import fit
+from geodl.data.batches import resized
 from geodl.data.images import ArrayImages
 from geodl.store import Directory
 from geodl.store.head import DamagedError
@@ -62,7 +62,7 @@ def test_small_files_are_kept_as_they_came_and_others_as_what_the_network_sees(t
     assert model.info()["stored_bytes"] == sum(sizes)
     assert model.info()["stored_images"] == 16
     # A model knows an image by the pixels that it learned.
-    assert model.validation.item_digests() == fit(model.validation, 64).item_digests()
+    assert model.validation.item_digests() == resized(model.validation, 64).item_digests()
 
 
 def test_states_share_them_and_predicting_reads_none(taught, tmp_path):
@@ -107,7 +107,7 @@ def test_squares_of_an_earlier_version_become_pictures_at_the_next_change(
     model = IncrementalClassifier(tmp_path / "model")
     model.learn(path / "week1", **QUICK)
     now = states.load(Directory(model.path))
-    squares = fit(now.validation, 64)
+    squares = resized(now.validation, 64)
     with monkeypatch.context() as patch, (store := Directory(model.path)).lock():
         patch.setattr(states, "in_closed_form", lambda method: False)
         states.save(store, states.replace(now, validation=squares))
@@ -116,4 +116,4 @@ def test_squares_of_an_earlier_version_become_pictures_at_the_next_change(
     model.rename("photo", "snapshot")
     assert isinstance(model.validation, Pictures)
     assert model.validation.item_digests() == digests
-    assert torch.equal(fit(model.validation, 64).pixels, squares.pixels)
+    assert torch.equal(resized(model.validation, 64).pixels, squares.pixels)

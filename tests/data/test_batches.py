@@ -12,7 +12,7 @@ from PIL import Image
 
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.keys import derive
-from geodl.data import ArrayImages, Batches, FileImages, Transform, evaluation, fit
+from geodl.data import ArrayImages, Batches, FileImages, Transform, evaluation, resized
 from geodl.data.batches import RATIO, SCALE, random_box
 from geodl.data.trivial import trivial
 
@@ -251,12 +251,12 @@ def test_memory_and_files_agree():
 
 
 def test_fit_is_what_the_transform_does_at_each_use():
-    fitted = fit(photos(), 8, workers=2)
+    fitted = resized(photos(), 8, workers=2)
     assert fitted.pixels.shape == (6, 3, 8, 8)
     assert torch.equal(fitted.labels, photos().labels)
     assert same(collect(Batches(fitted, PLAIN, 3, 0)), collect(Batches(photos(), PLAIN, 3, 0)))
     assert same(list(evaluation(fitted, PLAIN)), list(evaluation(photos(), PLAIN)))
-    assert fit(photos().select([]), 8).pixels.shape == (0, 3, 8, 8)
+    assert resized(photos().select([]), 8).pixels.shape == (0, 3, 8, 8)
 
 
 def one(pixels):

@@ -11,7 +11,7 @@ from torch import Tensor
 from geodl.app.ledger import UNKNOWN_KEY, short_hashes
 from geodl.app.state import State
 from geodl.core.errors import ConfigError, DataError
-from geodl.data.batches import fit
+from geodl.data.batches import resized
 from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import as_images, squares
 from geodl.model.classifiers import ClosedForm
@@ -105,7 +105,7 @@ def _stored_under(state: State, key: int) -> Tensor:
     for images in (state.validation, state.model.memory.images):
         keys = [] if images is None else short_hashes(images.item_digests()).tolist()
         if images is not None and key in keys:
-            return fit(images.select([keys.index(key)]), state.transform.size).pixels
+            return resized(images.select([keys.index(key)]), state.transform.size).pixels
     raise DataError("the image is not stored; give the file")
 
 

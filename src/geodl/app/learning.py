@@ -33,7 +33,7 @@ from geodl.core.devices import available_cores
 from geodl.core.errors import Interrupted
 from geodl.core.files import fingerprint
 from geodl.core.text import count
-from geodl.data.batches import fit
+from geodl.data.batches import resized
 from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.intake import Decoded, Intake, typical_side
@@ -281,7 +281,7 @@ class _Step:
 
     def _fitted(self, images: Images) -> ArrayImages:
         assert self.config.image_size is not None
-        return fit(images, self.config.image_size, workers=self.config.workers)
+        return resized(images, self.config.image_size, workers=self.config.workers)
 
     def _shown(self, model: Model) -> Pictures:
         """Return the pictures to keep and show: to those that there are what each class lacks, mistaken ones first."""

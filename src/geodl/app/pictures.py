@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from geodl.core.errors import DataError
-from geodl.data.batches import fit
+from geodl.data.batches import resized
 from geodl.data.images import ArrayImages, FileImages, Images, positions_of
 from geodl.data.intake import square
 from geodl.store import File, SavedPhase
@@ -64,7 +64,7 @@ def pictures_of(originals: Images, learned: Images, size: int, *, as_they_came: 
         size: of the square, in pixels.
         as_they_came: False keeps squares alone.
     """
-    seen = fit(learned, size)
+    seen = resized(learned, size)
     items = []
     for i in range(len(seen)):
         png = seen.encoded(i)

@@ -14,7 +14,7 @@ from geodl.closed_form import near_duplicates
 from geodl.closed_form.kept_features import mirroring_changes_nothing
 from geodl.core.errors import DataError
 from geodl.core.keys import derive
-from geodl.data.batches import fit
+from geodl.data.batches import resized
 from geodl.data.dataset import Skipped
 from geodl.data.images import Images
 from geodl.data.intake import Decoded, Intake
@@ -201,7 +201,7 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
         if limit <= 0:
             continue
         # Near-duplicates are alike even when they are tiny.
-        pixels = fit(ready.images.select(mine), SIDE).pixels.flatten(1).float()
+        pixels = resized(ready.images.select(mine), SIDE).pixels.flatten(1).float()
         groups = near_duplicates(pixels - pixels.mean(1, keepdim=True), ALIKE)
         series: dict[int, list[int]] = {}
         for i, group in zip(mine.tolist(), groups.tolist(), strict=True):
@@ -223,6 +223,6 @@ def mirrors(images: Images) -> bool:
     labels = torch.searchsorted(classes, images.labels)
     rows = first_of_each(labels, THUMBNAILS)
     rows = rows[:: max(1, len(rows) // MOST_THUMBNAILS)]
-    pixels, labels = fit(images.select(rows), SIDE).pixels, labels[rows]
+    pixels, labels = resized(images.select(rows), SIDE).pixels, labels[rows]
     thumbnails, copies = (each.flatten(1).float() for each in (pixels, pixels.flip(-1)))
     return mirroring_changes_nothing(thumbnails, copies, labels)

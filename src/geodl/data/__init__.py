@@ -4,7 +4,7 @@ Importing the package registers its sources.
 """
 
 from geodl.data import arrays, cifar, hub  # noqa: F401  # they register themselves
-from geodl.data.batches import Batch, Batches, Transform, evaluation, fit
+from geodl.data.batches import Batch, Batches, Transform, evaluation, resized
 from geodl.data.dataset import Dataset, load, source, sources
 from geodl.data.decoding import open_image
 from geodl.data.folder import scan_folder
@@ -22,9 +22,9 @@ __all__ = [
     "Transform",
     "concat",
     "evaluation",
-    "fit",
     "load",
     "open_image",
+    "resized",
     "scan_folder",
     "source",
     "sources",

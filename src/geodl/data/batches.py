@@ -204,8 +204,8 @@ def _in_order(first: int, last: int, batch_size: int) -> Iterator[_Plan]:
         yield _Plan(torch.arange(start, end), None, end - start)
 
 
-def fit(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
-    """Bring images into memory at one size, as crop="pad" would at each use: shorter side to `size`, center."""
+def resized(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
+    """Return images in memory at one size, as crop="pad" would at each use: shorter side to `size`, center."""
     transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     plans = _in_order(0, len(images), 64)
     parts = [pixels for _, pixels in _decoded(images, transform, plans, workers)]

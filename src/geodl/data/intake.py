@@ -20,7 +20,7 @@ from geodl.core.errors import DataError
 from geodl.core.files import is_folder
 from geodl.core.text import count, one_line
 from geodl.data.arrays import as_pixels
-from geodl.data.batches import fit, in_threads
+from geodl.data.batches import in_threads, resized
 from geodl.data.dataset import Skipped
 from geodl.data.decoding import Item, check_header, shown, upright_rgb
 from geodl.data.folder import Skips, identity, scan_folder, walk
@@ -287,7 +287,7 @@ def square(images: Images, i: int, size: int, reduced: bool = False) -> Tensor |
             height, width = images.pixels.shape[2:]
         if min(width, height) < SMALLEST:
             return f"only {width} x {height} pixels; at least {SMALLEST} a side are needed"
-        return fit(images.select([i]), size).pixels[0]
+        return resized(images.select([i]), size).pixels[0]
     except DataError as error:
         return str(error).removeprefix(f"{shown(item)}: ")
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from geodl.config import MANY
 from geodl.core.keys import derive
 from geodl.core.ranks import global_mean
-from geodl.data.batches import Batch, as_inputs, fit
+from geodl.data.batches import Batch, as_inputs, resized
 from geodl.data.images import ArrayImages
 from geodl.methods.bilevel import Pixels, draw, halves, unrolled
 from geodl.methods.lucir import Lucir, LucirOptions
@@ -61,7 +61,7 @@ class Mnemonics(Lucir):
     def _exemplar_stage(self, phase: Phase, herded: Memory) -> Stage:
         assert herded.images is not None
         # At the size from which the test-time transform only cuts, so that the network sees later what it sees here.
-        start = fit(herded.images, phase.transform.shorter_side, workers=phase.config.workers)
+        start = resized(herded.images, phase.transform.shorter_side, workers=phase.config.workers)
         pixels = Pixels(start)
         network = deepcopy(phase.network).eval().requires_grad_()
         network.head.thaw()

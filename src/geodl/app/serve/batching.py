@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.limits import Refused
-from geodl.data.batches import fit
+from geodl.data.batches import resized
 from geodl.data.decoding import megapixels
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import square
@@ -55,7 +55,7 @@ class Current:
     def stack(self, pixels: Sequence[Tensor]) -> Images:
         """Put pictures together; one that was decoded for another size, before the model changed, is resized."""
         alone = [ArrayImages(each[None], torch.zeros(1, dtype=torch.int64)) for each in pixels]
-        ready = torch.cat([fit(each, self.side).pixels for each in alone])
+        ready = torch.cat([resized(each, self.side).pixels for each in alone])
         return ArrayImages(ready, torch.zeros(len(ready), dtype=torch.int64))
 
 
