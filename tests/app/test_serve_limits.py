@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
+import h11
 import pytest
 from PIL import Image
 from tests.helpers.serving import HALF, Client, Command, connected, encoded, pictures, running
@@ -107,8 +108,27 @@ def test_sizes_of_requests_are_limited(model, digits):
         head, kind = HALF.partition(b"\r\n\r\n")[2], "multipart/form-data; boundary=b"
         bodies = [("classes/rename", large, "application/json"), ("predict", head + large, kind)]
         for (path, body, kind), wrapped in itertools.product(bodies, (bytes, lambda b: iter([b]))):
-            how = {"content": wrapped(body), "headers": {"Content-Type": kind}}
-            assert stranger.post(f"/api/v1/{path}", **how).status_code == 413
+            for client in (owner, stranger):
+                how = {"content": wrapped(body), "headers": {"Content-Type": kind}}
+                told = client is owner or wrapped is bytes
+                answer = client.post(f"/api/v1/{path}", **how)
+                assert answer.status_code == (413 if told else 411)
+
+
+def test_bodies_in_chunks_are_not_read_without_the_token(model, connect, monkeypatch):
+    read, next_event = [], h11.Connection.next_event
+    monkeypatch.setattr(
+        h11.Connection, "next_event", lambda each: (read.append(each), next_event(each))[1]
+    )
+    head = HALF.partition(b"\r\n\r\n")[0]
+    chunked = head.replace(b"Content-Length: 10000", b"Transfer-Encoding: chunked")
+    many = b"1\r\nx\r\n" * 5000  # each costs as much as one of 64 kB
+    with running(model) as url, Client(url) as owner:
+        answer = closed(connect(url, chunked + b"\r\n\r\n" + many))
+        assert b" 411 " in answer.partition(b"\r\n")[0]
+        assert b"Content-Length" in answer
+        assert len(read) < 20
+        assert owner.get("/api/v1/model").status_code == 200
 
 
 # ----------------------------------------------------------------------------------------------------------- shares

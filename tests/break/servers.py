@@ -28,6 +28,8 @@ HOSTILE = (
     b"GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     b"POST /api/v1/undo HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999999999\r\n\r\n",
     b"POST /api/v1/learn HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"1\r\nx\r\n" * 5000,
     b"\x16\x03\x01\x02\x00\x01",
     b"GET / HTTP/9.9\r\n\r\n",
     HALF,

@@ -57,7 +57,7 @@ def needs_token(here: Here, trusted: Trusted, _: Annotated[Any, Depends(_bearer)
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.Error}
-    for status in (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 503)
+    for status in (400, 401, 403, 404, 408, 409, 411, 413, 422, 429, 500, 503)
 }
 """How every request may be refused."""
 reading = APIRouter(prefix="/api/v1", responses=REFUSALS)

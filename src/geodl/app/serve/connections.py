@@ -10,6 +10,7 @@ import socket
 import time
 from typing import Any, cast
 
+import h11
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -22,10 +23,35 @@ from geodl.core.errors import ConfigError
 log = logging.getLogger("geodl.serve")
 
 
+class _Reader(h11.Connection):
+    """Reads bodies in chunks, which may be of a byte each and then keep everybody waiting, only of those with the token.
+
+    refused: whether a body is not read.
+    """
+
+    token, refused = "", False
+
+    def next_event(self) -> Any:
+        """Return what was received next."""
+        if self.refused:
+            return h11.NEED_DATA
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            headers = dict(event.headers)
+            given = headers.get(b"authorization", b"").decode("latin-1")
+            self.refused = b"transfer-encoding" in headers and not has_token(given, self.token)
+        return event
+
+
 class Connection(H11Protocol):
     """One connection. `since`: when it began to wait for a request; `blocked`: when its client stopped reading."""
 
     since, blocked = 0.0, math.inf
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.conn = self.reader = _Reader(h11.SERVER)
+        self.reader.token = self.here.token
 
     @property
     def here(self) -> Server:
@@ -58,6 +84,12 @@ class Connection(H11Protocol):
             worst = min(others, key=lambda each: each.worth)
             (self if worst.trusted else worst).drop()
             log.warning("too many connections are open: some were closed")
+
+    def data_received(self, data: bytes) -> None:
+        """Read, as far as a body is read at all."""
+        super().data_received(data)
+        if self.reader.refused:
+            self.flow.pause_reading()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""

@@ -146,12 +146,14 @@ class Guard:
         elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if not own or (elsewhere and scope["path"].startswith("/api/")):
             raise Refused(403, "a page from elsewhere may not use this server")
+        if "transfer-encoding" in headers and not scope["trusted"]:
+            raise Refused(411, "a request without Content-Length needs the token")
 
 
 def refusal(error: Refused) -> JSONResponse:
     """Return an error as every error looks."""
     more = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}
-    more[408] = {"connection": "close"}
+    more[408] = more[411] = {"connection": "close"}
     return JSONResponse({"error": str(error)}, error.status, more.get(error.status))
 
 
