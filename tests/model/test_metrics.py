@@ -237,3 +237,20 @@ def test_without_images_there_is_no_accuracy_but_a_file():
     assert found["accuracy"] == {"cnn": None}
     assert found["similarity"] == {"cka": 1.0}
     assert json.dumps(found, allow_nan=False)
+
+
+def test_figures_of_images_in_series_rest_on_the_series():
+    labels, guessed = torch.tensor([0] * 8 + [1] * 4), torch.tensor([0] * 4 + [1] * 8)
+    series = torch.tensor([0] * 4 + [5] * 4 + [3, 4, 8, 9])
+    single = Confusion.of(labels, guessed, ("a", "b"))
+    found = single.in_series(labels, series, torch.tensor([0.25] * 4 + [0.0] * 8))
+    assert (found.series.tolist(), found.units, found.images) == ([2, 4], 6, 12)
+    assert found.per_class == {"a": 62.5, "b": 100.0}
+    assert found.accuracy == pytest.approx(100 * 9 / 12)
+    assert found.balanced == pytest.approx(81.25)
+    assert single.balanced == pytest.approx(75)
+    low, high = found.interval
+    assert low < single.interval[0] < single.interval[1] < high, "six cases, not twelve"
+    assert confusions_of(to_metrics(1, {"analytic": found}))["analytic"].interval == (low, high)
+    rest = found.without(0)
+    assert (rest.units, rest.accuracy) == (4, 100.0)

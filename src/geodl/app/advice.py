@@ -59,7 +59,10 @@ def uncertain(confusion: Confusion) -> Iterator[Advice]:
     """Yield what to know of an accuracy that rests on few images."""
     low, high = confusion.interval
     if len(confusion.classes) > 1 and confusion.images and high - low > WIDE:
-        words = f"It rests on {confusion.images} images: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
+        rests = f"{confusion.images} images"
+        if confusion.units < confusion.images:
+            rests += f" in {confusion.units} series"
+        words = f"It rests on {rests}: it may as well be {low:.0f} % or {high:.0f} %. More images tell more."
         yield "Do not trust the accuracy too far", words
 
 
@@ -71,9 +74,24 @@ def at_end_of_step(
     if len(classes) > 1:
         if max(known.step for known in classes) == 1:  # later it is too late for another network
             found += [*_from_scratch(classes, config), *_unlike(confusion, config)]
+        if in_closed_form(config.method):
+            found += _not_judged(confusion, classes)
         if (few := build(config).advice(len(classes))) is not None:
             found.append(("No images are kept", few))
     return [f"{heading}: {words}" for heading, words in found]
+
+
+def _not_judged(confusion: Confusion, classes: Sequence[KnownClass]) -> Iterator[Advice]:
+    """Name the classes of a single series: without it nothing is known of them."""
+    judged = confusion.counts.sum(dim=1).tolist()
+    single = [
+        known.name
+        for known, images in zip(classes, judged, strict=True)
+        if not images and known.images > 1
+    ]
+    if single:
+        words = f"All images of {listed(single)} are of one series, such as the frames of a video. Add images of another occasion"
+        yield "Cannot be judged", f"{words}, or count each image by itself with --group-by none."
 
 
 def _from_scratch(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[Advice]:

@@ -67,6 +67,7 @@ class IncrementalClassifier:
         classes: Sequence[str] | None = None,
         again: bool = False,
         relabel: bool = False,
+        group_by: str = "auto",
         strict: bool = False,
         listener: Listener = ignore,
         stop: Callable[[], bool] = lambda: False,
@@ -83,6 +84,8 @@ class IncrementalClassifier:
             again: learn also where the last step learned exactly these images.
             relabel: move images that are known under another class to the class that they have here,
                 instead of skipping them.
+            group_by: what tells which images are of one series, such as the frames of a video, which is left out as a whole
+                where accuracy is measured: auto, name, time, folder, none, or a regular expression with one group.
             strict: raise a DataError for the first image that cannot be used, instead of skipping it.
             listener: called with each event (`geodl.core.events`).
             stop: asked after each step of training whether to stop; `Interrupted` is raised then.
@@ -93,15 +96,14 @@ class IncrementalClassifier:
             A `geodl.app.learning.Learned`. A step that fails changes nothing; one that was stopped or killed
             resumes when it is called again with the same images and options.
         """
-        from geodl.app.learning import (  # here, so that predicting never loads what trains
-            learn_step,
-            summarize,
-        )
+        # Here, so that predicting never loads what trains.
+        from geodl.app.learning import learn_step, summarize
+        from geodl.app.series import way_of_grouping
 
         for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
             if not callable(given):
                 raise ConfigError(f"{name}: {type(given).__name__} given, a function is needed")
-        wanted = checked(options)
+        wanted, group_by = checked(options), way_of_grouping(group_by)
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
         intake = take(images, labels, classes, strict=strict)
@@ -119,6 +121,7 @@ class IncrementalClassifier:
                     intake,
                     wanted,
                     relabel=relabel,
+                    group_by=group_by,
                     strict=strict,
                     listener=listener,
                     stop=stop,

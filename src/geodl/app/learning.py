@@ -51,8 +51,9 @@ from geodl.store import Directory
 class Learned:
     """What a learn step did; accuracies in %, on the validation images; None where there are none.
 
+    balanced: the accuracy in which each class counts the same.
     interval: of the accuracy, 95 %; judged: on how many images it rests; left_out: whether these were learned too, each judged
-    by the model without it.
+    by the model without it; series: in how many series these are, each left out as a whole; None: in none.
     before, after: the accuracy on the classes that were known before the step, and on those that it added.
     stored_features: of how many images the features are kept.
     earlier_images: whether the state before the step, which `undo` would bring back, holds images.
@@ -66,8 +67,10 @@ class Learned:
     returning: tuple[str, ...]
     images: int
     accuracy: float | None
+    balanced: float | None
     interval: tuple[float, float]
     judged: int
+    series: int | None
     left_out: bool
     before: float | None
     after: float | None
@@ -99,6 +102,7 @@ def learn_step(
     options: Mapping[str, Any],
     *,
     relabel: bool = False,
+    group_by: str = "auto",
     strict: bool = False,
     listener: events.Listener = events.ignore,
     stop: Callable[[], bool] = lambda: False,
@@ -107,6 +111,7 @@ def learn_step(
     """Learn the classes and images of an intake and save the new state; the caller holds the lock.
 
     relabel: move images that the model knows under another class to the class that they have here.
+    group_by: what tells which images are of one series (`geodl.app.series`).
     confirm: asked with an estimate in seconds before a training that takes long.
     """
     step = (last.steps if last else 0) + 1
@@ -128,7 +133,7 @@ def learn_step(
     decoded = read(intake, size, workers, reader, strict=strict, listener=listener, stop=stop)
     if relabel and last is not None:
         last = _released(intake, decoded, last, listener)
-    ready = prepare(intake, decoded, last, step)
+    ready = prepare(intake, decoded, last, step, group_by)
     insist(strict, ready.problems)
     found = (len(ready.images), len(intake.classes), side, ready.problems)
     listener(events.IntakeDone(intake.title, *found))
@@ -362,8 +367,10 @@ def summarize(
         returning=tuple(names[i] for i in present if i < known),
         images=images,
         accuracy=finite(confusion.accuracy),
+        balanced=finite(confusion.balanced),
         interval=confusion.interval,
         judged=confusion.images,
+        series=confusion.units if confusion.units < confusion.images else None,
         left_out=state.model.default.left_out() is not None,
         before=finite(confusion.rate(range(known))),
         after=finite(confusion.rate(range(known, len(names)))),

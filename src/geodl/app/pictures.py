@@ -40,7 +40,7 @@ class Pictures(FileImages):
         """Return the pictures at these positions (or under this mask), in this order."""
         rows = positions_of(indices).tolist()
         items, digests = [self.items[i] for i in rows], [self.digests[i] for i in rows]
-        return Pictures(tuple(items), self.labels[rows], self.names, tuple(digests))
+        return Pictures(tuple(items), self.labels[rows], self.names, digests=tuple(digests))
 
     def item_digests(self) -> list[str]:
         """Return the hashes of the squares."""
@@ -70,7 +70,7 @@ def pictures_of(originals: Images, learned: Images, size: int, *, as_they_came: 
         png = seen.encoded(i)
         came = _readable(originals, i) if as_they_came else png
         items.append(came if len(came) < len(png) and _same(came, seen.pixels[i]) else png)
-    return Pictures(tuple(items), learned.labels, (), tuple(seen.item_digests()))
+    return Pictures(tuple(items), learned.labels, digests=tuple(seen.item_digests()))
 
 
 def _readable(images: Images, i: int) -> bytes:
@@ -102,7 +102,7 @@ def together(parts: Sequence[Pictures]) -> Pictures:
     items = [item for part in parts for item in part.items]
     digests = [digest for part in parts for digest in part.digests]
     labels = torch.cat([part.labels for part in parts])
-    found = Pictures(tuple(items), labels, (), tuple(digests))
+    found = Pictures(tuple(items), labels, digests=tuple(digests))
     return found.select(labels.argsort(stable=True))
 
 
@@ -122,7 +122,7 @@ def from_files(phase: SavedPhase, record: Sequence[Mapping[str, Any]]) -> Pictur
     """Undo `to_files`."""
     items = [Stored(phase, each["file"]) for each in record]
     labels = torch.tensor([each["label"] for each in record], dtype=torch.int64)
-    return Pictures(tuple(items), labels, (), tuple(each["image"] for each in record))
+    return Pictures(tuple(items), labels, digests=tuple(each["image"] for each in record))
 
 
 def _kind(item: bytes | Stored) -> str:

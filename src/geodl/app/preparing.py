@@ -9,6 +9,7 @@ from torch import Tensor
 
 from geodl.app.choices import VALIDATION, in_closed_form
 from geodl.app.ledger import short_hashes
+from geodl.app.series import clues_of
 from geodl.app.state import KnownClass, State
 from geodl.closed_form import near_duplicates
 from geodl.closed_form.kept_features import mirroring_changes_nothing
@@ -58,8 +59,13 @@ class Prepared:
         return sorted(set(self.images.labels.tolist()))
 
 
-def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> Prepared:
-    """Return the images with internal labels, without what would contradict or repeat what is stored."""
+def prepare(
+    intake: Intake, decoded: Decoded, last: State | None, step: int, group_by: str = "auto"
+) -> Prepared:
+    """Return the images with internal labels, without what would contradict or repeat what is stored.
+
+    group_by: what tells which images are of one series (`geodl.app.series`).
+    """
     old = list(last.classes) if last else []
     position = {known.name: i for i, known in enumerate(old)}
     problems = list(intake.problems + decoded.problems) + _clashes(intake.classes, list(position))
@@ -73,7 +79,8 @@ def prepare(intake: Intake, decoded: Decoded, last: State | None, step: int) -> 
     if not rows:
         first = f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
         raise DataError(f"{intake.title}: no image is left to learn from{first}")
-    images = images.select(rows)
+    clues = clues_of(intake, group_by)[list(decoded.kept)]
+    images = replace(images, clues=clues).select(rows)
     hashes = short_hashes([decoded.digests[i] for i in rows])
     fresh = ~torch.isin(hashes, last.seen) if last else torch.ones(len(rows), dtype=torch.bool)
     # A class of which every image was skipped is not learned: the others move up.

@@ -113,6 +113,13 @@ def learn(
         bool,
         _how(help="Move images that are known under another class to the class they have here."),
     ] = False,
+    group_by: Annotated[
+        str,
+        _how(
+            help="What tells images of one series (frames of a video, bursts), which accuracy leaves out as a whole: auto, name, time, "
+            "folder, none, or a regular expression of the file's path in the class folder, with one group."
+        ),
+    ] = "auto",
     strict: Strict = False,
     quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
@@ -125,6 +132,7 @@ def learn(
                 images,
                 again=again,
                 relabel=relabel,
+                group_by=group_by,
                 strict=strict,
                 listener=watch,
                 stop=stopper,

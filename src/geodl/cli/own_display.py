@@ -169,6 +169,8 @@ def say_doubtful(found: Sequence[Mapping[str, Any]]) -> None:
 def _say_accuracy(done: Any) -> None:
     judged = count(done.judged, "image" if done.left_out else "validation image")
     what = f"{judged}, each left out in turn," if done.left_out else judged
+    if done.series:
+        what = f"{judged} in {done.series:,} series, each judged without its series,"
     measured = sum(value is not None for value in done.per_class.values())
     old_and_new = lacking = ""
     if done.before is not None and done.after is not None:
@@ -177,6 +179,8 @@ def _say_accuracy(done: Any) -> None:
         )
     if rest := len(done.per_class) - measured:
         lacking = f"; no validation images of {count(rest, 'class')}"
+        if done.left_out:
+            lacking = f"; {count(rest, 'class')} cannot be judged"
     low, high = done.interval
     say(
         f"accuracy {done.accuracy:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(measured, 'class')}"

@@ -26,6 +26,7 @@ from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept
 from geodl.closed_form.fitted import Fitted
 from geodl.closed_form.primal import Primal, Statistics, solve
 from geodl.closed_form.random_features import RandomFeatures
+from geodl.closed_form.series import no_clues, series_of
 
 __all__ = [
     "GAMMAS",
@@ -47,6 +48,8 @@ __all__ = [
     "kernel_of",
     "kernels",
     "near_duplicates",
+    "no_clues",
+    "series_of",
     "share_out",
     "solve",
     "solve_dual",

@@ -97,7 +97,8 @@ def choose(
 
     found = {(tuple(names), gamma): quality(names, gamma) for names in subsets for gamma in gammas}
     best = max(accuracy for accuracy, _ in found.values())
-    error = math.sqrt(best * (1 - best) / int(known.sum()))
+    images = int(known.sum()) if groups is None else len(torch.unique(groups[known]))
+    error = math.sqrt(best * (1 - best) / images)
     good = {choice: loss for choice, (accuracy, loss) in found.items() if accuracy >= best - error}
     return Choice(*min(good, key=good.__getitem__))
 

@@ -23,7 +23,8 @@ from geodl.closed_form import (
     kept,
     kernel_of,
     kernels,
-    near_duplicates,
+    no_clues,
+    series_of,
     solve_dual,
     targets_of,
     temperature,
@@ -47,30 +48,39 @@ copy or in another precision; and of the same image, read again in the same way.
 class KeptFeatures:
     """The features of all images, float16 (N, d_b) by level from shallow to deep; labels (N,).
 
+    clues:   to series (N, 5).
     adapted: (N,) bool, the images that the network was adapted to, which judge nothing; None: it was not adapted.
     """
 
     z: Mapping[str, Tensor]
     labels: Tensor
+    clues: Tensor
     adapted: Tensor | None = None
 
     @classmethod
-    def of(cls, levels: Blocks, labels: Tensor, adapted: Tensor | None = None) -> Self:
+    def of(
+        cls,
+        levels: Blocks,
+        labels: Tensor,
+        clues: Tensor | None = None,
+        adapted: Tensor | None = None,
+    ) -> Self:
         """Keep features, rounded before any use."""
-        return cls(kept(levels), labels, adapted)
+        found = no_clues(len(labels)) if clues is None else clues
+        return cls(kept(levels), labels, found, adapted)
 
     def __add__(self, other: "KeptFeatures") -> "KeptFeatures":
         z = {name: torch.cat([block, other.z[name]]) for name, block in self.z.items()}
         labels, adapted = torch.cat([self.labels, other.labels]), None
         if self.adapted is not None:  # nobody adapts a network later
             adapted = F.pad(self.adapted, (0, len(other.labels)))
-        return KeptFeatures(z, labels, adapted)
+        return KeptFeatures(z, labels, torch.cat([self.clues, other.clues]), adapted)
 
     def select(self, rows: Tensor) -> "KeptFeatures":
         """Return the features of some of the images: int64 or bool rows."""
         z = {name: block[rows] for name, block in self.z.items()}
         adapted = None if self.adapted is None else self.adapted[rows]
-        return KeptFeatures(z, self.labels[rows], adapted)
+        return KeptFeatures(z, self.labels[rows], self.clues[rows], adapted)
 
     def without(self, gone: int) -> "KeptFeatures":
         """Return what would be kept if a class had never been there."""
@@ -94,7 +104,7 @@ class KeptFeatures:
         """Return all of it as named tensors; the order of the levels is in their names."""
         z = {f"z.{i}.{name}": block for i, (name, block) in enumerate(self.z.items())}
         adapted = {} if self.adapted is None else {"adapted": self.adapted}
-        return z | {"labels": self.labels} | adapted
+        return z | {"labels": self.labels, "clues": self.clues} | adapted
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
@@ -102,7 +112,9 @@ class KeptFeatures:
         keys = [key for key in tensors if key.startswith("z.")]
         keys.sort(key=lambda key: int(key.split(".")[1]))
         z = {key.split(".", 2)[2]: tensors[key] for key in keys}
-        return cls(z, tensors["labels"], tensors.get("adapted"))
+        labels = tensors["labels"]
+        clues = tensors.get("clues", no_clues(len(labels)))  # version 0.2 kept none
+        return cls(z, labels, clues, tensors.get("adapted"))
 
     @property
     def nbytes(self) -> int:
@@ -115,6 +127,8 @@ class Fit:
     """A fit to kept features, and what leave-one-out says of it: the predicted class (N,), -1 where it cannot be judged.
 
     confidences: in that class, (N,); gamma: the ridge that was chosen; doubts: of the labels.
+    groups:      (N,), equal for images of one series, which is left out as a whole.
+    gains:       (N,), how much more often they would be right with all series (`Dual.gains`).
     """
 
     fitted: Fitted
@@ -124,6 +138,8 @@ class Fit:
     left_out: Tensor
     confidences: Tensor
     doubts: Doubts
+    groups: Tensor
+    gains: Tensor
 
 
 def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
@@ -134,9 +150,10 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     """
     standardization = Standardization.of(data.z)
     expansion = Expansion(dict.fromkeys(data.z, EACH), seed)
-    h = expansion.blocks(standardization(data.z))
+    z = standardization(data.z)
+    h = expansion.blocks(z)
     labels, names = data.labels, list(data.z)
-    groups = near_duplicates(data.z[names[-1]])
+    groups = series_of(z, labels, data.clues)
     some = share_of_each(labels, FEW)
     part = {name: block[some] for name, block in h.items()}
     choice = choose(
@@ -172,8 +189,8 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         threshold(scores[known].amax(1), REJECTED),
     )
     confidences = (scores / fitted.temperature).softmax(dim=1).amax(1)
-    doubtful = doubts(dual, labels, groups)
-    return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences, doubtful)
+    doubtful, gains = doubts(dual, labels, groups), dual.gains(labels, groups)
+    return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences, doubtful, groups, gains)
 
 
 def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> bool:
@@ -184,9 +201,11 @@ def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirror
     )
     products = kernel_of(h, found.h)
     copies = found.dual.leave_out_for(rows, products).argmax(1)
+    # Without the image alone for both: its series would help the copies only.
+    originals = found.dual.leave_out()[rows].argmax(1)
     for label in sorted(set(labels[rows].tolist())):
         mine = (labels[rows] == label) & (found.left_out[rows] >= 0)
-        worse = (copies[mine] != label).sum() - (found.left_out[rows][mine] != label).sum()
+        worse = (copies[mine] != label).sum() - (originals[mine] != label).sum()
         if int(mine.sum()) and int(worse) >= max(2, math.ceil(CONFUSED * int(mine.sum()))):
             return False
     return True

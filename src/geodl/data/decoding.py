@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -94,6 +95,23 @@ def megapixels(item: Item) -> float:
         return _with_image(item, size, JPEG_LIMIT)
     except DataError:
         return 0.0
+
+
+def taken(item: Item) -> int:
+    """Return the second in which a photograph was taken, as its EXIF data say it; -1 where they do not."""
+    try:
+        return _with_image(item, _second, JPEG_LIMIT)
+    except DataError:
+        return -1
+
+
+def _second(image: Image.Image) -> int:
+    """Return when a picture was taken, in seconds; -1 where it is not known."""
+    exif = image.getexif()
+    text = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+    text = text or exif.get(ExifTags.Base.DateTime) or ""
+    time = datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
+    return int(time.replace(tzinfo=UTC).timestamp())
 
 
 def read_bytes(item: Item) -> bytes:

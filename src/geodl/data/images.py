@@ -39,6 +39,10 @@ def _raw(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
+def _picked(clues: Tensor | None, positions: Tensor) -> Tensor | None:
+    return None if clues is None else clues[positions]
+
+
 def _check_labels(labels: Tensor, count: int) -> None:
     if labels.dtype != torch.int64 or labels.shape != (count,):
         given = f"{labels.dtype} {tuple(labels.shape)}"
@@ -49,12 +53,14 @@ def _check_labels(labels: Tensor, count: int) -> None:
 class ArrayImages:
     """Images of one size in memory.
 
-    pixels: uint8 (N, 3, H, W); labels: int64 (N,), positions in the class `names`, if these are known.
+    pixels: uint8 (N, 3, H, W); labels: int64 (N,), positions in the class `names`, if these are known; clues: int64 (N, 5),
+    to which images are of one series (`geodl.closed_form.series`), if there are any.
     """
 
     pixels: Tensor
     labels: Tensor
     names: tuple[str, ...] = ()
+    clues: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
@@ -70,7 +76,8 @@ class ArrayImages:
         positions = positions_of(indices)
         if torch.equal(positions, torch.arange(len(self))):  # all of them: not copied
             return self
-        return ArrayImages(self.pixels[positions], self.labels[positions], self.names)
+        labels, clues = self.labels[positions], _picked(self.clues, positions)
+        return ArrayImages(self.pixels[positions], labels, self.names, clues)
 
     def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> ArrayImages:
         """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
@@ -98,11 +105,12 @@ class ArrayImages:
 
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Encoded images of any size: files, their contents, or functions that read these. items: N of them; labels and names as for ArrayImages."""
+    """Encoded images of any size: files, their contents, or functions that read these. items: N of them; all else as for ArrayImages."""
 
     items: tuple[Item, ...]
     labels: Tensor
     names: tuple[str, ...] = ()
+    clues: Tensor | None = None
 
     def __post_init__(self) -> None:
         _check_labels(self.labels, len(self.items))
@@ -114,7 +122,8 @@ class FileImages:
         """Return the images at these positions (or under this mask), in this order."""
         positions = positions_of(indices)
         items = tuple(self.items[i] for i in positions.tolist())
-        return FileImages(items, self.labels[positions], self.names)
+        labels, clues = self.labels[positions], _picked(self.clues, positions)
+        return FileImages(items, labels, self.names, clues)
 
     def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> FileImages:
         """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""

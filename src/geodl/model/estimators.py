@@ -18,6 +18,7 @@ from geodl.closed_form import (
     choose,
     judged,
     kernels,
+    no_clues,
     solve_dual,
     targets_of,
     temperature,
@@ -177,7 +178,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         learned = _joined(None if before is None else self._learned, labels)
         order = np.argsort(learned)
         numbers = order[np.searchsorted(learned, labels, sorter=order)]
-        given = KeptFeatures({BLOCK: torch.tensor(rows)}, torch.from_numpy(numbers))
+        z = {BLOCK: torch.tensor(rows)}
+        given = KeptFeatures(z, torch.from_numpy(numbers), no_clues(len(numbers)))
         seed = self._seed if before is not None else _drawn(self.random_state)
         if isinstance(before, _Sums):
             return self._commit(before.plus(given, len(learned)), learned, seed)

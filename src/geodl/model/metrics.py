@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -18,10 +18,14 @@ class Confusion:
 
     counts:  (C, C) int64, the true class first.
     classes: the names of the C classes, in the order in which they were learned.
+    series:  (C,) int64, in how many series the images of each class are; None: each image is one.
+    gains:   (C,) float64, how many more images of each class would be right had no series been left out; None: none.
     """
 
     counts: Tensor
     classes: tuple[str, ...]
+    series: Tensor | None = None
+    gains: Tensor | None = None
 
     @classmethod
     def of(cls, labels: Tensor, predictions: Tensor, classes: Sequence[str]) -> Self:
@@ -37,10 +41,30 @@ class Confusion:
         )
         return cls(counts, tuple(classes))
 
+    def in_series(self, labels: Tensor, series: Tensor, gains: Tensor) -> "Confusion":
+        """Return the counts of images in series: labels, series, gains (N,)."""
+        found = [labels[series == each][0] for each in torch.unique(series)]
+        numbers = torch.bincount(
+            torch.tensor(found, dtype=torch.int64), minlength=len(self.classes)
+        )
+        sums = torch.zeros(len(self.classes), dtype=torch.float64)
+        return replace(self, series=numbers, gains=sums.index_add_(0, labels, gains.double()))
+
     @property
     def images(self) -> int:
         """The number of images."""
         return int(self.counts.sum())
+
+    @property
+    def units(self) -> int:
+        """The number of series, or of images where these are in none: as many observations the figures rest on."""
+        return self.images if self.series is None else int(self.series.sum())
+
+    @property
+    def balanced(self) -> float:
+        """The accuracy in % in which each class that has images counts the same; nan where there are none."""
+        known = [value for value in self.per_class.values() if not math.isnan(value)]
+        return math.fsum(known) / len(known) if known else math.nan
 
     @property
     def accuracy(self) -> float:
@@ -56,22 +80,31 @@ class Confusion:
         """Return the accuracy in % on the images of some classes, by position; nan where there are none."""
         rows = list(classes)
         total = int(self.counts[rows].sum())
-        return 100 * int(self.counts.diagonal()[rows].sum()) / total if total else math.nan
+        if not total:
+            return math.nan
+        right = int(self.counts.diagonal()[rows].sum())
+        if self.gains is None or not bool(self.gains[rows].any()):
+            return 100 * right / total
+        return 100 * min(max(right + float(self.gains[rows].sum()), 0.0), total) / total
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the accuracy, in % (Wilson 1927): on few images it is wide."""
+        """The 95 % interval of the accuracy, in %: on few images, or few series of them, it is wide."""
         return self.interval_of(range(len(self.classes)))
 
     def interval_of(self, classes: Iterable[int]) -> tuple[float, float]:
-        """Return the 95 % interval of the accuracy on the images of some classes, by position, in %."""
+        """Return the 95 % interval of the accuracy on some classes, by position, in % (Wilson 1927).
+
+        Gains widen it: they are an estimate, without which the accuracy is a lower bound.
+        """
         rows = list(classes)
-        n, z = int(self.counts[rows].sum()), 1.96
-        if not n:
+        known = self.counts.sum(dim=1) if self.series is None else self.series
+        if not (number := int(known[rows].sum())):
             return 0.0, 100.0
-        p = self.rate(rows) / 100
-        center, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return 100 * (center - half) / (1 + z * z / n), 100 * (center + half) / (1 + z * z / n)
+        ends = (self.rate(rows), replace(self, gains=None).rate(rows))
+        found = [wilson(each / 100, number) for each in ends]
+        # The ends of 0 and 100 % are these, but for rounding.
+        return min(low for low, _ in found), max(ends[0], *(high for _, high in found))
 
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
         """Return the confusions that occur, as (true class, prediction, count), the most frequent first."""
@@ -82,7 +115,9 @@ class Confusion:
     def without(self, gone: int) -> "Confusion":
         """Return the counts without a class: its images, and those that were taken for it, are no longer counted."""
         rest = [i for i in range(len(self.classes)) if i != gone]
-        return Confusion(self.counts[rest][:, rest], tuple(self.classes[i] for i in rest))
+        names = tuple(self.classes[i] for i in rest)
+        series, gains = (None if each is None else each[rest] for each in (self.series, self.gains))
+        return Confusion(self.counts[rest][:, rest], names, series, gains)
 
     def to_json(self) -> list[list[int]]:
         """Return [true, predicted, count] of the counts that are not 0."""
@@ -97,11 +132,30 @@ class Confusion:
         return cls(counts, tuple(classes))
 
 
+def wilson(share: float, number: int) -> tuple[float, float]:
+    """Return the 95 % interval, in %, of a share that was seen in so many cases."""
+    z = 1.96
+    center, half = (
+        share + z * z / (2 * number),
+        z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number)),
+    )
+    return 100 * (center - half) / (1 + z * z / number), 100 * (center + half) / (
+        1 + z * z / number
+    )
+
+
 def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> dict[str, Any]:
     """Return what metrics.json holds of a phase: counts and figures alone, so that equal runs have equal bytes."""
     classes = next(iter(confusions.values())).classes
     counts = {name: confusion.to_json() for name, confusion in confusions.items()}
     accuracy = {name: finite(confusion.accuracy) for name, confusion in confusions.items()}
+    series = {
+        name: {"numbers": confusion.series.tolist(), "gains": confusion.gains.tolist()}
+        for name, confusion in confusions.items()
+        if confusion.series is not None and confusion.gains is not None
+    }
+    if series:
+        more = {"series": series, **more}
     return {
         "phase": phase,
         "classes": list(classes),
@@ -113,10 +167,14 @@ def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> 
 
 def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
     """Return the confusions in a metrics.json, by classifier."""
-    return {
+    found = {
         name: Confusion.from_json(entries, metrics["classes"])
         for name, entries in metrics["confusions"].items()
     }
+    for name, each in metrics.get("series", {}).items():
+        gains = torch.tensor(each["gains"], dtype=torch.float64)
+        found[name] = replace(found[name], series=torch.tensor(each["numbers"]), gains=gains)
+    return found
 
 
 @dataclass(frozen=True)

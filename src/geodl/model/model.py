@@ -141,7 +141,10 @@ class Model:
         found = self.default.left_out()
         if found is None:
             return None
-        return Confusion.of(found.labels, found.predictions, self.classes)
+        confusion = Confusion.of(found.labels, found.predictions, self.classes)
+        if found.series is None or found.gains is None:
+            return confusion
+        return confusion.in_series(found.labels, found.series, found.gains)
 
     def judged(self, images: Images) -> LeftOut:
         """Return what the model predicts for images that it keeps, whose labels are rows.

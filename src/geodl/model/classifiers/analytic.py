@@ -211,7 +211,8 @@ class ClosedForm(Classifier):
         found = self.fitted.to_tensors()
         found["validated"] = torch.stack([judged.labels, judged.predictions], dim=1)
         found["mirrors"] = torch.tensor(self.keeps)
-        optional = {"confidences": judged.confidences, "rows": judged.rows}
+        names = ("confidences", "rows", "series", "gains")
+        optional = {name: getattr(judged, name) for name in names}
         found |= {name: each for name, each in optional.items() if each is not None}
         if self.adapted is not None:
             found["adapting"] = self.adapted.to_tensor()
@@ -236,9 +237,12 @@ class ClosedForm(Classifier):
             state = Sums(Statistics.from_tensors(tensors), None if gamma is None else float(gamma))
         adapting = tensors.get("adapting")
         labels, predictions = (each.contiguous() for each in tensors["validated"].T)
+        confidences, rows, series, gains = map(
+            tensors.get, ("confidences", "rows", "series", "gains")
+        )
         return cls(
             Fitted.from_tensors(tensors, derive(config.seed, "expansion")),
-            LeftOut(labels, predictions, tensors.get("confidences"), tensors.get("rows")),
+            LeftOut(labels, predictions, confidences, rows, series=series, gains=gains),
             mirror=config.of(ClosedFormOptions).mirror and config.flip,
             keeps=bool(tensors.get("mirrors", True)),
             state=state,
@@ -374,8 +378,9 @@ def _new(evidence: Evidence) -> tuple[Images, dict[str, Tensor], Tensor]:
 
 def _joined(evidence: Evidence, last: ClosedForm | None) -> tuple[KeptFeatures, Tensor]:
     """Return the features of all images, and the places of this phase's among them, (N,)."""
-    _, z, labels = _new(evidence)
-    known = KeptFeatures.of(z, labels, evidence.adapted.images if evidence.adapted else None)
+    images, z, labels = _new(evidence)
+    adapted = evidence.adapted.images if evidence.adapted else None
+    known = KeptFeatures.of(z, labels, images.clues, adapted)
     before = last.state if last else None
     if not isinstance(before, KeptFeatures):
         return known, torch.arange(len(labels))
@@ -402,8 +407,16 @@ def _left_out(found: Fit, data: KeptFeatures, latest: Tensor | None = None) -> L
     """Return what leave-one-out says of the images that it can judge."""
     rows = (found.left_out >= 0).nonzero().squeeze(1)
     labels, predictions = data.labels[rows], found.left_out[rows]
-    confidences = found.confidences[rows].float()
-    return LeftOut(labels, predictions, confidences, rows, latest, found.doubts)
+    return LeftOut(
+        labels,
+        predictions,
+        found.confidences[rows].float(),
+        rows,
+        latest,
+        found.doubts,
+        series=found.groups[rows],
+        gains=found.gains[rows].float(),
+    )
 
 
 def _judges(count: int, adapted: Tensor | None) -> Tensor:

@@ -78,6 +78,8 @@ class LeftOut:
     latest:      (n,) places of the last phase's images among those whose features are kept; not stored.
     doubts:      images whose labels the others contradict, by these places or, where no features are kept, by their position in
                  the last phase; not stored.
+    series:      (N,), equal for images of one series, which was left out as a whole; None: each was left out alone.
+    gains:       (N,), how much more often they would be right by a fit with all series of their class.
     """
 
     labels: Tensor
@@ -86,6 +88,8 @@ class LeftOut:
     rows: Tensor | None = None
     latest: Tensor | None = None
     doubts: Doubts | None = None
+    series: Tensor | None = None
+    gains: Tensor | None = None
 
     @property
     def mistaken(self) -> Tensor | None:
@@ -102,6 +106,8 @@ class LeftOut:
             labels - (labels > row).long(),
             predictions - (predictions > row).long(),
             None if self.confidences is None else self.confidences[stay],
+            series=None if self.series is None else self.series[stay],
+            gains=None if self.gains is None else self.gains[stay],
         )
 
 

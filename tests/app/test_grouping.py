@@ -1,0 +1,82 @@
+"""Which images of a person are of one series, as names, folders and times tell it."""
+
+from pathlib import PurePath
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image
+
+from geodl.app.series import clues_of, stem_and_frame, way_of_grouping
+from geodl.closed_form.series import series_of
+from geodl.core.errors import ConfigError
+from geodl.data.intake import take
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    """Two classes of two films of three frames, in folders, each taken at a time of its own; and a single picture."""
+    root = tmp_path_factory.mktemp("films")
+    rng = np.random.default_rng(0)
+    for label in "ab":
+        for film in range(2):
+            folder = root / label / f"day {film}"
+            folder.mkdir(parents=True)
+            for frame in range(3):
+                picture = Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8))
+                exif = picture.getexif()
+                time = f"2026:05:0{film + 1} 10:00:0{3 * frame}"
+                exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = time
+                picture.save(folder / f"track{film}-{frame:03d}.jpg", exif=exif)
+    (root / "c").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "c" / "picture.jpg")
+    return take(root)
+
+
+def groups(intake, way):
+    z = {"top": torch.randn(len(intake.images), 50, generator=torch.Generator().manual_seed(0))}
+    return series_of(z, intake.images.labels, clues_of(intake, way))
+
+
+@pytest.mark.parametrize("way", ["name", "time", "folder", r"track(\d)", r"day (\d)/"])
+def test_a_way_that_is_asked_for_groups_whatever_the_features_are(films, way):
+    assert groups(films, way).tolist() == [0] * 3 + [3] * 3 + [6] * 3 + [9] * 3 + [12]
+
+
+@pytest.mark.parametrize("way", ["none", "auto", r"(no such name)"])
+def test_else_unlike_images_are_alone(films, way):
+    assert groups(films, way).tolist() == list(range(13))
+
+
+def test_what_cannot_be_a_way_is_refused():
+    for wrong in ("names", "(a)(b)", "(", "film"):
+        with pytest.raises(ConfigError, match=r"group_by = .*auto, name, time, folder, none"):
+            way_of_grouping(wrong)
+    assert way_of_grouping(r"(.*)_\d+") == r"(.*)_\d+"
+
+
+@pytest.mark.parametrize(
+    ("name", "frame"),
+    [("00012_00007.png", 7), ("day 1/IMG 12 (3).jpg", 3), ("rose.jpg", -1), ("2.jpg", 2)],
+)
+def test_a_name_may_end_in_the_number_of_a_frame(name, frame):
+    stem, number = stem_and_frame(PurePath(name))
+    assert number == frame
+    assert (stem is None) == (frame < 0)
+
+
+def test_frames_of_one_film_have_one_stem():
+    stems = [stem_and_frame(PurePath(f"00012_{i:05d}.png"))[0] for i in range(12)]
+    assert len(set(stems)) == 1
+    assert stem_and_frame(PurePath("00013_00001.png"))[0] != stems[0]
+    assert stem_and_frame(PurePath("day 2/00012_00001.png"))[0] != stems[0]
+
+
+def test_times_and_names_that_are_odd_are_no_clue(tmp_path):
+    for i, text in enumerate(["0000:00:00 00:00:00", "yesterday", "2026:13:01 00:00:00"]):
+        (tmp_path / "a").mkdir(exist_ok=True)
+        picture = Image.new("RGB", (8, 8), (i, 0, 0))
+        picture.getexif()[ExifTags.Base.DateTime] = text
+        picture.save(tmp_path / "a" / f"{'xyz'[i]}.jpg", exif=picture.getexif())
+    clues = clues_of(take(tmp_path), "auto")
+    assert (clues[:, 2:] == -1).all()
