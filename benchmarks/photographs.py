@@ -1,8 +1,8 @@
-"""Photographs of 20 kinds of flowers in three steps (10 + 5 + 5 classes): four ways to learn them, in one table.
+"""Photographs that come in steps: several ways to learn them, in one table for each set.
 
-Run with `python -m benchmarks.photographs DIR [--ways default,nearest,adapt,scratch] [--out docs/photographs.md]`. DIR has the folders week1, week2,
-week3 and test, each with a folder of photographs for each class; the page in docs is of 20 classes of Oxford Flowers-102. Ways may be measured one at a
-time: the figures are kept as JSON beside the table, which shows all that are there.
+Run with `python -m benchmarks.photographs DIR [--ways default,lite2,adapt,nearest,trained,scratch] [--out docs/photographs.md]`. DIR has the folders week1,
+week2, ... and test, each with a folder of photographs for each class; the page in docs is of 20 classes of Oxford Flowers-102 (folder flowers20) and of 12
+traffic signs of GTSRB (signs12). Sets and ways may be measured one at a time: the figures are kept as JSON beside the page, which shows all that are there.
 """
 
 import argparse
@@ -17,36 +17,57 @@ from geodl import IncrementalClassifier
 from geodl.core.files import readable
 from geodl.store import Directory
 
-WEEKS = ("week1", "week2", "week3")
 WAYS = {
     "default": ("frozen pre-trained features, closed form (the default)", {}, None),
+    "lite2": (
+        "the same with `--backbone efficientnet-lite2`",
+        {"network": "efficientnet-lite2"},
+        None,
+    ),
+    "adapt": (
+        "the same, adapted to the first step's images (`--adapt yes`)",
+        {"adapt": "yes"},
+        None,
+    ),
     "nearest": ("frozen pre-trained features, nearest class mean", {}, "ncm"),
-    "adapt": ("pre-trained network, trained with GeoDL (`--adapt`)", {"adapt": True}, None),
+    "trained": (
+        "pre-trained network, trained with GeoDL (`--method lucir --backbone efficientnet-lite0 --pretrained`)",
+        {"method": "lucir", "network": "efficientnet-lite0", "pretrained": True},
+        None,
+    ),
     "scratch": ("trained from scratch with GeoDL (`--method lucir`)", {"method": "lucir"}, None),
 }
-TABLE = """# Photographs of 20 kinds of flowers
+PAGE = """# Photographs
 
-Written by `python -m benchmarks.photographs DIR --out docs/photographs.md`, do not edit. DIR has the folders `week1`, `week2`, `week3` and `test`,
-each with a folder of photographs for each class: here 20 classes of Oxford Flowers-102, 10, then 5, then 5 more, up to 60 images of each to learn and
-up to 24 to test.
+Written by `python -m benchmarks.photographs DIR --out docs/photographs.md`, do not edit. DIR has the folders `week1`, `week2`, ... and `test`, each with a
+folder of photographs for each class.
 
-Accuracy is that on the test photographs of all 20 classes after the third step, by the likeliest class; "unknown" is not counted. Time is processor
+Accuracy is that on the test photographs of all classes after the last step, by the likeliest class; "unknown" is not counted. Time is processor
 seconds of one thread; stored is the state on disk: the network, what is kept of the images, and pictures to show. Calibration error: the mean gap of
-confidence and accuracy, in ten bins. Unknown: a model of the first two steps is shown the test photographs of the third one's classes; the area under
+confidence and accuracy, in ten bins. Unknown: a model of all steps but the last is shown the test photographs of the last one's classes; the area under
 the ROC curve is that of the largest score, and the last two columns say how many of the unknown photographs its own threshold catches, and how many
 of the known ones it rejects (it is fitted so that 5 % of the learned images, each left out in turn, are rejected).
-
-| | accuracy | seconds, steps 1 / 2 / 3 | stored | images/s predicting | calibration error | unknown: ROC area | caught | rejected |
+"""
+SETS = {
+    "flowers20": "20 classes of Oxford Flowers-102: 10, then 5, then 5 more, up to 60 images of each to learn and up to 24 to test.",
+    "signs12": "12 traffic signs of GTSRB: 8, then 4 more, six drive-bys of 30 frames of each to learn and 40 images of other drive-bys to test.",
+}
+HEAD = """| | accuracy | seconds of each step | stored | images/s predicting | calibration error | unknown: ROC area | caught | rejected |
 |---|---|---|---|---|---|---|---|---|
 """
 
 
+def steps_of(root: Path) -> list[Path]:
+    """Return the folders to learn, in their order."""
+    return sorted(root.glob("week*"))
+
+
 def measure(root: Path, model: Path, options: dict, classifier: str | None) -> dict:
-    """Learn the three steps and return all figures."""
+    """Learn the steps and return all figures."""
     seconds = []
-    for week in WEEKS:
+    for week in steps_of(root):
         began = time.process_time()
-        IncrementalClassifier(model).learn(root / week, threads=1, workers=1, **options)
+        IncrementalClassifier(model).learn(week, threads=1, workers=1, **options)
         seconds.append(time.process_time() - began)
     stored = sum(size for _, size in Directory(model).phase(-1).files.values())
     began = time.process_time()
@@ -76,10 +97,10 @@ def calibration(sure: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def unknown(root: Path, model: Path, classifier: str | None) -> dict:
-    """Return how well a model of two steps tells photographs of the third one's classes from its own."""
+    """Return how well a model of all steps but the last tells photographs of the last one's classes from its own."""
     IncrementalClassifier(model).undo()
     found = IncrementalClassifier(model).predict(root / "test", classifier=classifier)
-    new = {path.name for path in (root / "week3").iterdir()}
+    new = {path.name for path in steps_of(root)[-1].iterdir()}
     is_new = torch.tensor([Path(each.name).parent.name in new for each in found])
     score = torch.tensor([each.score for each in found]).double()
     said = torch.tensor([each.unknown for each in found]).double()
@@ -122,10 +143,21 @@ def main() -> None:
         print(row(title, figures), flush=True)
         if arguments.out:
             kept = arguments.out.with_suffix(".json")
-            every = (json.loads(kept.read_text()) if kept.exists() else {}) | {way: figures}
+            every = json.loads(kept.read_text()) if kept.exists() else {}
+            every.setdefault(arguments.root.name, {})[way] = figures
             kept.write_text(json.dumps(every, indent=1) + "\n")
-            lines = [row(title, every[name]) for name, (title, *_) in WAYS.items() if name in every]
-            arguments.out.write_text(TABLE + "\n".join(lines) + "\n")
+            arguments.out.write_text(page(every))
+
+
+def page(every: dict) -> str:
+    """Return the page with all figures that are there: by set and way."""
+    text = PAGE
+    for name, found in every.items():
+        rows = [row(WAYS[way][0], found[way]) for way in WAYS if way in found]
+        text += "\n".join(
+            ["", f"## {name}", "", SETS.get(name, ""), "", HEAD + "\n".join(rows), ""]
+        )
+    return text
 
 
 if __name__ == "__main__":
