@@ -16,7 +16,7 @@ from torch import nn
 import geodl
 from geodl.app import before, choices, preparing, state
 from geodl.app.advice import at_end_of_step as advise
-from geodl.app.choices import checked, choose_start, training_asked
+from geodl.app.choices import checked, choose_start, stands_still, training_asked
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.state import KnownClass
 from geodl.bench.report.results import read_run, read_settings
@@ -827,6 +827,10 @@ def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypa
         "analytic",
     )
     assert start["image_size"] == size
+    assert stands_still(start, {})
+    adapted = checked({"adapt": "auto"})
+    assert choose_start(side, adapted, "cpu") == start
+    assert not stands_still(start, adapted)
 
 
 def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(

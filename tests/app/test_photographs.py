@@ -349,6 +349,28 @@ def test_a_model_in_closed_form_cannot_be_trained_later(taught):
         taught[0].learn(*pictures(("left",), 4), **QUICK, adapt="yes")
 
 
+@pytest.mark.slow
+def test_a_network_is_adapted_to_the_first_step_where_that_is_asked(tmp_path):
+    model, heard = IncrementalClassifier(tmp_path / "m"), []
+    done = model.learn(*pictures(SHAPES[:2], 10), **QUICK, adapt="yes", listener=heard.append)
+    (chosen,) = [event for event in heard if isinstance(event, OptionsChosen)]
+    (why,) = [why for option, _, why in chosen.choices if option == "--method"]
+    assert "adapted to the first images and then frozen" in why
+    assert done.judged == 4  # the others were trained on
+    assert any("is adapted to the images of the first step" in each for each in done.warnings)
+    frozen = backbone(model)
+    done = model.learn(*pictures(SHAPES[2:], 6), **QUICK)
+    assert done.judged == 16
+    assert backbone(model).keys() == frozen.keys()
+    for name, tensor in backbone(model).items():
+        assert torch.equal(tensor, frozen[name]), name
+
+
+def backbone(model):
+    """Return the backbone of a model by name."""
+    return dict(Learner.load(model.path).known.network.backbone.state_dict())
+
+
 def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):
     from PIL import Image
 
