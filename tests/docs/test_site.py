@@ -63,6 +63,7 @@ def test_every_example_of_the_reference_runs(tmp_path, monkeypatch):
     assert runner.run(example, out=sys.stdout.write).failed == 0
 
 
+@pytest.mark.filterwarnings("ignore")  # of other packages
 @pytest.mark.parametrize("name", ["csv", "wandb", "mlflow"])
 def test_every_logger_logs(name, tmp_path, monkeypatch):
     pytest.importorskip(name)
@@ -80,6 +81,7 @@ def test_every_logger_logs(name, tmp_path, monkeypatch):
         assert [row.split(",")[0] for row in rows] == ["phase", "0", "1"]
 
 
+@pytest.mark.filterwarnings("ignore")  # of Lightning
 def test_the_loss_in_other_loops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "lightning.md").read_text()
