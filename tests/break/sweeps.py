@@ -32,7 +32,7 @@ sys.addaudithook(watch)
 
 
 @family("many phases", most=1, phases=300)
-def many_phases(draw: random.Random, folder: Path, phases: int = 8) -> None:
+def many_phases(draw: random.Random, folder: Path, phases: int = 4) -> None:
     """Very many tiny phases, stopped once on the way: all are there, sound, and nothing else is."""
     data = tiny.dataset(classes=phases + 2, train=3, test=1)
     more: dict[str, Any] = {"base": 2, "phases": phases, "epochs": 1, "exemplars": 1}

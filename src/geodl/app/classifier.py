@@ -79,7 +79,7 @@ class IncrementalClassifier:
         Args:
             images: the folder; or uint8 or 0..1 float images (N, H, W[, C]) with `labels`; or a Dataset of pairs; or an
                 `Intake`.
-            labels: (N,) class names or numbers.
+            labels: (N,) class names or numbers; 0, 0.0 and "0" are one class.
             classes: names for numbered labels.
             again: learn also where the last step learned exactly these images.
             relabel: move images that are known under another class to the class that they have here,

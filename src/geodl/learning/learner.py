@@ -148,7 +148,7 @@ class Learner:
         Args:
             images: ``phase.train`` of a scenario; or uint8 or 0..1 float arrays (N, H, W[, C]) with
                 labels; or a torch Dataset of (image, label) pairs.
-            labels: (N,) class names or numbers.
+            labels: (N,) class names or numbers; 0, 0.0 and "0" are one class.
             progress: where checkpoints go; an interrupted group resumes from the last one.
             now: the features of these images by a network that is not trained, where they were taken
                 before (`geodl.learning.reading`).
@@ -181,7 +181,7 @@ class Learner:
 
         Args:
             images: as for `learn`.
-            labels: (N,) class names or numbers.
+            labels: (N,) class names or numbers; 0, 0.0 and "0" are one class.
             seen: all training images so far; the oracle AME is evaluated only with them.
             mirror: whether classifiers may average over mirrored copies.
         """
