@@ -104,13 +104,22 @@ def repeated(groups: Tensor | None) -> list[list[int]]:
 
 
 def solve_dual(
-    kernel: Tensor, targets: Tensor, gamma: float, width: int, weights: Tensor | None = None
+    kernel: Tensor,
+    targets: Tensor,
+    gamma: float,
+    width: int,
+    weights: Tensor | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Dual:
-    """Fit in dual form. kernel: float64 (N, N), products of the h of all images; targets: (N, classes); width: M; weights: (N,)."""
+    """Fit in dual form. kernel: float64 (N, N), products of the h of all images; targets: (N, classes); width: M; weights: (N,).
+
+    overwrite: the kernel is needed no longer.
+    """
     if weights is None:
         weights = kernel.new_ones(len(kernel))
     ridge = ridge_of((weights * kernel.diagonal()).sum(), gamma, width)
-    factor = cholesky(kernel, ridge / weights)
+    factor = cholesky(kernel, ridge / weights, overwrite=overwrite)
     del kernel  # of thousands of images: it takes as much as the factor
     inverse = torch.cholesky_inverse(factor)
     return Dual(inverse @ targets, inverse, targets)
@@ -126,5 +135,6 @@ def kernel_of(h: Blocks, others: Blocks) -> Tensor:
     counts = (len(next(iter(each.values()))) for each in (h, others))
     total = torch.zeros(*counts, dtype=torch.float64)
     for name, block in h.items():
-        total.addmm_(block.double(), others[name].double().T)
+        rows = block.double()
+        total.addmm_(rows, (rows if others[name] is block else others[name].double()).T)
     return total

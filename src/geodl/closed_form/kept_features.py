@@ -168,13 +168,14 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         barred=None if data.adapted is None else data.adapted[some],
     )
     chosen = {name: h[name] for name in choice.blocks}
-    del h, part  # hundreds of megabytes
+    del h, z, part  # hundreds of megabytes
     dual = solve_dual(
         kernel_of(chosen, chosen),
         targets_of(labels, classes),
         choice.gamma,
         EACH * len(chosen),
         class_weights(labels),
+        overwrite=True,
     )
     scores = dual.leave_out(groups)
     known = judged(labels, groups, data.adapted)

@@ -192,10 +192,10 @@ def ridge_of(trace: Tensor, gamma: float, width: int) -> Tensor:
     return torch.where(trace == 0, 1.0, gamma * trace / max(width, 1))
 
 
-def cholesky(matrix: Tensor, ridge: Tensor) -> Tensor:
-    """Return the lower factor of a symmetric matrix with `ridge`, () or (n,), on its diagonal."""
+def cholesky(matrix: Tensor, ridge: Tensor, *, overwrite: bool = False) -> Tensor:
+    """Return the lower factor of a symmetric matrix with `ridge`, () or (n,), on its diagonal; overwrite: add it in place."""
     insist_finite(matrix, "the products of the features have")
-    ridged = matrix.clone()
+    ridged = matrix if overwrite else matrix.clone()
     ridged.diagonal().add_(ridge)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(ridged)

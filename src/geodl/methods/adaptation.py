@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from geodl.closed_form import near_duplicates
+from geodl.closed_form import Standardization, series_of
 from geodl.closed_form.kept_features import KeptFeatures, fit, share_of_each
 from geodl.core.keys import derive
 from geodl.data.batches import Batch
@@ -56,10 +56,13 @@ class Adaptation:
 
     @cached_property
     def apart(self) -> Tensor:
-        """Which images are set apart, (N,) bool."""
-        z = list(self.before.levels.values())[-1]
-        groups = near_duplicates(z)
-        return set_apart(self.before.labels, groups, self.phase.config.seed)
+        """Which images are set apart, (N,) bool: whole series."""
+        data = self._data(self.before)
+        groups = series_of(Standardization.of(data.z)(data.z), data.labels, data.clues)
+        return set_apart(data.labels, groups, self.phase.config.seed)
+
+    def _data(self, found: Features) -> KeptFeatures:
+        return KeptFeatures.of(found.levels, found.labels, self.phase.images.clues)
 
     def stage(self) -> Stage:
         """Return the training: cross-entropy, neither mirrored images, which may be another class, nor batch statistics."""
@@ -94,7 +97,8 @@ class Adaptation:
         phase, apart = self.phase, self.apart
         phase.network.requires_grad_(True)
         after = phase.read(phase.images)
-        was, now = (right(found, apart, phase.config.seed) for found in (self.before, after))
+        data = [self._data(found) for found in (self.before, after)]
+        was, now = (right(each, apart, phase.config.seed) for each in data)
         gained, lost = int((now & ~was).sum()), int((was & ~now).sum())
         kept = self.always or gained - lost > (gained + lost) ** 0.5
         phase.adapted = Adapted(
@@ -129,9 +133,8 @@ def set_apart(labels: Tensor, groups: Tensor, seed: int) -> Tensor:
     return apart
 
 
-def right(found: Features, apart: Tensor, seed: int) -> Tensor:
+def right(data: KeptFeatures, apart: Tensor, seed: int) -> Tensor:
     """Return which of the images set apart the closed form, fitted to the others, gets right: (n,) bool."""
-    data = KeptFeatures.of(found.levels, found.labels)
     rest = data.select(~apart)
     rest = rest.select(share_of_each(rest.labels, MOST))
     fitted = fit(rest, int(data.labels.max()) + 1, seed).fitted

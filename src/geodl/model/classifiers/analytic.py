@@ -57,6 +57,8 @@ MIRRORED = 8
 """Images of a class whose mirrored copies tell whether mirroring keeps the class."""
 MOST = 5000
 """Images whose features are kept one by one; of more, only the sums are kept."""
+PART = 3000
+"""Of more, levels, ridge and mirroring are chosen on about so many."""
 WIDEST = 5120
 """Random features in all where only sums are kept: these take 8 x WIDEST^2 bytes of memory, thrice while a fit is made."""
 
@@ -341,7 +343,7 @@ def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
     options = config.of(ClosedFormOptions)
     mirror, keeps = options.mirror and config.flip, last is None or last.keeps
     data, latest = _joined(evidence, last)
-    rows = share_of_each(data.labels, MOST)
+    rows = share_of_each(data.labels, MOST if len(data.labels) <= MOST else PART)
     part = data.select(rows)
     found = fit(part, classes, derive(config.seed, "expansion"))
     if keeps and config.flip:
