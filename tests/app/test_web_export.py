@@ -18,6 +18,7 @@ from tests.helpers.pictures import drawing, encode, noise
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.web import export as web
 from geodl.core.errors import ConfigError, GeodlError
+from geodl.data.batches import letterboxed
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
@@ -95,12 +96,13 @@ def test_the_page_resizes_as_pillow_does(page, size, tolerance):
     image = Image.fromarray(noise(*reversed(size), 3, seed=size[0]))
     script = """async ([data, width, height, sizes]) => {
       const { seen } = await import("./resize.js");
-      return sizes.map(([shorter, size]) => [...seen({ data, width, height, step: 3 }, shorter, size)]);
+      return sizes.map(([shorter, size, whole]) => [...seen({ data, width, height, step: 3 }, shorter, size, whole)]);
     }"""
-    sizes = [(32, 32), (37, 32), (64, 56)]
+    sizes = [(32, 32, False), (37, 32, False), (64, 56, False), (33, 33, True)]
     found = page.evaluate(script, [list(image.tobytes()), *size, sizes])
-    for (shorter, side), values in zip(sizes, found, strict=True):
+    for (shorter, side, whole), values in zip(sizes, found, strict=True):
         wanted = center(center(image, min(size), shorter), side, side)
+        wanted = letterboxed(image, side) if whole else wanted
         values = np.array(values).reshape(3, side, side).transpose(1, 2, 0)
         assert np.abs(values - np.asarray(wanted, dtype=int)).max() <= tolerance
 

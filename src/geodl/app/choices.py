@@ -60,6 +60,8 @@ Choice = tuple[str, str, str]
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check what the user set, before anything is read or written; return the values as they were understood."""
     wanted = {key: value for key, value in options.items() if value is not None}
+    if wanted.pop("whole", False):
+        wanted["crop"] = "whole"
     method = wanted.get("method")
     if method is not None and method not in OFFERED:
         raise ConfigError(
@@ -271,13 +273,14 @@ def explain(
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )
     size = f"{config.image_size} x {config.image_size} pixels"
+    part = "all of it, on gray" if config.crop == "whole" else "its middle square"
     lines = [
         ("--method", config.method, why("method", how)),
         ("--backbone", config.network, why("network", reason)),
         (
             "--image-size",
             size,
-            why("image_size", "what the network sees of a picture: its middle square"),
+            why("image_size", f"what the network sees of a picture: {part}"),
         ),
     ]
     if not closed:

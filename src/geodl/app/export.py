@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.core.files import atomic_write, make_directory
 from geodl.core.keys import derive
+from geodl.data.batches import GRAY, Transform
 from geodl.data.images import ArrayImages
 from geodl.data.names import UNKNOWN
 from geodl.model.features import Features
@@ -130,8 +131,7 @@ def _metadata(model: Model, graph: Exported) -> dict[str, str]:
     found = {
         "labels": json.dumps(model.classes, ensure_ascii=False),
         "preprocessing": json.dumps(transform.to_dict()),
-        "input": f"pixels: uint8 (batch, 3, {size}, {size}), RGB, 0..255: the picture's shorter side "
-        f"resized to {transform.shorter_side} (bilinear, antialiased), then its center; colors are "
+        "input": f"pixels: uint8 (batch, 3, {size}, {size}), RGB, 0..255: {_seen(transform)}; colors are "
         "normalized inside",
         "default": graph.default,
         "producer": "geodl",
@@ -144,6 +144,14 @@ def _metadata(model: Model, graph: Exported) -> dict[str, str]:
         found |= {"temperature": repr(1 / scorer.scale), "threshold": repr(scorer.threshold)}
         found["mirrored"] = json.dumps(scorer.mirrors)
     return found | {"outputs": json.dumps(outputs)}
+
+
+def _seen(transform: Transform) -> str:
+    """Say what the network sees of a picture."""
+    if transform.whole:
+        size = transform.size
+        return f"the picture's longer side resized to {size} (bilinear, antialiased), in the middle of gray {GRAY}"
+    return f"the picture's shorter side resized to {transform.shorter_side} (bilinear, antialiased), then its center"
 
 
 def _compare(model: Model, graph: Exported, data: bytes) -> float:

@@ -88,7 +88,7 @@ def _pixels(state: State, given: Any) -> Tensor:
     pictures, names, problems = as_images(given if hasattr(given, "shape") else [given])
     parts = [torch.empty(0, 3, state.transform.size, state.transform.size, dtype=torch.uint8)]
     bad = list(problems)
-    for _, pixels, unread in squares(pictures, state.transform.size, 1):
+    for _, pixels, unread in squares(pictures, state.transform.size, 1, state.transform.whole):
         parts.append(pixels)
         bad += [(names[i], reason) for i, reason in unread]
     if bad:
@@ -105,7 +105,8 @@ def _stored_under(state: State, key: int) -> Tensor:
     for images in (state.validation, state.model.memory.images):
         keys = [] if images is None else short_hashes(images.item_digests()).tolist()
         if images is not None and key in keys:
-            return resized(images.select([keys.index(key)]), state.transform.size).pixels
+            seen = state.transform
+            return resized(images.select([keys.index(key)]), seen.size, whole=seen.whole).pixels
     raise DataError("the image is not stored; give the file")
 
 

@@ -25,7 +25,7 @@ from geodl.app.ledger import Ledger, short_hashes
 from geodl.app.mending import released
 from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
-from geodl.app.reading import read, reader_of, start_of, threads_of
+from geodl.app.reading import note_panoramas, read, reader_of, start_of, threads_of
 from geodl.app.state import State, accuracy_of, save
 from geodl.config import RunConfig
 from geodl.core import events
@@ -36,7 +36,7 @@ from geodl.core.text import count
 from geodl.data.batches import resized
 from geodl.data.dataset import Skipped, insist
 from geodl.data.images import ArrayImages, Images, concat
-from geodl.data.intake import Decoded, Intake, typical_side
+from geodl.data.intake import Decoded, Intake, sizes_of
 from geodl.learning.learner import Learner
 from geodl.learning.loop import SAMPLE
 from geodl.model.classifiers import LeftOut, default_classifier
@@ -115,7 +115,8 @@ def learn_step(
     confirm: asked with an estimate in seconds before a training that takes long.
     """
     step = (last.steps if last else 0) + 1
-    side = typical_side(intake.images)
+    sizes = sizes_of(intake.images)
+    side = sizes.side
     start = {} if last else start_of(side, options)
     closed = in_closed_form(last.config.method if last else start.get("method"))
     asked = {"method", "weights"} & options.keys() or training_asked(options)
@@ -130,7 +131,11 @@ def learn_step(
         reader = reader_of(config, last)
     size = last.transform.size if last else int(start["image_size"])
     workers = int(options.get("workers") or available_cores())
-    decoded = read(intake, size, workers, reader, strict=strict, listener=listener, stop=stop)
+    whole = last.transform.whole if last else options.get("crop") == "whole"
+    if not whole:
+        note_panoramas(sizes, listener)
+    how: dict[str, Any] = {"strict": strict, "listener": listener, "stop": stop, "whole": whole}
+    decoded = read(intake, size, workers, reader, **how)
     if relabel and last is not None:
         last = _released(intake, decoded, last, listener)
     ready = prepare(intake, decoded, last, step, group_by)
@@ -286,7 +291,8 @@ class _Step:
 
     def _fitted(self, images: Images) -> ArrayImages:
         assert self.config.image_size is not None
-        return resized(images, self.config.image_size, workers=self.config.workers)
+        whole = self.config.crop == "whole"
+        return resized(images, self.config.image_size, whole=whole, workers=self.config.workers)
 
     def _shown(self, model: Model) -> Pictures:
         """Return the pictures to keep and show: to those that there are what each class lacks, mistaken ones first."""
@@ -303,7 +309,8 @@ class _Step:
             ready.originals.select(chosen),
             ready.images.select(chosen),
             model.transform.size,
-            as_they_came=self.config.crop == "pad",
+            as_they_came=self.config.crop != "resized",
+            whole=model.transform.whole,
         )
         before = self.last.validation if self.last else None
         return together([added] if before is None else [as_pictures(before), added])

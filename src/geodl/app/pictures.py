@@ -52,7 +52,9 @@ class Pictures(FileImages):
         return sum(_size(item) for item in self.items)
 
 
-def pictures_of(originals: Images, learned: Images, size: int, *, as_they_came: bool) -> Pictures:
+def pictures_of(
+    originals: Images, learned: Images, size: int, *, as_they_came: bool, whole: bool = False
+) -> Pictures:
     """Return images as pictures to keep.
 
     A JPEG or PNG file is kept as it came where that takes less than a PNG file of the square that the network sees and
@@ -63,13 +65,14 @@ def pictures_of(originals: Images, learned: Images, size: int, *, as_they_came: 
         learned: the same images as they were learned.
         size: of the square, in pixels.
         as_they_came: False keeps squares alone.
+        whole: the network sees all of an image, not its center square.
     """
-    seen = resized(learned, size)
+    seen = resized(learned, size, whole=whole)
     items = []
     for i in range(len(seen)):
         png = seen.encoded(i)
         came = _readable(originals, i) if as_they_came else png
-        items.append(came if len(came) < len(png) and _same(came, seen.pixels[i]) else png)
+        items.append(came if len(came) < len(png) and _same(came, seen.pixels[i], whole) else png)
     return Pictures(tuple(items), learned.labels, digests=tuple(seen.item_digests()))
 
 
@@ -82,10 +85,10 @@ def _readable(images: Images, i: int) -> bytes:
     return found if found.startswith(tuple(KINDS)) else b""
 
 
-def _same(content: bytes, pixels: Tensor) -> bool:
+def _same(content: bytes, pixels: Tensor, whole: bool) -> bool:
     """Return whether an encoded picture reads back as a square, (3, size, size)."""
     images = FileImages((content,), torch.zeros(1, dtype=torch.int64))
-    found = square(images, 0, pixels.shape[1], reduced=True)
+    found = square(images, 0, pixels.shape[1], whole, reduced=True)
     return isinstance(found, Tensor) and torch.equal(found, pixels)
 
 

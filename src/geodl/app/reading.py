@@ -13,10 +13,13 @@ from geodl.core import events
 from geodl.core.devices import available_cores, device_kind
 from geodl.core.errors import Interrupted
 from geodl.data.dataset import Skipped, insist
-from geodl.data.intake import Decoded, Intake, decode
+from geodl.data.intake import Decoded, Intake, Sizes, decode
 from geodl.learning.learner import Learner
 from geodl.learning.reading import FeatureReader
 from geodl.nets import build_network
+
+PANORAMAS = 0.2
+"""From this share of long pictures on it is said that their ends are not seen."""
 
 
 def start_of(side: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,17 +48,29 @@ def threads_of(config: RunConfig) -> int:
     return config.threads or (1 if (config.image_size or 0) <= TINY else available_cores())
 
 
+def note_panoramas(sizes: Sizes, listener: events.Listener) -> None:
+    """Advise to look at whole pictures where the center squares of many leave most of them out."""
+    if sizes.long >= PANORAMAS:
+        share = f"{100 * sizes.long:.0f} % of the pictures are twice as long as wide, or more"
+        remedy = "a new model with --whole sees all of each"
+        listener(events.Advised(f"{share}, and only their middle square is seen; {remedy}."))
+
+
 def read(
     intake: Intake,
     size: int,
     workers: int,
     reader: FeatureReader | None,
     *,
+    whole: bool,
     strict: bool,
     listener: events.Listener,
     stop: Callable[[], bool],
 ) -> Decoded:
-    """Read the images, and tell how far that is; with a reader their features too, and no colors."""
+    """Read the images, and tell how far that is; with a reader their features too, and no colors.
+
+    whole: all of each image, not its center square.
+    """
 
     def told(done: int, problems: Skipped) -> None:
         listener(events.ImagesRead(done, len(intake.images)))
@@ -64,5 +79,5 @@ def read(
             raise Interrupted("stopped while the images were read")
 
     if reader is None:
-        return decode(intake, size, workers, told)
-    return decode(intake, size, workers, told, colors=False, use=reader.add)
+        return decode(intake, size, workers, told, whole=whole)
+    return decode(intake, size, workers, told, whole=whole, colors=False, use=reader.add)

@@ -56,6 +56,10 @@ _LEARN: dict[str, tuple[Any, str]] = {
     ),
     "weights": (Path, "Start from the weights in this file: safetensors, .pth or .pt."),
     "image_size": (int, "Side of the squares, in pixels, that the network sees."),
+    "whole": (
+        bool,
+        "See all of each picture, not its middle square: for panoramas and tall pictures.",
+    ),
     "flip": (bool, "Learn mirrored images too; not for text, signs or left and right."),
     "epochs": (int, "Epochs: how often training goes through all the images."),
     "batch_size": (int, "Images in one training step."),

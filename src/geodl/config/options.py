@@ -167,8 +167,8 @@ class ImageOptions(Options):
 
     image_size: int | None = Field(None, ge=1, le=4096)
     """Side of the network's images; unset: that of the data."""
-    crop: Literal["pad", "resized"] = "pad"
-    """Training crop: pad and crop, or crop and resize."""
+    crop: Literal["pad", "whole", "resized"] = "pad"
+    """Crop: the center square, in training padded and cropped; the whole picture on gray, likewise; or a random part, resized."""
     padding: int = Field(4, ge=0, le=1024)
     """Padding of the pad crop."""
     flip: bool = True

@@ -31,6 +31,8 @@ K = TypeVar("K")
 R = TypeVar("R")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Areas and aspect ratios of a random resized crop."""
+GRAY = (128, 128, 128)
+"""What fills the square around a whole picture."""
 _ATTEMPTS = 10  # at a crop that fits into the picture, before the center is taken
 # Random numbers an image: flip, row, column, three of color jitter, then the attempts.
 _COLUMNS = 6 + 2 * _ATTEMPTS
@@ -42,8 +44,9 @@ class Transform:
     """From a picture to the network's input, at training and at test time.
 
     crop="pad" fits the picture to a square (shorter side to `size`, center), then in training pads it with black and
-    crops it at random; crop="resized" takes a random part of it in training, and at test time the center of the picture
-    whose shorter side is `shorter_side`. `geodl.config` checks the values.
+    crops it at random; crop="whole" does the same with all of the picture (longer side to `size`, the rest gray);
+    crop="resized" takes a random part of it in training, and at test time the center of the picture whose shorter side
+    is `shorter_side`. `geodl.config` checks the values.
     """
 
     size: int
@@ -52,13 +55,18 @@ class Transform:
     padding: int = 4
     flip: bool = True
     jitter: float = 0.0
-    crop: Literal["pad", "resized"] = "pad"
+    crop: Literal["pad", "whole", "resized"] = "pad"
     augment: str = "none"
 
     @property
     def shorter_side(self) -> int:
         """What the shorter side of a picture is resized to at test time."""
-        return self.size if self.crop == "pad" else round(self.size * 256 / 224)
+        return round(self.size * 256 / 224) if self.crop == "resized" else self.size
+
+    @property
+    def whole(self) -> bool:
+        """Whether the network sees all of a picture, not its center square."""
+        return self.crop == "whole"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them."""
@@ -204,9 +212,10 @@ def _in_order(first: int, last: int, batch_size: int) -> Iterator[_Plan]:
         yield _Plan(torch.arange(start, end), None, end - start)
 
 
-def resized(images: Images, size: int, *, workers: int = 0) -> ArrayImages:
-    """Return images in memory at one size, as crop="pad" would at each use: shorter side to `size`, center."""
-    transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+def resized(images: Images, size: int, *, whole: bool = False, workers: int = 0) -> ArrayImages:
+    """Bring images into memory at one size, as crop="pad" would at each use, or crop="whole"."""
+    crop: Literal["pad", "whole"] = "whole" if whole else "pad"
+    transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), crop=crop)
     plans = _in_order(0, len(images), 64)
     parts = [pixels for _, pixels in _decoded(images, transform, plans, workers)]
     pixels = torch.cat(parts) if parts else torch.empty((0, 3, size, size), dtype=torch.uint8)
@@ -222,7 +231,7 @@ def _decoded(
     """Yield each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
     if (
         isinstance(images, ArrayImages)
-        and transform.crop == "pad"
+        and transform.crop != "resized"
         and images.pixels.shape[2:] == (transform.size,) * 2
     ):
         for plan in plans:
@@ -282,6 +291,8 @@ def _square(
         box = random_box(image.width, image.height, random_part)
     elif image.size == (size, size) and transform.shorter_side == size:
         return np.asarray(image)
+    elif transform.whole:
+        return np.asarray(letterboxed(image, size))
     else:
         side = min(image.size) * size / transform.shorter_side
         left, top = (image.width - side) / 2, (image.height - side) / 2
@@ -294,6 +305,15 @@ def _square(
         square = augment(ImageOps.mirror(square) if mirrored else square, random_part[_COLUMNS:])
         square = ImageOps.mirror(square) if mirrored else square
     return np.asarray(square)
+
+
+def letterboxed(image: Image.Image, size: int) -> Image.Image:
+    """Return all of a picture as a square: its longer side resized to `size`, in the middle, on gray."""
+    width, height = (max(1, round(size * side / max(image.size))) for side in image.size)
+    square = Image.new("RGB", (size, size), GRAY)
+    part = image.resize((width, height), Image.Resampling.BILINEAR)
+    square.paste(part, ((size - width) // 2, (size - height) // 2))
+    return square
 
 
 def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:
@@ -334,7 +354,7 @@ def as_inputs(
 def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
     """Crop, flip, jitter and normalize. pixels: uint8 (b, 3, size, size) -> float32 (b, 3, size, size)."""
     count, size = len(pixels), transform.size
-    padding = transform.padding if transform.crop == "pad" else 0
+    padding = transform.padding if transform.crop != "resized" else 0
     padded = F.pad(pixels, (padding,) * 4) if padding else pixels
     steps = torch.arange(size)
     top, left = (numbers[:, 1:3] * (2 * padding + 1)).long().T
@@ -347,7 +367,7 @@ def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
         (top[:, None] + steps)[:, :, None],
         (left[:, None] + columns)[:, None, :],
     ]
-    if transform.augment != "none" and transform.crop == "pad":
+    if transform.augment != "none" and transform.crop != "resized":
         augment = AUGMENTATIONS[transform.augment]
         cropped = augmented(cropped, numbers[:, _COLUMNS:], augment)
     inputs = cropped.float()

@@ -35,6 +35,8 @@ SMALLEST = 4
 """Pictures with a side below this many pixels show nothing that could be learned."""
 IN_MEMORY = 1 << 28
 """Bytes of pixels that are kept in memory while a step is learned; more are decoded at each use."""
+LONG = 2.0
+"""Of a picture that is so many times longer than wide, the center square is half at most."""
 BATCH = 128
 """Images that are decoded at a time."""
 
@@ -276,8 +278,13 @@ def _png(image: Any) -> bytes:
 # ----------------------------------------------------------------------------------------------------------- decoding
 
 
-def square(images: Images, i: int, size: int, reduced: bool = False) -> Tensor | str:
-    """Return one image as uint8 pixels (3, size, size), or why it cannot be used; reduced: as for `check_header`."""
+def square(
+    images: Images, i: int, size: int, whole: bool = False, reduced: bool = False
+) -> Tensor | str:
+    """Return one image as uint8 pixels (3, size, size), or why it cannot be used.
+
+    whole: all of it, not its center square; reduced: as for `check_header`.
+    """
     item: Item = b""
     try:
         if isinstance(images, FileImages):
@@ -287,22 +294,25 @@ def square(images: Images, i: int, size: int, reduced: bool = False) -> Tensor |
             height, width = images.pixels.shape[2:]
         if min(width, height) < SMALLEST:
             return f"only {width} x {height} pixels; at least {SMALLEST} a side are needed"
-        return resized(images.select([i]), size).pixels[0]
+        return resized(images.select([i]), size, whole=whole).pixels[0]
     except DataError as error:
         return str(error).removeprefix(f"{shown(item)}: ")
 
 
 def squares(
-    images: Images, size: int, workers: int
+    images: Images, size: int, workers: int, whole: bool = False
 ) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
     """Decode images in order, by threads, a few batches ahead; a bad one is named and never stops the others.
+
+    whole: all of each, not its center square.
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
     groups = []
     for start in range(0, len(images), BATCH):
         part = range(start, min(start + BATCH, len(images)))
-        groups.append((part, zip(repeat(images), part, repeat(size), repeat(True), strict=False)))
+        same = repeat(size), repeat(whole), repeat(True)
+        groups.append((part, zip(repeat(images), part, *same, strict=False)))
     for part, found in in_threads(square, groups, max(workers, 1), 2):
         good: list[int] = []
         pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]
@@ -322,12 +332,13 @@ def decode(
     workers: int,
     told: Callable[[int, Skipped], None] = lambda done, problems: None,
     *,
+    whole: bool = False,
     colors: bool = True,
     use: Callable[[Tensor], None] = lambda pixels: None,
 ) -> Decoded:
     """Decode all images of an intake once, at the model's size.
 
-    told: hears how many are done, and what is wrong; colors: whether to measure them; use: is given the pixels of some
+    told: hears how many are done, and what is wrong; whole: all of each image, not its center square; colors: whether to measure them; use: is given the pixels of some
     images at a time, uint8 (b, 3, size, size), in order.
     """
     total = len(intake.images)
@@ -337,7 +348,7 @@ def decode(
     digests: list[str] = []
     problems: list[tuple[str, str]] = []
     meter = _ColorMeter()
-    for positions, pixels, bad in squares(intake.images, size, workers):
+    for positions, pixels, bad in squares(intake.images, size, workers, whole):
         if keep:
             memory[len(kept) : len(kept) + len(pixels)] = pixels
         kept += positions
@@ -383,12 +394,28 @@ def _three(values: Tensor) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def typical_side(images: Images, looks: int = 500) -> int:
-    """Return the median of the shorter sides; of many files only some, evenly spread, are looked at."""
+@dataclass(frozen=True)
+class Sizes:
+    """How large images are: side: the median of the shorter sides; long: the share of images of which the center is little."""
+
+    side: int
+    long: float
+
+
+def sizes_of(images: Images, looks: int = 500) -> Sizes:
+    """Look at the sizes of images; of many files only at those of some, evenly spread."""
     if isinstance(images, ArrayImages):
-        return min(images.pixels.shape[2:])
-    sides = []
+        height, width = images.pixels.shape[2:]
+        return Sizes(min(width, height), float(max(width, height) >= LONG * min(width, height)))
+    sides, long = [], 0
     for item in images.items[:: max(1, len(images) // looks)]:
         with suppress(DataError):  # named later, when it is decoded
-            sides.append(min(check_header(item, reduced=True)))
-    return sorted(sides)[len(sides) // 2] if sides else 32
+            size = check_header(item, reduced=True)
+            sides.append(min(size))
+            long += max(size) >= LONG * min(size)
+    return Sizes(sorted(sides)[len(sides) // 2], long / len(sides)) if sides else Sizes(32, 0.0)
+
+
+def typical_side(images: Images) -> int:
+    """Return the median of the shorter sides."""
+    return sizes_of(images).side

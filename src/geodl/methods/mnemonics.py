@@ -61,7 +61,8 @@ class Mnemonics(Lucir):
     def _exemplar_stage(self, phase: Phase, herded: Memory) -> Stage:
         assert herded.images is not None
         # At the size from which the test-time transform only cuts, so that the network sees later what it sees here.
-        start = resized(herded.images, phase.transform.shorter_side, workers=phase.config.workers)
+        seen, workers = phase.transform, phase.config.workers
+        start = resized(herded.images, seen.shorter_side, whole=seen.whole, workers=workers)
         pixels = Pixels(start)
         network = deepcopy(phase.network).eval().requires_grad_()
         network.head.thaw()

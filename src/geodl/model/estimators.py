@@ -370,7 +370,8 @@ class ImageFeatures(
         insist(True, skipped)
         parts = []
         threads = torch.get_num_threads() + 1
-        for _, pixels, bad in squares(images, self.transform_.shorter_side, threads):
+        seen = self.transform_
+        for _, pixels, bad in squares(images, seen.shorter_side, threads, seen.whole):
             insist(True, [(names[i], reason) for i, reason in bad])
             some = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
             parts.append(self._features(some))

@@ -119,7 +119,8 @@ class Recognizer:
     ) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
         """Yield (positions, scores (b, C), [(position, reason)]) by batch; decoding goes on meanwhile."""
         threads = workers if workers is not None else torch.get_num_threads() + 1
-        for positions, pixels, bad in squares(images, self.transform.shorter_side, threads):
+        seen = self.transform
+        for positions, pixels, bad in squares(images, seen.shorter_side, threads, seen.whole):
             yield (
                 positions,
                 self.scores(ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))),

@@ -135,7 +135,7 @@ async def _predict_all(
     """Return, for each image, its prediction or why it cannot be used."""
 
     async def one(file: Path) -> dict[str, Any] | str:
-        pixels = await here.run(trusted, decode, file, side)
+        pixels = await here.run(trusted, decode, file, seen)
         if isinstance(pixels, str):
             return pixels
         found = await asyncio.wrap_future(here.predictor.submit(pixels, top, first=trusted))
@@ -145,7 +145,7 @@ async def _predict_all(
     most = here.limits.megapixels
     try:
         async with asyncio.timeout(here.limits.answer_seconds):
-            side, size = await asyncio.to_thread(here.predictor.measure, upload.files)
+            seen, size = await asyncio.to_thread(here.predictor.measure, upload.files)
             if size > most:
                 raise Refused(413, f"more than {most:.0f} megapixels in one request")
             with here.decoding.one(trusted, size):

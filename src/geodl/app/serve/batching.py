@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.limits import Refused
-from geodl.data.batches import resized
+from geodl.data.batches import Transform, resized
 from geodl.data.decoding import megapixels
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import square
@@ -55,7 +55,8 @@ class Current:
     def stack(self, pixels: Sequence[Tensor]) -> Images:
         """Put pictures together; one that was decoded for another size, before the model changed, is resized."""
         alone = [ArrayImages(each[None], torch.zeros(1, dtype=torch.int64)) for each in pixels]
-        ready = torch.cat([resized(each, self.side).pixels for each in alone])
+        whole = self.recognizer.transform.whole
+        ready = torch.cat([resized(each, self.side, whole=whole).pixels for each in alone])
         return ArrayImages(ready, torch.zeros(len(ready), dtype=torch.int64))
 
 
@@ -85,9 +86,9 @@ class Predictor:
                 self._current = Current(version, self._model.recognizer(), self._model.validation)
             return self._current
 
-    def measure(self, files: Sequence[Path]) -> tuple[int, float]:
-        """Return the size to decode pictures to, and the megapixels that decoding them takes."""
-        return self.current().side, sum(map(megapixels, files))
+    def measure(self, files: Sequence[Path]) -> tuple[Transform, float]:
+        """Return how to decode pictures, and the megapixels that this takes."""
+        return self.current().recognizer.transform, sum(map(megapixels, files))
 
     def submit(self, pixels: Tensor, top: int, *, first: bool = False) -> "Future[Prediction]":
         """Queue one decoded picture, (3, size, size), before others if it is to be `first`.
@@ -141,10 +142,10 @@ class Predictor:
                     each.answer.set_exception(error)
 
 
-def decode(file: Path, side: int) -> Tensor | str:
-    """Return the pixels (3, side, side) of an encoded picture, or why it cannot be used."""
+def decode(file: Path, seen: Transform) -> Tensor | str:
+    """Return the pixels (3, side, side) of an encoded picture as a network sees it, or why it cannot be used."""
     images = FileImages((file.read_bytes(),), torch.zeros(1, dtype=torch.int64))
-    return square(images, 0, side)
+    return square(images, 0, seen.shorter_side, seen.whole)
 
 
 def _data_address(image: Image.Image) -> str:

@@ -51,6 +51,7 @@ def _about(model: Model, name: str) -> dict[str, Any]:
         "labels": list(model.classes),
         "size": model.transform.size,
         "shorter_side": model.transform.shorter_side,
+        "whole": model.transform.whole,
         "output": graph.default,
         "unknown": UNKNOWN if graph.rejects else None,
         "runtime": PACKAGE,

@@ -33,7 +33,7 @@ let busy = Promise.resolve(); // a session answers one after the other
 function recognize(image) {
   busy = busy.catch(() => {}).then(async () => {
     const { about, session } = await opening, { size } = about;
-    const input = new ort.Tensor("uint8", seen(image, about.shorter_side, size), [1, 3, size, size]);
+    const input = new ort.Tensor("uint8", seen(image, about.shorter_side, size, about.whole), [1, 3, size, size]);
     const outputs = await session.run({ pixels: input });
     const top = Array.from(outputs[about.output].data, (confidence, i) => ({ label: about.labels[i], confidence }));
     return { top: top.sort((one, other) => other.confidence - one.confidence), unknown: Boolean(about.unknown && outputs[about.unknown].data[0]) };

@@ -33,19 +33,41 @@ function pass(data, { pixel, line }, made, { madePixel, madeLine }, lines, weigh
   }
 }
 
-// The square from (left, top) at size x size: first along the rows, then along the columns, rounded in between. Pillow 13
+// The box from (left, top) to (right, bottom) at wide x high: first along the rows, then along the columns, rounded in between. Pillow 13
 // begins with the columns of tall images, where a value may then differ by 1.
-function resized({ data, width, height, step }, left, top, side, size) {
-  const rows = new Uint8ClampedArray(height * size * 3), made = new Uint8ClampedArray(size * size * 3);
-  pass(data, { pixel: step, line: width * step }, rows, { madePixel: 3, madeLine: size * 3 }, height, weights(width, left, left + side, size));
-  pass(rows, { pixel: size * 3, line: 3 }, made, { madePixel: size * 3, madeLine: 3 }, size, weights(height, top, top + side, size));
-  return { data: made, width: size, height: size, step: 3 };
+function resized({ data, width, height, step }, [left, top, right, bottom], wide, high) {
+  const rows = new Uint8ClampedArray(height * wide * 3), made = new Uint8ClampedArray(high * wide * 3);
+  pass(data, { pixel: step, line: width * step }, rows, { madePixel: 3, madeLine: wide * 3 }, height, weights(width, left, right, wide));
+  pass(rows, { pixel: wide * 3, line: 3 }, made, { madePixel: wide * 3, madeLine: 3 }, wide, weights(height, top, bottom, high));
+  return { data: made, width: wide, height: high, step: 3 };
 }
 
-// What the network sees of an image, (3, size, size): the center square at `shorter`, and of that the center.
-export function seen(image, shorter, size) {
+// The center square of an image at size x size.
+function center(image, side, size) {
+  const left = (image.width - side) / 2, top = (image.height - side) / 2;
+  return resized(image, [left, top, left + side, top + side], size, size).data;
+}
+
+// All of an image, its longer side at `size`, in the middle of a gray square.
+function letterboxed(image, size) {
+  const longer = Math.max(image.width, image.height), made = new Uint8ClampedArray(size * size * 3).fill(128);
+  const [wide, high] = [image.width, image.height].map((side) => Math.max(1, even((size * side) / longer)));
+  const part = resized(image, [0, 0, image.width, image.height], wide, high).data;
+  const left = Math.floor((size - wide) / 2), top = Math.floor((size - high) / 2);
+  for (let y = 0; y < high; y += 1) made.set(part.subarray(y * wide * 3, (y + 1) * wide * 3), ((top + y) * size + left) * 3);
+  return made;
+}
+
+// Rounded as Python does it: halves to the even neighbor.
+function even(value) {
+  const low = Math.floor(value);
+  return value - low === 0.5 ? low + (low % 2) : Math.round(value);
+}
+
+// What the network sees of an image, (3, size, size): the center square at `shorter`, and of that the center; or all of it.
+export function seen(image, shorter, size, whole) {
   const side = Math.min(image.width, image.height), edge = (shorter - size) / 2;
-  const square = resized(image, (image.width - side) / 2, (image.height - side) / 2, side, shorter);
-  const { data } = edge ? resized(square, edge, edge, size, size) : square;
+  let data = whole ? letterboxed(image, size) : center(image, side, shorter);
+  if (edge && !whole) data = center({ data, width: shorter, height: shorter, step: 3 }, size, size);
   return Uint8Array.from({ length: data.length }, (_, i) => data[(i % (size * size)) * 3 + Math.floor(i / (size * size))]);
 }
