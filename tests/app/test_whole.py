@@ -99,4 +99,4 @@ def test_the_command_takes_it(photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     words = ["--whole", "--method", "analytic", "--backbone", "resnet8", "--image-size", "32"]
     app(["learn", str(tmp_path / "m"), str(photos), *words], exit_on_error=False)
-    assert "all of it, on gray" in capsys.readouterr().out
+    assert "all of each picture" in capsys.readouterr().out

@@ -273,16 +273,19 @@ def explain(
         else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
     )
     size = f"{config.image_size} x {config.image_size} pixels"
-    part = "all of it, on gray" if config.crop == "whole" else "its middle square"
+    whole = config.crop == "whole"
+    part = "" if whole else ": its middle square"
     lines = [
         ("--method", config.method, why("method", how)),
         ("--backbone", config.network, why("network", reason)),
         (
             "--image-size",
             size,
-            why("image_size", f"what the network sees of a picture: {part}"),
+            why("image_size", f"what the network sees of a picture{part}"),
         ),
     ]
+    if whole:
+        lines.append(("--whole", "yes", "the network sees all of each picture, on gray"))
     if not closed:
         mirrored = (
             "gray pictures are often writing"
