@@ -205,7 +205,11 @@ def test_info_undo_rename_remove(geodl, model):
     listed = geodl("info", model, "--images").out
     assert (
         len(
-            re.findall(r"^  \[red\]\d/\d+\.png \(\[red\]\d, (exemplar|validation)\)$", listed, re.M)
+            re.findall(
+                r"^  \[red\]\d/\d+\.png \(\[red\]\d\): kept to (learn from again|measure the accuracy)$",
+                listed,
+                re.M,
+            )
         )
         == 24
     )

@@ -163,7 +163,7 @@ def few(monkeypatch):
 def test_of_too_many_images_the_sums_are_kept_and_what_was_chosen_before_holds(
     scenario, few, monkeypatch
 ):
-    monkeypatch.setattr(analytic, "mirroring_keeps_classes", lambda *_: False)
+    monkeypatch.setattr(analytic, "turned_classes", lambda *_: (0,))
     learner = made(**KEPT, gamma=0.77)
     learner.learn(scenario.train(0))
     assert isinstance(closed_form(learner).state, KeptFeatures)

@@ -388,7 +388,7 @@ def summarize(
         earlier_images=earlier_images,
         warnings=(
             *at_end_of_step(confusion, state.classes, state.config, present),
-            *state.model.default.notes(),
+            *state.model.default.notes(names),
         ),
         skipped=problems,
         doubtful=doubtful(state),

@@ -20,6 +20,8 @@ from geodl.model.recognizer import Predictions
 
 REASONS = 3
 """Reasons that are named, the most frequent ones, where not all that was skipped is."""
+USES = {"exemplar": "to learn from again", "validation": "to measure the accuracy"}
+"""What stored images are kept for."""
 SHOWN = 20
 """Lines of what was skipped, of classes, of confusions; --json has all."""
 
@@ -322,7 +324,8 @@ def say_kept(facts: Mapping[str, Any], *, listed: bool) -> None:
         why = f"memory budget: {budget['exemplars']} {per}{checks}"
     say(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
     for each in facts["stored"] if listed else ():
-        say(f"  {each['from']} ({each['class']}, {each['use']})")
+        use = "to show" if facts["left_out"] else USES[each["use"]]
+        say(f"  {each['from']} ({each['class']}): kept {use}")
     if facts["stored"] and not listed:
         say("  --images lists them")
     features = facts["features"]

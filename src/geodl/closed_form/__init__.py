@@ -20,7 +20,7 @@ from geodl.closed_form.choices import (
     temperature,
     threshold,
 )
-from geodl.closed_form.doubts import Doubts, doubts
+from geodl.closed_form.doubts import Doubts, doubts, doubts_at_sight
 from geodl.closed_form.dual import Dual, class_weights, kernel_of, kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
 from geodl.closed_form.fitted import Fitted
@@ -43,6 +43,7 @@ __all__ = [
     "choose",
     "class_weights",
     "doubts",
+    "doubts_at_sight",
     "judged",
     "kept",
     "kernel_of",

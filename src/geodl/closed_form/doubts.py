@@ -11,9 +11,9 @@ from torch import Tensor
 from geodl.closed_form.choices import judged, temperature
 from geodl.closed_form.dual import Dual, repeated
 
-SUSPECT, DOUBTFUL = 0.3, 0.9
-"""By so much the probability of another class must exceed that of its own: for an image to be left out of the second look, and
-for its label to be doubted there."""
+SUSPECT, AT_SIGHT, DOUBTFUL = 0.3, 0.5, 0.9
+"""By so much the probability of another class must exceed that of its own: for an image to be left out of the second look, for
+its label to be doubted where there is no second look, and there."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,17 @@ def doubts(dual: Dual, labels: Tensor, groups: Tensor) -> Doubts:
         return Doubts.none()
     found, likely, confidences = _beyond(scores, labels, fair & rest, DOUBTFUL)
     rows = (fair & found).nonzero().squeeze(1)
+    rows = rows[confidences[rows].argsort(descending=True, stable=True)]
+    return Doubts(rows, likely[rows], confidences[rows].float())
+
+
+def doubts_at_sight(scores: Tensor, labels: Tensor) -> Doubts:
+    """Return the doubtful ones of some images by their leave-one-out scores (N, classes) alone; labels: (N,)."""
+    if not len(labels):
+        return Doubts.none()
+    every = torch.ones_like(labels, dtype=torch.bool)
+    found, likely, confidences = _beyond(scores, labels, every, AT_SIGHT)
+    rows = found.nonzero().squeeze(1)
     rows = rows[confidences[rows].argsort(descending=True, stable=True)]
     return Doubts(rows, likely[rows], confidences[rows].float())
 

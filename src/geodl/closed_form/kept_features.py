@@ -194,8 +194,10 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences, doubtful, groups, gains)
 
 
-def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> bool:
-    """Return whether mirrored copies stay in their class. mirrored: features of the copies of the images `rows`, (R, d_b)."""
+def turned_classes(
+    found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks
+) -> tuple[int, ...]:
+    """Return the classes whose mirrored copies look like another. mirrored: features of the copies of the images `rows`, (R, d_b)."""
     fitted, labels = found.fitted, data.labels
     h = fitted.expansion.blocks(
         fitted.standardization(kept({name: mirrored[name] for name in found.h}))
@@ -204,19 +206,20 @@ def mirroring_keeps_classes(found: Fit, data: KeptFeatures, rows: Tensor, mirror
     copies = found.dual.leave_out_for(rows, products).argmax(1)
     # Without the image alone for both: its series would help the copies only.
     originals = found.dual.leave_out()[rows].argmax(1)
+    turned = []
     for label in sorted(set(labels[rows].tolist())):
         mine = (labels[rows] == label) & (found.left_out[rows] >= 0)
         worse = (copies[mine] != label).sum() - (originals[mine] != label).sum()
         if int(mine.sum()) and int(worse) >= max(2, math.ceil(CONFUSED * int(mine.sum()))):
-            return False
-    return True
+            turned.append(label)
+    return tuple(turned)
 
 
 def mirroring_changes_nothing(z: Tensor, mirrored: Tensor, labels: Tensor) -> bool:
     """Return whether mirrored copies stay in their class. z, mirrored: (N, d); labels: (N,)."""
     data = KeptFeatures.of({"pixels": z}, labels)
     found = fit(data, int(labels.max()) + 1, seed=0)
-    return mirroring_keeps_classes(found, data, torch.arange(len(labels)), {"pixels": mirrored})
+    return not turned_classes(found, data, torch.arange(len(labels)), {"pixels": mirrored})
 
 
 def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:

@@ -21,6 +21,7 @@ from geodl.closed_form import (
     Fitted,
     RandomFeatures,
     Statistics,
+    doubts_at_sight,
     targets_of,
     temperature,
     threshold,
@@ -30,13 +31,14 @@ from geodl.closed_form.kept_features import (
     Fit,
     KeptFeatures,
     fit,
-    mirroring_keeps_classes,
     same_image,
     share_of_each,
+    turned_classes,
 )
 from geodl.config import Options, RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.keys import derive
+from geodl.core.text import listed
 from geodl.data.images import Images
 from geodl.model.classifiers.base import (
     Adapted,
@@ -55,6 +57,8 @@ JUDGED = 512
 """Images of a phase that leave-one-out judges where sums are kept: fewer than twice as many."""
 MIRRORED = 8
 """Images of a class whose mirrored copies tell whether mirroring keeps the class."""
+UNNAMED = -1
+"""A class that mirroring changes, and that is not known."""
 MOST = 5000
 """Images whose features are kept one by one; of more, only the sums are kept."""
 PART = 3000
@@ -107,7 +111,7 @@ class ClosedForm(Classifier):
     """head = (G + lambda I)^-1 C over random features h of a frozen network.
 
     mirror: whether scores are averaged over mirrored copies, where that keeps the class.
-    keeps:  whether mirroring keeps the class, as far as the images have shown.
+    turned: the rows of the classes that mirroring changes, as far as the images have shown.
     state:  None in older phases of a run: a newer one has taken it over.
     adapted: how the network was adapted to the first images; None: it was not.
     """
@@ -123,7 +127,7 @@ class ClosedForm(Classifier):
     fitted: Fitted
     judged: LeftOut
     mirror: bool
-    keeps: bool
+    turned: tuple[int, ...]
     state: Sums | KeptFeatures | None
     adapted: Adapted | None = None
 
@@ -147,6 +151,11 @@ class ClosedForm(Classifier):
         found = (_fit_features if keeps else _fit_sums)(evidence, last)
         return cls(*found, evidence.adapted or (last.adapted if last else None))
 
+    @property
+    def keeps(self) -> bool:
+        """Whether mirroring keeps the class, as far as the images have shown."""
+        return not self.turned
+
     def scorer(self, network: Network) -> Scorer:
         """Return the scores of the head."""
         return Scorer(
@@ -162,13 +171,15 @@ class ClosedForm(Classifier):
 
         Where only sums are, G still holds its images, which are then of no class.
         """
+        turned = tuple(each - (each > row) if each != row else UNNAMED for each in self.turned)
         if isinstance(self.state, KeptFeatures):
-            return self._refitted(self.state.without(row))
+            return replace(self._refitted(self.state.without(row)), turned=turned)
         sums = self.state
         if sums is not None:
             sums = replace(sums, statistics=sums.statistics.without(row))
         rest = self.judged.without(row)
-        return replace(self, fitted=self.fitted.without(row), judged=rest, state=sums)
+        fitted = self.fitted.without(row)
+        return replace(self, fitted=fitted, judged=rest, turned=turned, state=sums)
 
     def relabelled(self, labels: Tensor) -> Self:
         """Return the fit to the kept features under these labels, (N,); -1: of an image never learned."""
@@ -213,6 +224,7 @@ class ClosedForm(Classifier):
         found = self.fitted.to_tensors()
         found["validated"] = torch.stack([judged.labels, judged.predictions], dim=1)
         found["mirrors"] = torch.tensor(self.keeps)
+        found["turned"] = torch.tensor(self.turned, dtype=torch.int64)
         names = ("confidences", "rows", "series", "gains")
         optional = {name: getattr(judged, name) for name in names}
         found |= {name: each for name, each in optional.items() if each is not None}
@@ -246,7 +258,7 @@ class ClosedForm(Classifier):
             Fitted.from_tensors(tensors, derive(config.seed, "expansion")),
             LeftOut(labels, predictions, confidences, rows, series=series, gains=gains),
             mirror=config.of(ClosedFormOptions).mirror and config.flip,
-            keeps=bool(tensors.get("mirrors", True)),
+            turned=_turned(tensors),
             state=state,
             adapted=None if adapting is None else Adapted.from_tensor(adapting),
         )
@@ -284,20 +296,28 @@ class ClosedForm(Classifier):
             return Stored(len(self.state.labels), self.state.nbytes)
         return Stored(sums=isinstance(self.state, Sums))
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
         """Return a sentence each on how the network was adapted, and where mirroring changes the class."""
         found = () if self.adapted is None else (str(self.adapted),)
         if self.keeps:
             return found
+        named = [classes[row] for row in self.turned if 0 <= row < len(classes)]
         return (
             *found,
-            "Mirrored images of a class look like another class: images are not mirrored, neither in "
-            "learning nor in prediction.",
+            f"Mirrored images of {listed(named) or 'a class'} look like another class: images are not mirrored, "
+            "neither in learning nor in prediction.",
         )
 
 
-Fitting = tuple[Fitted, LeftOut, bool, bool, Sums | KeptFeatures]
+Fitting = tuple[Fitted, LeftOut, bool, tuple[int, ...], Sums | KeptFeatures]
 """The fields of a `ClosedForm`."""
+
+
+def _turned(tensors: Tensors) -> tuple[int, ...]:
+    """Return the classes that mirroring changes; an earlier version has not kept which."""
+    if "turned" in tensors:
+        return tuple(tensors["turned"].tolist())
+    return () if bool(tensors.get("mirrors", True)) else (UNNAMED,)
 
 
 def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
@@ -320,17 +340,17 @@ def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
         total, gamma = before.statistics + total, before.gamma
     sums = Sums(total.rounded(), gamma)
     del total
-    mirror, keeps = options.mirror and config.flip, last is None or last.keeps
+    mirror, turned = options.mirror and config.flip, last.turned if last else ()
 
     def copies(rows: Tensor) -> Blocks:
         return evidence.read(images.select(rows), mirror=True).levels
 
-    averaged = mirror and keeps and not options.mirror_training
+    averaged = mirror and not turned and not options.mirror_training
     rows = _judges(len(labels), evidence.adapted.images if evidence.adapted else None)
     fitted, judged = _solved(
         options, sums, expand, views, labels, rows, copies if averaged else None
     )
-    return fitted, judged, mirror, keeps, sums
+    return fitted, judged, mirror, turned, sums
 
 
 def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
@@ -341,24 +361,26 @@ def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
     """
     config, classes = evidence.config, evidence.classes
     options = config.of(ClosedFormOptions)
-    mirror, keeps = options.mirror and config.flip, last is None or last.keeps
+    mirror, turned = options.mirror and config.flip, last.turned if last else ()
     data, latest = _joined(evidence, last)
     rows = share_of_each(data.labels, MOST if len(data.labels) <= MOST else PART)
     part = data.select(rows)
     found = fit(part, classes, derive(config.seed, "expansion"))
-    if keeps and config.flip:
-        keeps = _mirroring_keeps(evidence, found, part, rows, latest)
+    if config.flip and not turned:
+        turned = _turned_by_mirroring(evidence, found, part, rows, latest)
     if len(data.labels) <= MOST:
-        return found.fitted, _left_out(found, data, latest), mirror, keeps, data
+        return found.fitted, _left_out(found, data, latest), mirror, turned, data
     expand = RandomFeatures(found.fitted.standardization, _narrowed(found.fitted.expansion))
     gamma = float(torch.tensor(found.gamma))  # as it will be read from a file
+    doubted = found.doubts.at(rows)
     del found  # it takes as much memory as the sums
     total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
     sums = Sums(total.rounded(), gamma)
     del total
     rows = _judges(len(data.labels), data.adapted)
     fitted, judged = _solved(options, sums, expand, [data.z], data.labels, rows)
-    return fitted, judged, mirror, keeps, sums
+    judged = replace(judged, latest=latest, doubts=doubted)
+    return fitted, judged, mirror, turned, sums
 
 
 def _narrowed(expansion: Expansion) -> Expansion:
@@ -392,17 +414,17 @@ def _joined(evidence: Evidence, last: ClosedForm | None) -> tuple[KeptFeatures, 
     return data, latest
 
 
-def _mirroring_keeps(
+def _turned_by_mirroring(
     evidence: Evidence, found: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
-) -> bool:
-    """Return whether mirrored copies of this phase's images stay in their class."""
+) -> tuple[int, ...]:
+    """Return the classes whose mirrored copies, of this phase's images, look like another class."""
     within = torch.isin(latest, rows).nonzero().squeeze(1)
     if not len(within):
-        return True
+        return ()
     images, _, labels = _new(evidence)
     sample = within[first_of_each(labels[within], MIRRORED)]
     copies = evidence.read(images.select(sample), mirror=True).levels
-    return mirroring_keeps_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
+    return turned_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
 
 
 def _left_out(found: Fit, data: KeptFeatures, latest: Tensor | None = None) -> LeftOut:
@@ -456,4 +478,5 @@ def _solved(
         threshold(scores.amax(1), REJECTED),
     )
     confidences = (scores / fitted.temperature).softmax(dim=1).amax(1).float()
-    return fitted, LeftOut(labels[some], scores.argmax(1), confidences)
+    judged = LeftOut(labels[some], scores.argmax(1), confidences)
+    return fitted, replace(judged, doubts=doubts_at_sight(scores, labels[some]).at(some))

@@ -6,7 +6,7 @@ it keeps; the model stores that as named tensors.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
@@ -192,8 +192,8 @@ class Classifier(ABC):
         """Return what is stored of images."""
         return Stored()
 
-    def notes(self) -> tuple[str, ...]:
-        """Return sentences about what was found in the images, for their owner."""
+    def notes(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return sentences about what was found in the images of these classes, for their owner."""
         return ()
 
 
