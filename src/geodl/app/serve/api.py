@@ -29,12 +29,12 @@ ALIVE = 15.0
 """Seconds between two signs of life of an event stream."""
 
 
-def _server(request: Request) -> Server:
+async def _server(request: Request) -> Server:
     found: Server = request.app.state.server
     return found
 
 
-def _trusted(request: Request) -> bool:
+async def _trusted(request: Request) -> bool:
     return bool(request.scope["trusted"])
 
 
@@ -45,7 +45,7 @@ _bearer = HTTPBearer(
 )
 
 
-def needs_token(here: Here, trusted: Trusted, _: Annotated[Any, Depends(_bearer)]) -> None:
+async def needs_token(here: Here, trusted: Trusted, _: Annotated[Any, Depends(_bearer)]) -> None:
     """Let only those change the model who know the token."""
     if here.read_only:
         raise Refused(403, "this server was started with --read-only")

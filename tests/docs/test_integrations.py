@@ -1,0 +1,104 @@
+"""The services of the page about other programs, asked as these programs are documented to ask."""
+
+import base64
+import http.server
+import re
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.helpers.serving import QUICK, pictures
+
+from geodl.app.classifier import IncrementalClassifier
+
+testclient = pytest.importorskip("fastapi.testclient", reason="the extra `serve` is not installed")
+PAGE = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+CODE = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.M | re.S)
+CONFIG = """<View>
+  <Image name="image" value="$photo"/>
+  <Choices name="kind" toName="image"><Choice value="digit 0"/><Choice value="digit 1"/></Choices>
+</View>"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, digits):
+    path = tmp_path_factory.mktemp("integrations") / "model"
+    rows = [(digits.train.labels == label).nonzero().flatten()[:20] for label in (0, 1)]
+    pixels = digits.train.pixels[[int(i) for part in rows for i in part]]
+    labels = [f"digit {label}" for label in (0, 1) for _ in range(20)]
+    model = IncrementalClassifier(path)
+    model.learn(pixels, labels, **QUICK)
+    return model
+
+
+def client(code):
+    names = {}
+    exec(code, names)
+    return testclient.TestClient(names["app"])
+
+
+@pytest.mark.parametrize("path", ["labels", "labels/geodl/latest"])
+def test_photoprism(model, digits, monkeypatch, path):
+    monkeypatch.setenv("GEODL_MODEL", str(model.path))
+    service = client(CODE[0])
+    (content,) = pictures(digits, 0, slice(30, 31))
+    asked = {
+        "id": "an id",
+        "model": "geodl",
+        "version": "latest",
+        "images": [f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"],
+    }
+    answer = service.post(f"/api/v1/vision/{path}", json=asked).json()
+    assert answer["id"] == "an id"
+    (label,) = answer["result"]["labels"]
+    assert label["name"] in model.classes
+    assert 0 < label["confidence"] <= 1
+    for images in ([], ["data:image/jpeg;base64,AAAA"], ["data:image/jpeg;base64,A"]):
+        broken = service.post(f"/api/v1/vision/{path}", json=asked | {"images": images})
+        assert broken.status_code == 400
+
+
+@contextmanager
+def studio(content):
+    """Answer with an image those who know the token."""
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((self.path, self.headers.get("Authorization")))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", seen
+        server.shutdown()
+
+
+def test_label_studio(model, digits, monkeypatch):
+    (content,) = pictures(digits, 1, slice(30, 31))
+    with studio(content) as (url, seen), studio(content) as (elsewhere, strange):
+        monkeypatch.setenv("GEODL_MODEL", str(model.path))
+        monkeypatch.setenv("LABEL_STUDIO_URL", url)
+        monkeypatch.setenv("LABEL_STUDIO_API_KEY", "a key")
+        service = client(CODE[1])
+        assert service.get("/health").json()["status"] == "UP"
+        setup = {"project": "1.1", "schema": CONFIG, "hostname": url, "access_token": ""}
+        version = service.post("/setup", json=setup).json()["model_version"]
+        tasks = [
+            {"id": 1, "data": {"photo": "/data/upload/1/digit.png"}},
+            {"id": 2, "data": {"photo": f"{elsewhere}digit.png"}},
+        ]
+        asked = {"tasks": tasks, "project": "1.1", "label_config": CONFIG, "params": {}}
+        results = service.post("/predict", json=asked).json()["results"]
+        assert seen == [("/data/upload/1/digit.png", "Token a key")]
+        assert strange == [("/digit.png", None)]  # the token stays at home
+    assert [each["model_version"] for each in results] == [version] * 2
+    (part,) = results[0]["result"]
+    assert (part["from_name"], part["to_name"], part["type"]) == ("kind", "image", "choices")
+    assert part["value"]["choices"][0] in model.classes
