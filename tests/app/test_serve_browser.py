@@ -155,9 +155,10 @@ def test_all_images_are_answered_in_pages_and_asked_again(opened, base, tmp_path
         with page.expect_download() as download:
             page.get_by_role("button", name="CSV").click()
         rows = list(csv.reader(Path(download.value.path()).read_text().splitlines()))
-        assert rows[0][:4] == ["image", "label", "confidence", "label 2"]
+        assert rows[0][:4] == ["image", "label", "confidence", "nearest"]
         assert sorted(row[0] for row in rows[1:]) == sorted(f"n-{i}.png" for i in range(31))
-        margins = [float(row[2]) - float(row[4]) for row in rows[1:-1] if row[2]]
+        sure = [row for row in rows[1:-1] if row[1] != "unknown"]
+        margins = [float(row[2]) - float(row[5]) for row in sure]
         assert margins == sorted(margins)
         page.locator("#filter").select_option(label="Cannot be used (1)")
         assert page.locator(".results > li").count() == 1

@@ -208,13 +208,15 @@ def test_predict_shows_unknown_in_three_forms(closed, geodl, tmp_path):
     for i in range(3):
         DATA.train.decode(i).save(tmp_path / f"{i}.png")
     table = geodl("predict", closed.path, tmp_path, "--threshold", "1e9").out.splitlines()[1:]
-    assert all("unknown (nearest: class 0)" in line and "%" not in line for line in table)
+    assert all("unknown (nearest: class 0)" in line for line in table)
     rows = list(
         csv.reader(
             io.StringIO(geodl("predict", closed.path, tmp_path, "--threshold", "1e9", "--csv").out)
         )
     )
-    assert [row[1:] for row in rows[1:]] == [["unknown", ""]] * 3
+    assert rows[0] == ["image", "label", "confidence", "nearest"]
+    assert [row[1::2] for row in rows[1:]] == [["unknown", "class 0"]] * 3
+    assert all(0 <= float(row[2]) <= 1 for row in rows[1:])
     for more, unknown in ((["--threshold", "1e9"], True), (["--no-unknown"], False)):
         entries = json.loads(geodl("predict", closed.path, tmp_path, "--json", *more).out)[
             "predictions"

@@ -132,7 +132,7 @@ def test_predict_in_three_forms(geodl, model):
     assert "nowhere.png: no such file or folder" in table.err
     assert re.search(r"5 images, \d+ images/s", table.err)
     rows = list(csv.reader(io.StringIO(geodl("predict", model, "test", "--csv", "--top", "2").out)))
-    assert rows[0] == ["image", "label", "confidence", "label 2", "confidence 2"]
+    assert rows[0] == ["image", "label", "confidence", "nearest", "label 2", "confidence 2"]
     assert len(rows) == 21
     found = json.loads(
         geodl("predict", model, "test", "missing", "--json", "--classifier", "cnn").out
@@ -354,7 +354,8 @@ def test_every_command_of_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     accuracy = float(re.findall(r"^(\d+\.\d+)$", out, re.M)[-1])  # printed by the last block
     assert accuracy > 80
     assert re.search(
-        r"trained\.onnx: 6 classes, [\d.]+ kB; differs from the model by .* at most", out
+        r"trained\.onnx: 6 classes, [\d.]+ kB; differs from the model by .* at most on \d+ kept images",
+        out,
     )
     assert Path("trained.onnx").exists()
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from geodl.closed_form import kept_features, temperature
 from geodl.closed_form.kept_features import KeptFeatures
+from geodl.closed_form.novelty import Scale
 from geodl.core.errors import ConfigError, TrainingError
 from geodl.data import ClassIncremental
 from geodl.data.images import concat
@@ -65,7 +66,7 @@ def test_the_head_is_that_of_the_mean_of_an_image_and_its_mirrored_copy(scenario
     assert learner.evaluate(scenario.test(2))["analytic"].accuracy > 50
 
 
-def test_temperature_and_threshold_are_of_scores_averaged_as_in_prediction(scenario):
+def test_temperature_and_novelty_are_of_views_averaged_as_in_prediction(scenario):
     learner, train = made(flip=True, gamma=0.1), scenario.train(0)
     learner.learn(train)
     fitted, judged = closed_form(learner).fitted, closed_form(learner).judged
@@ -73,16 +74,27 @@ def test_temperature_and_threshold_are_of_scores_averaged_as_in_prediction(scena
         fitted.expand(learner.features(train, mirror=side).levels).double()
         for side in (False, True)
     )
-    y, scores = F.one_hot(train.labels).double(), []
+    level = list(learner.features(train).levels)[-1]
+    views = [
+        F.normalize(learner.features(train, mirror=side).levels[level], dim=1)
+        for side in (False, True)
+    ]
+    y, scores, near = F.one_hot(train.labels).double(), [], []
     for i in range(len(h)):
         rest = torch.arange(len(h)) != i
+        means = F.normalize(y[rest].T.float() @ views[0][rest], dim=1)
+        near.append(sum(float((means @ view[i]).max()) for view in views) / 2)
         head = torch.linalg.solve(h[rest].T @ h[rest] + ridge(h), h[rest].T @ y[rest])
         scores.append((h[i] + copies[i]) / 2 @ head)
     expected = torch.stack(scores)
     assert judged.predictions.equal(expected.argmax(1))
     assert fitted.temperature == pytest.approx(temperature(expected, train.labels), rel=1e-3)
-    # 5 % of 18 images are none.
-    assert fitted.threshold == pytest.approx(float(expected.amax(1).min()), rel=1e-3)
+    assert fitted.novelty.nearness.center == pytest.approx(
+        Scale.of(torch.tensor(near).double()).center, rel=1e-5
+    )
+    # 5 % of 18 images are none: the least known one has just the probability that the threshold asks for.
+    known = fitted.novelty.known(expected, torch.tensor(near))
+    assert float(known.min()) == pytest.approx(fitted.threshold, rel=1e-3)
 
 
 def test_mirrored_copies_are_left_out_of_an_evaluation_where_asked(scenario):
@@ -239,3 +251,42 @@ def test_the_random_features_are_those_of_the_first_seed(scenario):
     with pytest.raises(ConfigError, match=r"seed = 4.*3"):
         Learner(made(seed=4).config, model=learner.model)
     Learner(made(seed=3, gamma=0.1).config, model=learner.model).learn(scenario.train(1))
+
+
+# -- unknown
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_model_of_version_0_2_keeps_its_threshold_of_the_score(scenario, keeps):
+    learner = made(keep_features=keeps)
+    learner.learn(scenario.train(0))
+    known = learner.known
+    now = closed_form(learner)
+    both = now.tensors() | now.statistics()
+    names = {name for name in both if name == "scales" or name.startswith("directions.")}
+    assert len(names) == 2
+    old = {name: each for name, each in both.items() if name not in names}
+    old["numbers"] = torch.tensor([now.fitted.temperature, 0.3], dtype=torch.float64)
+    before = ClosedForm.from_tensors(old, known.config)
+    assert before.threshold() == 0.3
+    learner.model = replace(known, classifiers=dict(known.classifiers) | {"analytic": before})
+    for image in learner.predict(scenario.test(0)):
+        assert image.unknown == (image.score < 0.3)
+    probabilities = learner.predict(scenario.test(0)).probabilities
+    assert probabilities.sum(axis=1) == pytest.approx(1)
+    learner.learn(scenario.train(1))
+    # The directions of the old images are known only where their features are kept.
+    assert (closed_form(learner).fitted.novelty is not None) == keeps
+    assert closed_form(learner).threshold() != 0.3
+
+
+def test_sums_and_kept_features_give_the_same_directions(scenario):
+    found = []
+    for keeps in (False, True):
+        learner = made(keep_features=keeps)
+        for phase in scenario:
+            learner.learn(phase.train)
+        found.append(closed_form(learner).fitted.novelty)
+        assert 0 < learner.predict(scenario.test(2)).probabilities.sum(axis=1).max() < 1
+    assert found[0].level == found[1].level
+    assert torch.allclose(found[0].sums, found[1].sums, atol=1e-2)

@@ -64,7 +64,7 @@ def describe(store: Directory, state: State) -> dict[str, Any]:
         "stored": _stored(state),
         "doubtful": [each.to_json() for each in doubtful(state)],
         "features": _features(state),
-        # The score below which an image is unknown; None where none is.
+        # The `score` below which an image is unknown; None where none is.
         "threshold": scores.threshold(),
         # Back to each earlier state that is kept; and from the first to nothing.
         "undo": sum(not phase.forgotten for phase in (*phases[:-1], phases[0])),

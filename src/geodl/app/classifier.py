@@ -153,7 +153,7 @@ class IncrementalClassifier:
             classifier: its name; None: the preferred one of the model.
             accelerator: auto, cpu or cuda.
             top: how many of the likeliest classes each prediction names.
-            threshold: largest score below which an image is unknown; -inf: none is; None: as fitted.
+            threshold: `score` below which an image is unknown; -inf: none is; None: as fitted.
             strict: raise a DataError for the first image that cannot be read, instead of skipping it
                 and naming it in `skipped`.
             workers: threads that decode images; None: one more than torch uses.
@@ -235,12 +235,12 @@ class IncrementalClassifier:
         guessed: list[int] = []
         insist(strict, skipped)
         recognizer = state.model.recognizer(classifier, accelerator=accelerator)
-        for positions, scores, bad in recognizer.stream(pictures, workers):
+        for positions, answers, bad in recognizer.stream(pictures, workers):
             skipped += [(intake.names[known[i]], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
             true += [rows[label] for label in pictures.labels[positions].tolist()]
-            guessed += scores.argmax(dim=1).tolist()
+            guessed += answers.scores.argmax(dim=1).tolist()
         if not true:
             raise DataError(
                 f"{intake.title}: no image could be read, such as {skipped[-1][0]}: {skipped[-1][1]}"
@@ -347,7 +347,7 @@ class IncrementalClassifier:
         file = as_path(path, "file")
         if os.path.lexists(file) and not force:
             raise ConfigError(f"{file} is there already; --force replaces it")
-        return export(self._state().model, file)
+        return export(self._state().model, file, self._state().pictures)
 
     def export_web(
         self, path: str | Path, *, runtime: str | Path | None = None, force: bool = False
@@ -361,7 +361,8 @@ class IncrementalClassifier:
 
         place = None if runtime is None else as_path(runtime, "runtime")
         name, folder = self.path.resolve().name, as_path(path, "folder")
-        return export_web(self._state().model, folder, name, place, force)
+        state = self._state()
+        return export_web(state.model, folder, name, place, force, state.pictures)
 
     @property
     def unfinished(self) -> bool:

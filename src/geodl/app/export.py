@@ -14,14 +14,16 @@ from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.core.files import atomic_write, make_directory
 from geodl.core.keys import derive
 from geodl.data.batches import GRAY, Transform
-from geodl.data.images import ArrayImages
+from geodl.data.images import ArrayImages, Images
+from geodl.data.intake import squares
 from geodl.data.names import UNKNOWN
 from geodl.model.features import Features
 from geodl.model.model import Model
 from geodl.nets import folded
 
 TOLERANCE = 1e-4
-_CHECKED = 5  # images: more than the two that the graph was traced with, so that the batch size is seen to be free
+CHECKED = 20
+"""Images that the file is checked with: more than the two that the graph is traced with, so that the batch size is seen to be free."""
 
 
 class Exported(nn.Module):
@@ -59,7 +61,8 @@ class Exported(nn.Module):
         mirrors = any(scorer.mirrors for scorer in self.scorers.values())
         seen = [x, x.flip(3)] if mirrors else [x]
         views = [self._features(view.contiguous()) for view in seen]
-        found = {name: scorer.judge(scorer(*views)) for name, scorer in self.scorers.items()}
+        answers = {name: scorer.answers(*views) for name, scorer in self.scorers.items()}
+        found = {name: self.scorers[name].judge(each) for name, each in answers.items()}
         strange = [found[self.default][1]] if self.rejects else []
         return (*(confidences for confidences, _ in found.values()), *strange)
 
@@ -68,8 +71,11 @@ class Exported(nn.Module):
         return Features(output.pooled, output.logits, torch.empty(0), levels)
 
 
-def export(model: Model, path: Path) -> dict[str, Any]:
-    """Write a model to an ONNX file that holds no image, and compare its predictions with the model's."""
+def export(model: Model, path: Path, pictures: Images | None = None) -> dict[str, Any]:
+    """Write a model to an ONNX file that holds no image, and compare its predictions with the model's.
+
+    pictures: to compare them on, images like those that the model learned; made-up ones where there are none.
+    """
     if path.suffix.lower() != ".onnx":
         raise ConfigError(f"export to {path}: the file must end in .onnx")
     try:
@@ -85,13 +91,16 @@ def export(model: Model, path: Path) -> dict[str, Any]:
         entry = file.metadata_props.add()
         entry.key, entry.value = key, value
     data = file.SerializeToString()
-    difference = _compare(model, graph, data)
+    pixels, real = _pixels(model.transform, pictures)
+    difference = _compare(model, graph, data, pixels)
     atomic_write(path, data)
     return {
         "file": str(path),
         "bytes": len(data),
         "classes": len(model.classes),
         "difference": difference,
+        "checked": len(pixels),
+        "made_up": not real,
     }
 
 
@@ -138,9 +147,8 @@ def _metadata(model: Model, graph: Exported) -> dict[str, str]:
     }
     if graph.rejects:
         scorer = graph.scorers[graph.default]
-        outputs[UNKNOWN] = (
-            "bool (batch): unlike all classes, the largest score is below the threshold"
-        )
+        measure = "the probability of being known" if scorer.novelty else "the largest score"
+        outputs[UNKNOWN] = f"bool (batch): unlike all classes, {measure} is below the threshold"
         found |= {"temperature": repr(1 / scorer.scale), "threshold": repr(scorer.threshold)}
         found["mirrored"] = json.dumps(scorer.mirrors)
     return found | {"outputs": json.dumps(outputs)}
@@ -154,26 +162,37 @@ def _seen(transform: Transform) -> str:
     return f"the picture's shorter side resized to {transform.shorter_side} (bilinear, antialiased), then its center"
 
 
-def _compare(model: Model, graph: Exported, data: bytes) -> float:
-    """Run the file on made-up pictures; return the largest difference from the model's confidences."""
+def _pixels(transform: Transform, pictures: Images | None) -> tuple[Tensor, bool]:
+    """Return pixels, uint8 (N, 3, size, size), of some pictures that can be read; or made-up ones, and False."""
+    size, side = transform.size, transform.shorter_side
+    if pictures is not None and len(pictures):
+        some = pictures.select(torch.arange(0, len(pictures), -(-len(pictures) // CHECKED)))
+        start = (side - size) // 2
+        found = torch.cat([pixels for _, pixels, _ in squares(some, side, 1, transform.whole)])
+        if len(found):
+            return found[:, :, start : start + size, start : start + size].contiguous(), True
+    generator = torch.Generator().manual_seed(derive(0, "export"))
+    shape = (CHECKED, 3, size, size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator), False
+
+
+def _compare(model: Model, graph: Exported, data: bytes, pixels: Tensor) -> float:
+    """Run the file on pixels; return the largest difference from the model's confidences."""
     import onnxruntime
 
     # The pictures have the size of the input.
     transform = replace(model.transform, crop="pad")
-    generator = torch.Generator().manual_seed(derive(0, "export"))
-    shape = (_CHECKED, 3, transform.size, transform.size)
-    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-    images = ArrayImages(pixels, torch.zeros(_CHECKED, dtype=torch.int64))
+    images = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     answers = map(torch.from_numpy, session.run(graph.outputs, {"pixels": pixels.numpy()}))
     theirs, worst = dict(zip(graph.outputs, answers, strict=True)), 0.0
     for name in graph.scorers:
         recognizer = replace(model.recognizer(name), transform=transform)
-        scores = recognizer.scores(images)
-        confidences, strange = recognizer.scorer.judge(scores)
+        answered = recognizer.answers(images)
+        confidences, strange = recognizer.scorer.judge(answered)
         worst = max(worst, float((theirs[name] - confidences).abs().max()))
         # Nearer to the threshold rounding may decide.
-        clear = (scores.amax(1) - recognizer.scorer.threshold).abs() > TOLERANCE
+        clear = (answered.measure - recognizer.scorer.threshold).abs() > TOLERANCE
         rejects = graph.rejects and name == graph.default
         if rejects and not torch.equal(theirs[UNKNOWN][clear], strange[clear]):
             raise TrainingError("not written: the file calls other images unknown than the model")

@@ -91,6 +91,11 @@ class State:
         return Counter(() if self.validation is None else self.validation.labels.tolist())
 
     @property
+    def pictures(self) -> Images | None:
+        """Some images like those that the model learned: validation images, or exemplars."""
+        return self.model.memory.images if self.validation is None else self.validation
+
+    @property
     def stored_exemplars(self) -> int:
         """How many exemplars the model keeps."""
         return 0 if self.model.memory.images is None else len(self.model.memory.images)

@@ -165,7 +165,8 @@ def predict(
     threshold: Annotated[
         float | None,
         _how(
-            help="Answer unknown where the largest score (--json shows it) is below this; unset: as learning fitted it."
+            help="Answer unknown where the score (--json shows it) is below this: the probability of being of a known class "
+            "in closed form, else the largest score; unset: as learning fitted it."
         ),
     ] = None,
     no_unknown: Annotated[bool, _how(help="Never answer unknown.")] = False,
@@ -391,6 +392,6 @@ def export(
     if as_json:
         _print_json(done)
         return
-    say(
-        f"{file}: {count(done['classes'], 'class')}, {readable(done['bytes'])}; differs from the model by {done['difference']:.1g} at most"
-    )
+    what = count(done["checked"], "made-up image" if done["made_up"] else "kept image")
+    size = f"{count(done['classes'], 'class')}, {readable(done['bytes'])}"
+    say(f"{file}: {size}; differs from the model by {done['difference']:.1g} at most on {what}")

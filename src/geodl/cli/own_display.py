@@ -204,16 +204,15 @@ def predictions_json(found: Predictions) -> dict[str, Any]:
 
 
 def csv_predictions(found: Predictions) -> None:
-    """Print predictions as CSV."""
+    """Print predictions as CSV; `nearest` is the likeliest class also of an unknown image, and the confidence is in it."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     most = len(found[0].top) if found else 1  # there may be fewer classes than were asked for
     more = [part for rank in range(2, most + 1) for part in (f"label {rank}", f"confidence {rank}")]
-    writer.writerow(["image", "label", "confidence", *more])
+    writer.writerow(["image", "label", "confidence", "nearest", *more])
     for each in found:
-        cells = [part for label, value in each.top for part in (label, f"{value:.4f}")]
-        if each.unknown:  # nobody knows how sure it is of that
-            cells[:2] = [each.label, ""]
-        writer.writerow([each.name, *cells])
+        others = [part for label, value in each.top[1:] for part in (label, f"{value:.4f}")]
+        nearest, confidence = each.top[0]
+        writer.writerow([each.name, each.label, f"{confidence:.4f}", nearest, *others])
 
 
 def table_predictions(found: Predictions, top: int) -> None:
@@ -222,10 +221,8 @@ def table_predictions(found: Predictions, top: int) -> None:
     rows = []
     for each in found:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
-        row = (each.name, each.label, f"{each.confidence:.1%}", others)
-        if each.unknown:
-            row = (each.name, f"{each.label} (nearest: {each.top[0][0]})", "", others)
-        rows.append(row[: len(columns)])
+        name = f"{each.label} (nearest: {each.top[0][0]})" if each.unknown else each.label
+        rows.append((each.name, name, f"{each.confidence:.1%}", others)[: len(columns)])
     say(table(*columns, rows=rows))
 
 
@@ -337,7 +334,7 @@ def say_kept(facts: Mapping[str, Any], *, listed: bool) -> None:
         )
     if facts["threshold"] is not None:
         say(
-            f"unknown: an image whose largest score is below {facts['threshold']:.3g} (`geodl predict --threshold`)"
+            f"unknown: an image whose score is below {facts['threshold']:.3g} (`geodl predict --threshold`)"
         )
     size = facts["image_size"]
     say(

@@ -24,6 +24,7 @@ from geodl.closed_form.doubts import Doubts, doubts, doubts_at_sight
 from geodl.closed_form.dual import Dual, class_weights, kernel_of, kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
 from geodl.closed_form.fitted import Fitted
+from geodl.closed_form.novelty import Novelty
 from geodl.closed_form.primal import Primal, Statistics, solve
 from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import no_clues, series_of
@@ -36,6 +37,7 @@ __all__ = [
     "Dual",
     "Expansion",
     "Fitted",
+    "Novelty",
     "Primal",
     "RandomFeatures",
     "Standardization",

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization
+from geodl.closed_form.novelty import KNOWN, Novelty
 
 
 @dataclass(frozen=True)
 class Fitted:
     """All that maps features to scores: standardization, expansion, head (M, classes) float32.
 
-    temperature: of the softmax that makes confidences of the scores; threshold: of the largest score, below which an image
-    is called unknown.
+    temperature: of the softmax that makes confidences of the scores; novelty: what gives the probability that an image is of a
+    known class; threshold: of that probability, below which an image is called unknown. Without novelty, as in models of version
+    0.2, it is that of the largest score.
     """
 
     standardization: Standardization
@@ -25,6 +27,16 @@ class Fitted:
     head: Tensor
     temperature: float
     threshold: float = -math.inf
+    novelty: Novelty | None = None
+
+    def with_novelty(self, novelty: Novelty) -> Fitted:
+        """Return the fit with what separates known images from others."""
+        return replace(self, novelty=novelty, threshold=KNOWN if novelty.fitted else -math.inf)
+
+    def confidences(self, scores: Tensor, near: Tensor) -> Tensor:
+        """Return the confidence (N,) in the likeliest class for scores (N, classes) and nearness (N,)."""
+        found = (scores / self.temperature).softmax(dim=1).amax(1)
+        return found if self.novelty is None else found * self.novelty.known(scores, near)
 
     def scores(self, z: Blocks) -> Tensor:
         """Return the scores (N, classes) of features z: (N, d_b) by block."""
@@ -38,17 +50,16 @@ class Fitted:
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""
-        return replace(self, head=torch.cat([self.head[:, :gone], self.head[:, gone + 1 :]], dim=1))
+        head = torch.cat([self.head[:, :gone], self.head[:, gone + 1 :]], dim=1)
+        return replace(self, head=head, novelty=self.novelty and self.novelty.without(gone))
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all numbers as named tensors; the expansion as its sizes, in the order of the blocks' names."""
         sizes = torch.tensor([self.expansion.sizes[name] for name in sorted(self.expansion.sizes)])
         numbers = torch.tensor([self.temperature, self.threshold], dtype=torch.float64)
-        return self.standardization.to_tensors() | {
-            "head": self.head,
-            "numbers": numbers,
-            "sizes": sizes,
-        }
+        found = {"head": self.head, "numbers": numbers, "sizes": sizes}
+        novelty = self.novelty.to_tensors() if self.novelty else {}
+        return self.standardization.to_tensors() | found | novelty
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], seed: int) -> Fitted:
@@ -60,4 +71,11 @@ class Fitted:
             raise ValueError(f"temperature {temperature}, threshold {threshold}")
         if sum(sizes.values()) != len(tensors["head"]):
             raise ValueError(f"{sum(sizes.values())} random features, {len(tensors['head'])} rows")
-        return cls(standardization, Expansion(sizes, seed), tensors["head"], temperature, threshold)
+        return cls(
+            standardization,
+            Expansion(sizes, seed),
+            tensors["head"],
+            temperature,
+            threshold,
+            Novelty.from_tensors(tensors),
+        )

@@ -28,13 +28,11 @@ from geodl.closed_form import (
     solve_dual,
     targets_of,
     temperature,
-    threshold,
 )
+from geodl.closed_form.novelty import Novelty, directions, left_out_nearness
 
 EACH = 2048
 """Random features a level."""
-REJECTED = 0.05
-"""Share of known images that the threshold of "unknown" rejects."""
 CONFUSED = 0.25
 """Mirrored copies of a class that are taken for other classes more often, by this share, tell that mirroring changes it."""
 FEW = 1500
@@ -187,9 +185,14 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         Expansion(dict.fromkeys(sorted(chosen), EACH), seed),
         torch.cat([dual.head(chosen[name]) for name in sorted(chosen)]).float().contiguous(),
         temperature(scores[known], labels[known]),
-        threshold(scores[known].amax(1), REJECTED),
     )
-    confidences = (scores / fitted.temperature).softmax(dim=1).amax(1)
+    novelty = Novelty.unfitted(data.z)
+    deepest = data.z[novelty.level]
+    sums = directions(deepest, labels, novelty.sums, classes)
+    near = left_out_nearness(deepest, labels, sums, groups)
+    novelty = novelty.fit(sums, scores[known].amax(1), near[known])
+    fitted = fitted.with_novelty(novelty)
+    confidences = fitted.confidences(scores, near)
     doubtful, gains = doubts(dual, labels, groups), dual.gains(labels, groups)
     return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences, doubtful, groups, gains)
 

@@ -206,7 +206,7 @@ class Learner:
             images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of these.
             classifier: its name; None: the preferred one of the model.
             top: how many of the likeliest classes each prediction names.
-            threshold: largest score below which an image is unknown; -inf: none is; None: as fitted.
+            threshold: `score` below which an image is unknown; -inf: none is; None: as fitted.
             strict: raise a DataError for the first image that cannot be read, instead of skipping it.
             workers: threads that decode images; None: one more than torch uses.
             listener: called with each event (`geodl.core.events`).

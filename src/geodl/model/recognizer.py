@@ -19,6 +19,7 @@ from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import as_images, squares
 from geodl.data.names import UNKNOWN
 from geodl.model.classifiers import Scorer
+from geodl.model.classifiers.base import Answers
 from geodl.model.features import Features, features_of
 from geodl.nets import Network
 
@@ -34,7 +35,7 @@ class Prediction:
     unknown: bool = False
     """Whether the image is unlike all classes: its score is below the threshold."""
     score: float = math.nan
-    """The largest score, which the threshold is compared with."""
+    """What the threshold is compared with: the probability of being known in closed form, else the largest score."""
 
     @property
     def label(self) -> str:
@@ -43,7 +44,7 @@ class Prediction:
 
     @property
     def confidence(self) -> float:
-        """Its confidence, 0 to 1."""
+        """The confidence in the likeliest class, 0 to 1; also of an unknown image."""
         return self.top[0][1]
 
     def to_json(self) -> dict[str, Any]:
@@ -103,27 +104,31 @@ class Recognizer:
         batches = evaluation(images, self.transform, mirror=mirror)
         return features_of(self.network, batches, device, self.scorer.levels)
 
+    def answers(self, images: Images) -> Answers:
+        """Return scores and measure of images in memory."""
+        sides = (False, True) if self.scorer.mirrors else (False,)
+        found = self.scorer.answers(*(self.features(images, mirror=side) for side in sides))
+        self.scorer.finite(found.scores)
+        return found
+
     def scores(self, images: Images) -> Tensor:
         """Return the scores (N, C) of images in memory."""
-        sides = (False, True) if self.scorer.mirrors else (False,)
-        return self.scorer.finite(
-            self.scorer(*(self.features(images, mirror=side) for side in sides))
-        )
+        return self.answers(images).scores
 
     def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
         """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
-        return self.scorer.judge(self.scores(images))
+        return self.scorer.judge(self.answers(images))
 
     def stream(
         self, images: Images, workers: int | None = None
-    ) -> Iterator[tuple[list[int], Tensor, list[Any]]]:
-        """Yield (positions, scores (b, C), [(position, reason)]) by batch; decoding goes on meanwhile."""
+    ) -> Iterator[tuple[list[int], Answers, list[Any]]]:
+        """Yield (positions, answers, [(position, reason)]) by batch; decoding goes on meanwhile."""
         threads = workers if workers is not None else torch.get_num_threads() + 1
         seen = self.transform
         for positions, pixels, bad in squares(images, seen.shorter_side, threads, seen.whole):
             yield (
                 positions,
-                self.scores(ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))),
+                self.answers(ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))),
                 bad,
             )
 
@@ -139,7 +144,7 @@ class Recognizer:
     ) -> Predictions:
         """Predict images of any kind (see `as_images`); `strict` makes the first that cannot be read a DataError.
 
-        threshold: an image whose largest score is below it is unknown; -inf: none is; None: as it was fitted.
+        threshold: an image whose `score` is below it is unknown; -inf: none is; None: as it was fitted.
         """
         if not isinstance(top, int) or top < 1:
             raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
@@ -161,23 +166,23 @@ class Recognizer:
         rows = [torch.empty(0, len(self.classes))]
         skipped = list(problems)
         insist(strict, skipped)
-        for positions, scores, bad in self.stream(pictures, workers):
+        for positions, answers, bad in self.stream(pictures, workers):
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
-            rows.append(scorer.judge(scores)[0])
-            found += judging.predictions([names[i] for i in positions], scores, top)
+            rows.append(scorer.judge(answers)[0])
+            found += judging.predictions([names[i] for i in positions], answers, top)
         seconds = max(time.perf_counter() - began, 1e-9)
         confidences = torch.cat(rows).float().numpy()
         return Predictions(
             tuple(found), self.classes, confidences, tuple(skipped), len(found) / seconds
         )
 
-    def predictions(self, names: Sequence[str], scores: Tensor, top: int) -> Iterator[Prediction]:
-        """Yield the predictions that scores (N, C) of named images stand for."""
-        probabilities, unknown = self.scorer.judge(scores)
+    def predictions(self, names: Sequence[str], answers: Answers, top: int) -> Iterator[Prediction]:
+        """Yield the predictions that answers for named images stand for."""
+        probabilities, unknown = self.scorer.judge(answers)
         values, places = probabilities.topk(min(top, probabilities.shape[1]))
-        rows = (part.tolist() for part in (values, places, unknown, scores.amax(1)))
+        rows = (part.tolist() for part in (values, places, unknown, answers.measure))
         for name, confidences, classes, strange, score in zip(names, *rows, strict=True):
             likeliest = zip((self.classes[c] for c in classes), confidences, strict=True)
             yield Prediction(name, tuple(likeliest), strange, score)

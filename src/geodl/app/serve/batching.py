@@ -132,8 +132,8 @@ class Predictor:
             return
         try:
             now, most = self.current(), max(each.top for each in batch)
-            scores = now.recognizer.scores(now.stack([each.pixels for each in batch]))
-            found = now.recognizer.predictions([""] * len(batch), scores, most)
+            answers = now.recognizer.answers(now.stack([each.pixels for each in batch]))
+            found = now.recognizer.predictions([""] * len(batch), answers, most)
             for each, prediction in zip(batch, found, strict=True):
                 each.answer.set_result(replace(prediction, top=prediction.top[: each.top]))
         except Exception as error:  # the callers are told; the thread goes on for others

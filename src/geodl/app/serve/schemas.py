@@ -47,7 +47,8 @@ class Similar(BaseModel):
 class Predicted(BaseModel):
     """The prediction for one image; `index` is its place in the request.
 
-    `label` is the likeliest class, or "unknown" where `score`, the largest score, is below the threshold.
+    `label` is the likeliest class, or "unknown" where `score` is below the threshold: the probability of being of a known
+    class for a model in closed form, else the largest score.
     """
 
     index: int

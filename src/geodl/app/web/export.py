@@ -12,6 +12,7 @@ from geodl.app.export import Exported, export
 from geodl.core.errors import ConfigError, GeodlError
 from geodl.core.files import atomic_write, directory_size, make_directory
 from geodl.core.text import one_line
+from geodl.data.images import Images
 from geodl.data.names import UNKNOWN
 from geodl.model.model import Model
 
@@ -22,20 +23,26 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def export_web(
-    model: Model, folder: Path, name: str, runtime: Path | None = None, force: bool = False
+    model: Model,
+    folder: Path,
+    name: str,
+    runtime: Path | None = None,
+    force: bool = False,
+    pictures: Images | None = None,
 ) -> dict[str, Any]:
     """Write a folder that any web server can serve; it holds no image of the model's.
 
-    name:    shown on the page.
-    runtime: a directory with the files of onnxruntime-web; None: npm fetches them.
-    force:   write into a directory that is not empty.
+    name:     shown on the page.
+    runtime:  a directory with the files of onnxruntime-web; None: npm fetches them.
+    force:    write into a directory that is not empty.
+    pictures: to check the file with, as for `export`.
     """
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise ConfigError(f"{folder} is not empty; --force writes into it")
     make_directory(folder)
     for file, content in _runtime(runtime).items():
         atomic_write(folder / file, content)
-    done = export(model, folder / "model.onnx")
+    done = export(model, folder / "model.onnx", pictures)
     about = json.dumps(_about(model, name), ensure_ascii=False, indent=1)
     atomic_write(folder / "model.json", about.encode())
     for part in _STATIC.iterdir():

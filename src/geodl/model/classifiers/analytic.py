@@ -27,7 +27,6 @@ from geodl.closed_form import (
     threshold,
 )
 from geodl.closed_form.kept_features import (
-    REJECTED,
     Fit,
     KeptFeatures,
     fit,
@@ -35,6 +34,7 @@ from geodl.closed_form.kept_features import (
     share_of_each,
     turned_classes,
 )
+from geodl.closed_form.novelty import REJECTED, Novelty, directions, left_out_nearness
 from geodl.config import Options, RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.keys import derive
@@ -118,7 +118,7 @@ class ClosedForm(Classifier):
 
     name = "analytic"
     title = "closed form"
-    meaning = "softmax of the closed form's scores divided by the temperature"
+    meaning = "softmax of the closed form's scores divided by the temperature, times the probability of being known"
     preference = 0
     needs_frozen = True
     Options = ClosedFormOptions
@@ -161,6 +161,7 @@ class ClosedForm(Classifier):
         return Scorer(
             lambda found: self.fitted.scores(found.levels),
             scale=1 / self.fitted.temperature,
+            novelty=self.fitted.novelty,
             threshold=self.fitted.threshold,
             mirrors=self.mirror and self.keeps,
             levels=tuple(self.fitted.expansion.sizes),
@@ -201,7 +202,8 @@ class ClosedForm(Classifier):
         sums = Sums(total.rounded(), gamma)
         assert gamma is not None
         head = sums.statistics.solve(gamma).head.float().contiguous()
-        return replace(self, fitted=replace(self.fitted, head=head), state=sums)
+        novelty = self.fitted.novelty and self.fitted.novelty.moved(z, old, row)
+        return replace(self, fitted=replace(self.fitted, head=head, novelty=novelty), state=sums)
 
     def unfitted(self, labels: Tensor) -> Self:
         """Return what is kept, under these labels, (N,), without a new fit: to be learned further."""
@@ -286,7 +288,7 @@ class ClosedForm(Classifier):
         return self.state.labels if isinstance(self.state, KeptFeatures) else None
 
     def threshold(self) -> float | None:
-        """Return the score below which an image is unknown, if there is one."""
+        """Return the measure below which an image is unknown, if there is one."""
         found = self.fitted.threshold
         return found if math.isfinite(found) else None
 
@@ -347,9 +349,9 @@ def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
 
     averaged = mirror and not turned and not options.mirror_training
     rows = _judges(len(labels), evidence.adapted.images if evidence.adapted else None)
-    fitted, judged = _solved(
-        options, sums, expand, views, labels, rows, copies if averaged else None
-    )
+    judging = _Judging(views, labels, rows, copies if averaged else None)
+    novelty = last.fitted.novelty if last else Novelty.unfitted(z)
+    fitted, judged = _solved(options, sums, expand, judging, novelty)
     return fitted, judged, mirror, turned, sums
 
 
@@ -377,8 +379,8 @@ def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
     total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
     sums = Sums(total.rounded(), gamma)
     del total
-    rows = _judges(len(data.labels), data.adapted)
-    fitted, judged = _solved(options, sums, expand, [data.z], data.labels, rows)
+    judging = _Judging([data.z], data.labels, _judges(len(data.labels), data.adapted))
+    fitted, judged = _solved(options, sums, expand, judging, Novelty.unfitted(data.z))
     judged = replace(judged, latest=latest, doubts=doubted)
     return fitted, judged, mirror, turned, sums
 
@@ -449,26 +451,39 @@ def _judges(count: int, adapted: Tensor | None) -> Tensor:
     return rows[:: max(1, len(rows) // JUDGED)]
 
 
+@dataclass(frozen=True)
+class _Judging:
+    """Images of a phase: their features by view, their labels, and the rows of those that leave-one-out judges.
+
+    copies: gives the features of mirrored copies, where prediction averages over them.
+    """
+
+    views: Sequence[Blocks]
+    labels: Tensor
+    rows: Tensor
+    copies: Callable[[Tensor], Blocks] | None = None
+
+
 def _solved(
     options: ClosedFormOptions,
     sums: Sums,
     expand: RandomFeatures,
-    views: Sequence[Blocks],
-    labels: Tensor,
-    some: Tensor,
-    copies: Callable[[Tensor], Blocks] | None = None,
+    judging: _Judging,
+    novelty: Novelty | None,
 ) -> tuple[Fitted, LeftOut]:
-    """Fit the head to sums, and temperature and threshold to leave-one-out of some of the images, whose rows are given.
+    """Fit the head to sums, and temperature and novelty to leave-one-out of some of the images.
 
-    copies: gives the features of mirrored copies, where prediction averages over them.
+    novelty: that of the phase before; None: version 0.2 kept none.
     """
-    counts = sums.statistics.counts
+    views, labels, counts = judging.views, judging.labels, sums.statistics.counts
     solved = sums.statistics.solve(options.gamma if sums.gamma is None else sums.gamma)
     # Without its only image nothing is known of a class; a single class leaves nothing to judge.
+    some = judging.rows
     some = some[(counts[labels[some]] > 1) & (len(counts) > 1)]
-    h, both = expand(views, some), None
-    if copies is not None and len(some):
-        both = (h + expand([copies(some)], torch.arange(len(some)))) / 2
+    h, both, copies = expand(views, some), None, None
+    if judging.copies is not None and len(some):
+        copies = judging.copies(some)
+        both = (h + expand([copies], torch.arange(len(some)))) / 2
     scores = solved.leave_one_out(h, targets_of(labels[some], len(counts)), both)
     fitted = Fitted(
         expand.standardization,
@@ -477,6 +492,13 @@ def _solved(
         temperature(scores, labels[some]),
         threshold(scores.amax(1), REJECTED),
     )
-    confidences = (scores / fitted.temperature).softmax(dim=1).amax(1).float()
-    judged = LeftOut(labels[some], scores.argmax(1), confidences)
+    near = torch.zeros(len(some))
+    if novelty is not None:
+        z, own = views[0][novelty.level], labels[some]
+        total = directions(z, labels, novelty.sums, len(counts))
+        near = left_out_nearness(z[some], own, total)
+        if copies is not None:
+            near = (near + left_out_nearness(z[some], own, total, views=copies[novelty.level])) / 2
+        fitted = fitted.with_novelty(novelty.fit(total, scores.amax(1), near))
+    judged = LeftOut(labels[some], scores.argmax(1), fitted.confidences(scores, near).float())
     return fitted, replace(judged, doubts=doubts_at_sight(scores, labels[some]).at(some))

@@ -8,12 +8,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from geodl.closed_form import Doubts
+from geodl.closed_form import Doubts, Novelty
 from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
 from geodl.core.errors import TrainingError
@@ -28,28 +28,50 @@ CHUNK = 2048
 """Images that are scored at a time."""
 
 
+class Answers(NamedTuple):
+    """What a classifier makes of N images: scores (N, C), and the measure (N,) that the threshold is compared with."""
+
+    scores: Tensor
+    measure: Tensor
+
+
 @dataclass(frozen=True)
 class Scorer:
     """How features become scores.
 
     score:     maps the features of N images to scores (N, C); traceable for export.
     scale:     makes logits of the scores.
-    threshold: an image whose largest score is below it is unlike all classes.
+    novelty:   gives the probability that an image is of a known class; None: not known.
+    threshold: an image is unlike all classes where that, or without it the largest score, is below.
     mirrors:   whether the scores of an image and of its mirrored copy are averaged.
     levels:    the levels of the network that are read besides the pooled features.
     """
 
     score: Callable[[Features], Tensor]
     scale: float = 1.0
+    novelty: Novelty | None = None
     threshold: float = -math.inf
     mirrors: bool = False
     levels: tuple[str, ...] = ()
 
     def __call__(self, found: Features, mirrored: Features | None = None) -> Tensor:
         """Return the scores (N, C) of images from their features and those of mirrored copies."""
+        return self._averaged(self.score, found, mirrored)
+
+    def answers(self, found: Features, mirrored: Features | None = None) -> Answers:
+        """Return what is needed to judge images, from their features and those of mirrored copies."""
+        scores, novelty = self(found, mirrored), self.novelty
+        if novelty is None:
+            return Answers(scores, scores.amax(1))
+        near = self._averaged(lambda view: novelty.near(view.levels), found, mirrored)
+        return Answers(scores, novelty.known(scores, near))
+
+    def _averaged(
+        self, measure: Callable[[Features], Tensor], found: Features, mirrored: Features | None
+    ) -> Tensor:
         if not self.mirrors or mirrored is None:
-            return self.score(found)
-        return (self.score(found) + self.score(mirrored)) / 2
+            return measure(found)
+        return (measure(found) + measure(mirrored)) / 2
 
     def in_chunks(self, found: Features, mirrored: Features | None = None) -> Tensor:
         """Return the scores (N, C) of many images, some at a time."""
@@ -63,9 +85,16 @@ class Scorer:
             raise TrainingError(words)
         return scores
 
-    def judge(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the probabilities (N, C) for scores (N, C), and which images are unknown (N,)."""
-        return (self.scale * scores).softmax(dim=1), scores.amax(1) < self.threshold
+    def judge(self, answers: Answers) -> tuple[Tensor, Tensor]:
+        """Return the probabilities (N, C) of the classes, and which images are unknown (N,).
+
+        Where novelty is known the probabilities add up to that of being known, else to 1.
+        """
+        scores, measure = answers
+        probabilities = (self.scale * scores).softmax(dim=1)
+        if self.novelty is not None:
+            probabilities = probabilities * measure.unsqueeze(1)
+        return probabilities, measure < self.threshold
 
 
 @dataclass(frozen=True)
@@ -185,7 +214,7 @@ class Classifier(ABC):
         return None
 
     def threshold(self) -> float | None:
-        """Return the score below which an image is unknown; None where none is."""
+        """Return the measure (see `Scorer`) below which an image is unknown; None where none is."""
         return None
 
     def stored(self) -> Stored:

@@ -203,10 +203,10 @@ export function table() {
   const more = Array.from({ length: most - 1 }, (_, i) => [`label ${i + 2}`, `confidence ${i + 2}`]).flat();
   const rows = some.map(({ file, found }) => {
     const cells = found ? found.top.flatMap(({ label, confidence }) => [label, confidence.toFixed(4)]) : [];
-    if (found?.unknown) cells.splice(0, 2, found.label, "");
-    return [file.name || "image", ...cells, ...Array(2 * most - cells.length).fill("")];
+    if (found) cells.splice(0, 2, found.label, cells[1], cells[0]);
+    return [file.name || "image", ...cells, ...Array(2 * most + 1 - cells.length).fill("")];
   });
-  return [["image", "label", "confidence", ...more], ...rows].map((row) => row.map(cell).join(",") + "\n").join("");
+  return [["image", "label", "confidence", "nearest", ...more], ...rows].map((row) => row.map(cell).join(",") + "\n").join("");
 }
 
 export const saveTable = () => save(new Blob([table()], { type: "text/csv" }), `${page.model ? page.model.name : "geodl"}.csv`);

@@ -1,0 +1,192 @@
+"""Whether an image is of a learned class at all, from two measures, both larger for better known images.
+
+- The *score*: the largest one of the closed form. It tells classes like the learned ones from them, and knows nothing of what
+  is unlike all images: there it may be anything.
+- The *nearness*: the largest cosine of the image's deepest features with the mean direction of a class. It is small for what is
+  unlike all classes, and says little about similar ones.
+
+Both are counted in deviations of the learned images, each left out: s and n. An image's measure is the smaller one of 2 s + n,
+again in deviations, and of n + 1: what is far from all classes is unknown whatever its score. The probability of being known is
+95 % at the measure that 5 % of the learned images fall below, 1/2 where a normal distribution would have 1 % of them, and a
+logistic function of the measure; nobody has images of all that is unknown, so more cannot be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from geodl.closed_form.choices import threshold
+from geodl.closed_form.expansion import Blocks
+from geodl.core.files import part
+
+REJECTED = 0.05
+"""Share of known images that are called unknown."""
+DOUBTED = 0.01
+"""Share of known images that, by the normal distribution, are likelier unknown."""
+KNOWN = 0.95
+"""Probability of being known below which an image is called unknown."""
+WEIGHT = 2.0
+"""How many times the score counts beside the nearness."""
+SLACK = 1.0
+"""Deviations by which an image may be less near than a score allows before nearness alone decides."""
+LEAST = 1e-6
+"""Deviations are at least this."""
+
+
+def _deviations(share: float) -> float:
+    """Return how many deviations below the median a share of normally distributed values begins."""
+    return -NormalDist().inv_cdf(share)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map of values, (N,): (values - center) / unit."""
+
+    center: float
+    unit: float
+
+    @classmethod
+    def of(cls, values: Tensor) -> Scale:
+        """Return the map to deviations below the median, measured where the lowest 5 % begin. values: float64 (N,)."""
+        center = float(values.median())
+        spread = center - float(values.quantile(REJECTED))
+        return cls(center, max(spread / _deviations(REJECTED), LEAST))
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return the mapped values."""
+        return (values - self.center) / self.unit
+
+
+ONE, ALL = Scale(0.0, 1.0), Scale(-math.inf, 1.0)
+"""The map that changes nothing, and the one to the log odds by which every image is known."""
+
+
+@dataclass(frozen=True)
+class Novelty:
+    """What separates known images from others.
+
+    level: of the features that nearness is measured by, the deepest; sums: of their directions by class, float32 (classes, d).
+    score, nearness, both: to deviations; odds: from the measure to the log odds of being known.
+    """
+
+    level: str
+    sums: Tensor
+    score: Scale
+    nearness: Scale
+    both: Scale
+    odds: Scale
+
+    def fit(self, sums: Tensor, scores: Tensor, near: Tensor) -> Novelty:
+        """Measure known images, each left out: their largest scores and their nearness, (N,).
+
+        sums: as of the class. Without any image only they are replaced.
+        """
+        if not len(scores):
+            return replace(self, sums=sums)
+        scores, near = scores.double(), near.double()
+        score, nearness = Scale.of(scores), Scale.of(near)
+        both = Scale.of(WEIGHT * score(scores) + nearness(near))
+        found = Novelty(self.level, sums, score, nearness, both, ALL)
+        measures = found.measure(scores, near)
+        lowest = threshold(measures, REJECTED)
+        spread = (float(measures.median()) - lowest) / _deviations(REJECTED)
+        width = max(spread * (_deviations(DOUBTED) - _deviations(REJECTED)), LEAST)
+        return replace(found, odds=Scale(lowest - width, width / math.log(KNOWN / (1 - KNOWN))))
+
+    @classmethod
+    def unfitted(cls, z: Blocks) -> Novelty:
+        """Return what calls every image known, for features z: (N, d_b) by block, the deepest last."""
+        level, deepest = list(z.items())[-1]
+        return cls(level, deepest.new_zeros(0, deepest.shape[1]), ONE, ONE, ONE, ALL)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether any image can be unknown."""
+        return self.odds != ALL
+
+    def near(self, z: Blocks) -> Tensor:
+        """Return the nearness (N,) of images by their features z: (N, d_b) by block."""
+        return cosines(z[self.level], self.sums).amax(1)
+
+    def measure(self, scores: Tensor, near: Tensor) -> Tensor:
+        """Return the measure (N,) for largest scores and nearness, (N,)."""
+        n = self.nearness(near)
+        return torch.minimum(self.both(WEIGHT * self.score(scores) + n), n + SLACK)
+
+    def known(self, scores: Tensor, near: Tensor) -> Tensor:
+        """Return the probability (N,) of being known for scores (N, classes) and nearness (N,)."""
+        return self.odds(self.measure(scores.amax(1), near)).sigmoid()
+
+    def without(self, gone: int) -> Novelty:
+        """Leave out a class."""
+        return replace(self, sums=torch.cat([self.sums[:gone], self.sums[gone + 1 :]]))
+
+    def moved(self, z: Blocks, old: Tensor, row: int) -> Novelty:
+        """Let images count for another class, -1 for none. z: (N, d_b) by block; old: int64 (N,), their classes."""
+        units = F.normalize(z[self.level].float(), dim=1)
+        sums = self.sums.index_add(0, old, -units)
+        if row >= 0:
+            sums.index_add_(0, torch.full_like(old, row), units)
+        return replace(self, sums=sums)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """Return all numbers as named tensors; the level is in a name."""
+        scales = [self.score, self.nearness, self.both, self.odds]
+        numbers = torch.tensor([[each.center, each.unit] for each in scales], dtype=torch.float64)
+        return {f"directions.{self.level}": self.sums, "scales": numbers}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Novelty | None:
+        """Undo `to_tensors`; None where there are none, as in models of version 0.2."""
+        if "scales" not in tensors:
+            return None
+        ((level, sums),) = part(tensors, "directions").items()
+        return cls(level, sums, *(Scale(*each) for each in tensors["scales"].tolist()))
+
+
+def cosines(z: Tensor, sums: Tensor) -> Tensor:
+    """Return the cosines (N, classes) of features z: (N, d) with the mean directions of classes."""
+    return F.normalize(z.float(), dim=1) @ F.normalize(sums, dim=1).T
+
+
+def directions(z: Tensor, labels: Tensor, before: Tensor, classes: int) -> Tensor:
+    """Return the sums of the directions of features z: (N, d) by class, float32 (classes, d).
+
+    before: (C, d), those of earlier images of the first C classes.
+    """
+    sums = F.pad(before.double(), (0, 0, 0, classes - len(before)))
+    return sums.index_add_(0, labels, F.normalize(z.float(), dim=1).double()).float()
+
+
+def left_out_nearness(
+    z: Tensor,
+    labels: Tensor,
+    sums: Tensor,
+    groups: Tensor | None = None,
+    views: Tensor | None = None,
+) -> Tensor:
+    """Return the nearness (N,) of learned images, each to the classes without it, or without its whole group.
+
+    Args:
+        z: features (N, d), whose directions `sums` holds.
+        labels: int64 (N,).
+        sums: (classes, d).
+        groups: int64 (N,), equal for near-duplicates; unset: every image is alone.
+        views: features (N, d) of other pictures of the images, such as mirrored copies, to be measured instead.
+    """
+    own = F.normalize(z.float(), dim=1)
+    gone = own
+    if groups is not None:
+        _, places = torch.unique(groups * len(sums) + labels, return_inverse=True)
+        gone = torch.zeros_like(own).index_add_(0, places, own)[places]
+    seen = own if views is None else F.normalize(views.float(), dim=1)
+    found = seen @ F.normalize(sums, dim=1).T
+    rest = F.normalize(sums[labels] - gone, dim=1)
+    return found.scatter(1, labels.unsqueeze(1), (seen * rest).sum(1, keepdim=True)).amax(1)
