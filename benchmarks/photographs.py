@@ -45,7 +45,7 @@ folder of photographs for each class.
 Accuracy is that on the test photographs of all classes after the last step, by the likeliest class; "unknown" is not counted. Time is processor
 seconds of one thread; stored is the state on disk: the network, what is kept of the images, and pictures to show. Calibration error: the mean gap of
 confidence and accuracy, in ten bins. Unknown: a model of all steps but the last is shown the test photographs of the last one's classes; the area under
-the ROC curve is that of the largest score, and the last two columns say how many of the unknown photographs its own threshold catches, and how many
+the ROC curve is that of `score`, and the last two columns say how many of the unknown photographs its own threshold catches, and how many
 of the known ones it rejects (it is fitted so that 5 % of the learned images, each left out in turn, are rejected).
 """
 SETS = {

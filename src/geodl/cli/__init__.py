@@ -49,7 +49,7 @@ COMMANDS = [
         "predict", "own:predict", OWN,
         'Name the class of images, with a confidence, or "unknown" for an image unlike all classes.\n\n'
         "The confidence is the softmax of the classifier's scores: in closed form at a temperature fitted to learned images, each left "
-        "out in turn; of a trained network, the learned scale times the cosines with the class means (with --classifier cnn, with the "
+        "out in turn, times the probability that the image is of a known class; of a trained network, the learned scale times the cosines with the class means (with --classifier cnn, with the "
         "rows of the last layer). Only models in closed form answer unknown by themselves; --threshold makes any do so.",
         "predict flowers/ photo.jpg more/ --top 3",
     ),

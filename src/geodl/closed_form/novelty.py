@@ -36,6 +36,8 @@ WEIGHT = 2.0
 """How many times the score counts beside the nearness."""
 SLACK = 1.0
 """Deviations by which an image may be less near than a score allows before nearness alone decides."""
+MEASURED = 20_000
+"""Images whose measures are kept, where their features are not."""
 LEAST = 1e-6
 """Deviations are at least this."""
 
@@ -73,27 +75,32 @@ class Novelty:
     """What separates known images from others.
 
     level: of the features that nearness is measured by, the deepest; sums: of their directions by class, float32 (classes, d).
+    measured: largest score and nearness of learned images, each left out when it was learned, float32 (n, 2).
     score, nearness, both: to deviations; odds: from the measure to the log odds of being known.
     """
 
     level: str
     sums: Tensor
+    measured: Tensor
     score: Scale
     nearness: Scale
     both: Scale
     odds: Scale
 
     def fit(self, sums: Tensor, scores: Tensor, near: Tensor) -> Novelty:
-        """Measure known images, each left out: their largest scores and their nearness, (N,).
+        """Measure images, each left out: their largest scores and their nearness, (N,), beside those measured before.
 
         sums: as of the class. Without any image only they are replaced.
         """
         if not len(scores):
             return replace(self, sums=sums)
-        scores, near = scores.double(), near.double()
+        latest = torch.stack([scores, near.to(scores)], dim=1).float()
+        measured = torch.cat([self.measured, latest])
+        measured = measured[:: -(-len(measured) // MEASURED)]
+        scores, near = measured.double().unbind(1)
         score, nearness = Scale.of(scores), Scale.of(near)
         both = Scale.of(WEIGHT * score(scores) + nearness(near))
-        found = Novelty(self.level, sums, score, nearness, both, ALL)
+        found = Novelty(self.level, sums, measured, score, nearness, both, ALL)
         measures = found.measure(scores, near)
         lowest = threshold(measures, REJECTED)
         spread = (float(measures.median()) - lowest) / _deviations(REJECTED)
@@ -104,7 +111,8 @@ class Novelty:
     def unfitted(cls, z: Blocks) -> Novelty:
         """Return what calls every image known, for features z: (N, d_b) by block, the deepest last."""
         level, deepest = list(z.items())[-1]
-        return cls(level, deepest.new_zeros(0, deepest.shape[1]), ONE, ONE, ONE, ALL)
+        none = torch.zeros(0, deepest.shape[1])
+        return cls(level, none, torch.zeros(0, 2), ONE, ONE, ONE, ALL)
 
     @property
     def fitted(self) -> bool:
@@ -140,7 +148,7 @@ class Novelty:
         """Return all numbers as named tensors; the level is in a name."""
         scales = [self.score, self.nearness, self.both, self.odds]
         numbers = torch.tensor([[each.center, each.unit] for each in scales], dtype=torch.float64)
-        return {f"directions.{self.level}": self.sums, "scales": numbers}
+        return {f"directions.{self.level}": self.sums, "measured": self.measured, "scales": numbers}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Novelty | None:
@@ -148,7 +156,8 @@ class Novelty:
         if "scales" not in tensors:
             return None
         ((level, sums),) = part(tensors, "directions").items()
-        return cls(level, sums, *(Scale(*each) for each in tensors["scales"].tolist()))
+        scales = (Scale(*each) for each in tensors["scales"].tolist())
+        return cls(level, sums, tensors["measured"], *scales)
 
 
 def cosines(z: Tensor, sums: Tensor) -> Tensor:

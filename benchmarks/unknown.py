@@ -1,0 +1,421 @@
+"""What models in closed form call unknown: other images, odd pictures, and images of known classes.
+
+Run with `python -m benchmarks.unknown DATA [--cache FOLDER] [--out docs/unknown.md]`. DATA has the folders flowers20, signs12 (week1, week2, ...,
+test, each with a folder of images for each class) and cifar100 (the parquet files of the Hugging Face hub) and omniglot28.npz. Features are taken
+once, and kept in the folder where one is named. `--limit` measures instead how the share of known images called unknown changes where sums replace
+kept features: with 4,999, 5,000 and 5,001 images of CIFAR-100; `--at 600` sets the limit to 600 for a quick look.
+"""
+
+import argparse
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from benchmarks.photographs import calibration
+from geodl.app.choices import CLOSED_FORM, PRETRAINED
+from geodl.closed_form.novelty import REJECTED
+from geodl.config import Layer, RunConfig
+from geodl.core.ranks import Ranks
+from geodl.data import load
+from geodl.data.batches import Transform, evaluation
+from geodl.data.images import ArrayImages, FileImages, Images
+from geodl.data.intake import as_images, squares, take
+from geodl.methods import configure
+from geodl.model.classifiers import ClosedForm, Scorer, analytic
+from geodl.model.classifiers.base import Evidence
+from geodl.model.features import Features, features_of
+from geodl.model.memory import Memory
+from geodl.nets import build_network, expected_images, reading_copy
+
+SIZES = {"flowers": 192, "signs": 128}
+"""Pixels a side at which `learn` sees the images of a set."""
+LEARNED = {
+    "flowers": ("flowers20/week1", "flowers20/week2", "flowers20/week3"),
+    "signs": ("signs12/week1", "signs12/week2"),
+}
+TESTED = {"flowers": "flowers20/test", "signs": "signs12/test"}
+CLASSES = {"flowers": (2, 3, 5, 10, 15, 20), "signs": (2, 3, 5, 10, 12)}
+OTHERS = 400
+"""Images of CIFAR-100 and of Omniglot."""
+NETWORK = build_network("convnet", 1, head="linear")
+"""The closed form reads features alone, and needs any network."""
+FEW_DRAWS = 5
+"""Draws of more than two classes, where all are not taken."""
+
+PAGE = """# Unknown images
+
+Written by `python -m benchmarks.unknown DATA --out docs/unknown.md`, do not edit. Models in closed form of some classes drawn from 20 kinds of
+flowers (a part of Oxford Flowers-102) or 12 kinds of traffic signs (a part of GTSRB) are shown images of other kinds. A model calls an image
+`unknown` where its probability of being of a known class is below 95 %; one in twenty learned images, each left out, is.
+
+- Rejected: test images of known classes that are called unknown. Calibration error: of the confidence, on test images of known classes, those of
+  all draws together: the mean gap to accuracy, in ten bins.
+- Caught: other images that are called unknown. Other set: signs for models of flowers, flowers for models of signs (test images). Odd pictures:
+  black, white, gray, colored and gray noise, a page of text, two screenshots. CIFAR-100 and Omniglot: {others} images each. Other classes: test images of
+  the set's classes that were not drawn; the ROC area tells how well these and the known ones can be told apart at any threshold.
+- Score alone: what the largest score would do with a threshold that rejects 5 % of the learned images, as in version 0.2.
+
+Two classes are drawn {draws} times, others {few} times, all of them once; each figure is the mean.
+
+{table}
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Images by the levels of their features and of those of their mirrored copies, their classes, and their files' names."""
+
+    features: dict[str, Tensor]
+    mirrored: dict[str, Tensor]
+    labels: tuple[str, ...]
+    files: tuple[str, ...]
+
+    def select(self, rows: Sequence[int]) -> "Part":
+        """Return some of the images."""
+        views = [{name: z[list(rows)] for name, z in view.items()} for view in self.views]
+        labels, files = (tuple(each[i] for i in rows) for each in (self.labels, self.files))
+        return Part(views[0], views[1], labels, files)
+
+    def where(self, wanted: Callable[[str], bool]) -> "Part":
+        """Return the images whose class is wanted."""
+        return self.select([i for i, label in enumerate(self.labels) if wanted(label)])
+
+    def __add__(self, other: "Part") -> "Part":
+        pairs = zip(self.views, other.views, strict=True)
+        views = [
+            {name: torch.cat([z, more[name]]) for name, z in one.items()} for one, more in pairs
+        ]
+        return Part(views[0], views[1], self.labels + other.labels, self.files + other.files)
+
+    @property
+    def views(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The levels of the images, and of their mirrored copies."""
+        return self.features, self.mirrored
+
+    def rows(self, names: Sequence[str]) -> Tensor:
+        """Return the classes (N,) as positions in `names`."""
+        return torch.tensor([names.index(label) for label in self.labels])
+
+
+def as_features(levels: dict[str, Tensor], labels: Tensor) -> Features:
+    """Return levels as the features that a classifier reads."""
+    deepest = list(levels.values())[-1]
+    return Features(deepest, torch.empty(len(deepest), 0), labels, levels)
+
+
+# ------------------------------------------------------------------------------------------------------------ features
+
+
+def odd_pictures() -> dict[str, Image.Image]:
+    """Return pictures of nothing that anybody learns."""
+    generator, shape = np.random.default_rng(0), (480, 640, 3)
+    noise = generator.integers(0, 256, shape)
+    flat = {"black": 0, "white": 255, "gray": 128}
+    arrays = {name: np.full(shape, value) for name, value in flat.items()}
+    arrays |= {"noise": noise, "gray noise": noise[:, :, :1].repeat(3, axis=2)}
+    found = {name: Image.fromarray(each.astype(np.uint8)) for name, each in arrays.items()}
+    found["text"] = Image.new("RGB", (640, 480), "white")
+    draw = ImageDraw.Draw(found["text"])
+    for line in range(30):
+        draw.text(
+            (20, 10 + 15 * line), "The quick brown fox jumps over the lazy dog. " * 3, "black"
+        )
+    docs = Path(__file__).parents[1] / "docs"
+    for name in ("serve-page", "serve-phone"):
+        found[name] = Image.open(docs / f"{name}.png").convert("RGB")
+    return found
+
+
+def images_of(root: Path, name: str) -> tuple[Images, tuple[str, ...]]:
+    """Return the images of a part of the data, and the names of their classes."""
+    if name == "odd":
+        pictures = odd_pictures()
+        return as_images(list(pictures.values()))[0], tuple(pictures)
+    if name == "omniglot":
+        test = load("arrays", root / "omniglot28.npz").test
+        some: Images = test.select(range(0, len(test), len(test) // OTHERS))
+        return some, tuple(map(str, some.labels.tolist()))
+    if name.startswith("cifar100"):
+        data = load("cifar100", root / "cifar100")
+        images = data.train if name == "cifar100/train" else data.test
+        return images, tuple(data.classes[label] for label in images.labels.tolist())
+    intake = take(root / name)
+    return intake.images, tuple(intake.classes[label] for label in intake.images.labels.tolist())
+
+
+class Reader:
+    """Takes features of images once, by the way that `predict` takes; kept in a folder where one is named."""
+
+    def __init__(self, cache: Path | None) -> None:
+        network = build_network(PRETRAINED, 1, head="linear", pretrained=True)
+        self.levels, self._network = network.level_names, reading_copy(network, "cpu")
+        self._cache = cache
+
+    def read(self, root: Path, name: str, size: int, most: int | None = None) -> Part:
+        """Return the features of a part of the data at a size, of at most so many images, evenly spread."""
+
+        def some() -> tuple[Images, Sequence[str]]:
+            images, labels = images_of(root, name)
+            rows = range(0, len(images), max(1, len(images) // (most or len(images))))[:most]
+            return images.select(list(rows)), [labels[i] for i in rows]
+
+        return self.kept(f"{name}-{size}", some, size)
+
+    def kept(self, key: str, some: Callable[[], tuple[Images, Sequence[str]]], size: int) -> Part:
+        """Return the features of some images with their classes, from the cache where they are in it."""
+        file = self._cache and self._cache / f"{key.replace('/', '-')}.safetensors"
+        if file is None or not file.exists():
+            found = self._features(*some(), size)
+            if file is None:
+                return found
+            file.parent.mkdir(parents=True, exist_ok=True)
+            tensors = {f"0.{name}": z for name, z in found.features.items()}
+            tensors |= {f"1.{name}": z for name, z in found.mirrored.items()}
+            about = {"labels": json.dumps(found.labels), "files": json.dumps(found.files)}
+            save_file(tensors, file, about)
+        with safe_open(file, "pt") as stored:
+            about = stored.metadata()
+            views = [
+                {name: stored.get_tensor(f"{side}.{name}") for name in self.levels} for side in "01"
+            ]
+        return Part(*views, *(tuple(json.loads(about[key])) for key in ("labels", "files")))
+
+    def _features(self, images: Images, labels: Sequence[str], size: int) -> Part:
+        known = expected_images(PRETRAINED)
+        transform = Transform(size=size, mean=known["mean"], std=known["std"])
+        pixels = torch.cat([part for _, part, _ in squares(images, size, 1)])
+        seen = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
+        views = []
+        for mirror in (False, True):
+            batches = evaluation(seen, transform, mirror=mirror)
+            views.append(dict(features_of(self._network, batches, "cpu", self.levels).levels))
+        items = images.items if isinstance(images, FileImages) else [""] * len(images)
+        names = tuple(str(item) if isinstance(item, Path) else "" for item in items)
+        return Part(views[0], views[1], tuple(labels), names)
+
+
+# ------------------------------------------------------------------------------------------------------------- models
+
+
+def configuration(**options: object) -> RunConfig:
+    """Return the options that `learn` takes for photographs."""
+    start = {"network": PRETRAINED, "pretrained": True, "image_size": 192}
+    return configure([Layer("benchmark", start | CLOSED_FORM | options)]).config
+
+
+def learned(part: Part, names: Sequence[str], config: RunConfig) -> ClosedForm:
+    """Learn images of classes as a learn step does."""
+    numbers = torch.arange(len(part.labels))
+
+    def read(images: Images, *, mirror: bool = False) -> Features:
+        """Return features of images, whose labels are their numbers."""
+        rows = images.labels.tolist()
+        return as_features(part.select(rows).views[mirror], part.rows(names)[rows])
+
+    evidence = Evidence(
+        config=config,
+        network=NETWORK,
+        at_hand=FileImages(tuple(map(Path, part.files)), numbers),
+        count=len(numbers),
+        before=None,
+        now=as_features(part.features, part.rows(names)),
+        memory=Memory(),
+        old=0,
+        new=len(names),
+        trained=False,
+        read=read,
+        device=torch.device("cpu"),
+        ranks=Ranks(),
+        previous={},
+    )
+    return ClosedForm.fit(evidence)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a model makes of images: confidences, predicted classes, measures, and largest scores, (N,)."""
+
+    confidences: Tensor
+    predictions: Tensor
+    measures: Tensor
+    unknown: Tensor
+    scores: Tensor
+
+    @classmethod
+    def to(cls, scorer: Scorer, part: Part) -> "Shown":
+        """Show images to a model."""
+        none = torch.zeros(len(part.labels), dtype=torch.int64)
+        answers = scorer.answers(*(as_features(view, none) for view in part.views))
+        probabilities, unknown = scorer.judge(answers)
+        confidences, predictions = probabilities.max(dim=1)
+        return cls(confidences, predictions, answers.measure, unknown, answers.scores.amax(1))
+
+
+def area(known: Tensor, others: Tensor) -> float:
+    """Return the area under the ROC curve of a measure that is larger for known images."""
+    ordered = others.sort().values
+    places = torch.searchsorted(ordered, known) + torch.searchsorted(ordered, known, right=True)
+    return float((places / 2 / max(len(others), 1)).double().mean())
+
+
+def share(marks: Tensor) -> float:
+    """Return the share of images that are marked, in %."""
+    return 100 * float(marks.double().mean())
+
+
+# ----------------------------------------------------------------------------------------------------------- measures
+
+Figures = dict[str, list[float]]
+
+
+def draw(kind: str, parts: dict[str, Part], count: int, number: int) -> tuple[Figures, Tensor]:
+    """Learn a draw of classes; return all figures, and confidences and whether they are right, (N, 2)."""
+    every = sorted(set(parts["train"].labels))
+    names = sorted(random.Random(f"{kind} {count} {number}").sample(every, count))
+    train, test = (parts[name].where(lambda label: label in names) for name in ("train", "test"))
+    found = learned(train, names, configuration(image_size=SIZES[kind]))
+    scorer, novelty = found.scorer(NETWORK), found.fitted.novelty
+    assert novelty is not None
+    known = Shown.to(scorer, test)
+    # Where 5 % of the learned images begin, by the score alone.
+    least = (
+        novelty.score.center
+        + float(torch.special.ndtri(torch.tensor(REJECTED))) * novelty.score.unit
+    )
+    figures: Figures = {"rejected": [share(known.unknown), share(known.scores < least)]}
+    shown = {
+        name: Shown.to(scorer, parts[name]) for name in ("other", "odd", "cifar100", "omniglot")
+    }
+    rest = parts["test"].where(lambda label: label not in names)
+    if len(rest.labels):
+        shown["classes"] = Shown.to(scorer, rest)
+        pairs = (
+            (known.measures, shown["classes"].measures),
+            (known.scores, shown["classes"].scores),
+        )
+        figures["area"] = [area(*pair) for pair in pairs]
+    for name, each in shown.items():
+        figures[name] = [share(each.unknown), share(each.scores < least)]
+    right = known.predictions == test.rows(names)
+    return figures, torch.stack([known.confidences.double(), right.double()], dim=1)
+
+
+COLUMNS = {
+    "rejected": "rejected",
+    "calibration": "calibration error",
+    "other": "other set",
+    "odd": "odd pictures",
+    "cifar100": "CIFAR-100",
+    "omniglot": "Omniglot",
+    "classes": "other classes",
+    "area": "ROC area",
+}
+
+
+def row(title: str, figures: Figures, which: int) -> str:
+    """Return a line of the table: with all measures, or (1) by the score alone."""
+
+    def cell(name: str) -> str:
+        values = figures.get(name, [])
+        if len(values) <= which:
+            return ""
+        return (
+            f"{values[which]:.3f}" if name in ("area", "calibration") else f"{values[which]:.1f} %"
+        )
+
+    return f"| {title} | {' | '.join(cell(name) for name in COLUMNS)} |"
+
+
+def measure(root: Path, reader: Reader, draws: int) -> list[str]:
+    """Return the lines of the table."""
+    lines = [f"| | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for kind, size in SIZES.items():
+        other = next(name for name in SIZES if name != kind)
+        parts = {
+            "train": reduce(add, [reader.read(root, name, size) for name in LEARNED[kind]]),
+            "test": reader.read(root, TESTED[kind], size),
+            "other": reader.read(root, TESTED[other], size),
+            "odd": reader.read(root, "odd", size),
+            "cifar100": reader.read(root, "cifar100/test", size, OTHERS),
+            "omniglot": reader.read(root, "omniglot", size, OTHERS),
+        }
+        for count in CLASSES[kind]:
+            times = draws if count == 2 else 1 if count == CLASSES[kind][-1] else FEW_DRAWS
+            found = [draw(kind, parts, count, number) for number in range(min(times, draws))]
+            values = defaultdict(list)
+            for figures, _ in found:
+                for name, pair in figures.items():
+                    values[name].append(pair)
+            means = {name: torch.tensor(each).mean(0).tolist() for name, each in values.items()}
+            sure, right = torch.cat([pairs for _, pairs in found]).unbind(1)
+            means["calibration"] = [calibration(sure, right)]
+            title = f"{count} {kind}"
+            lines += [row(title, means, 0), row(f"{title}, score alone", means, 1)]
+            print("\n".join(lines[-2:]), flush=True)
+    return lines
+
+
+def limit(root: Path, reader: Reader, at: int) -> None:
+    """Print how many known images are called unknown by models of one image less than the limit, as many, and one more."""
+    analytic.MOST = at
+    size, classes = SIZES["signs"], 20
+    data = load("cifar100", root / "cifar100")
+    names = data.classes[:classes]
+
+    def some(images: Images, each: int) -> tuple[Images, Sequence[str]]:
+        # One of each class in turn, so that any first part has as many of each.
+        rows = [(images.labels == c).nonzero().flatten()[:each] for c in range(classes)]
+        found = images.select(torch.stack(rows, dim=1).flatten())
+        return found, [names[label] for label in found.labels.tolist()]
+
+    train = reader.kept(f"train-{at}", lambda: some(data.train, at // classes + 1), size)
+    test = reader.kept("test-25", lambda: some(data.test, 25), size)
+    config = configuration(image_size=size)
+    for count in (at - 1, at, at + 1):
+        found = learned(train.select(range(count)), names, config)
+        shown = Shown.to(found.scorer(NETWORK), test)
+        right = (shown.predictions == test.rows(names)).double()
+        error = calibration(shown.confidences.double(), right)
+        kept = "features" if found.stored().images else "sums"
+        print(
+            f"{count} images, {kept}: {share(shown.unknown):.1f} % of {len(right)} known images called unknown, "
+            f"accuracy {share(right):.1f} %, calibration error {error:.3f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Measure; print the lines, and write the page where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", action="store_true")
+    parser.add_argument("--at", type=int, default=5000)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    reader = Reader(arguments.cache)
+    if arguments.limit:
+        limit(arguments.root, reader, arguments.at)
+        return
+    table = "\n".join(measure(arguments.root, reader, arguments.draws))
+    if arguments.out:
+        page = PAGE.format(others=OTHERS, draws=arguments.draws, few=FEW_DRAWS, table=table)
+        arguments.out.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
