@@ -36,7 +36,7 @@ dist: $(TOOLS)  ## wheel and source archive in dist/, checked, and used in a fre
 	rm -rf dist
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build --outdir dist
 	$(BIN)/twine check --strict dist/*
-	GEODL_DIST=$(CURDIR)/dist $(BIN)/python -m pytest -m slow tests/test_distribution.py
+	GEODL_DIST=$(CURDIR)/dist $(BIN)/python -m pytest -m slow --timeout=3600 tests/test_distribution.py
 
 # torch first: with the tested version there, no other package's wishes can bring in another build.
 $(READY): pyproject.toml constraints.txt

@@ -37,8 +37,8 @@ def push(
         model: a Learner, or the directory of a model.
         repo: ``USER/NAME``; made if there is none.
         private: whether a repository that is made here is private.
-        with_images: also upload exemplars and validation images; without them they are not there to
-            learn on.
+        with_images: also upload the exemplars; without them further learning has none of the old
+            classes.
     """
     hub, repo = _hub(), _repository(SCHEME + repo)[0]
     given = load_model(Directory(Path(model)).phase(-1)) if isinstance(model, str | Path) else None
