@@ -21,7 +21,7 @@ from geodl.app.classifier import IncrementalClassifier
 from geodl.app.state import KnownClass
 from geodl.bench.report.results import read_run, read_settings
 from geodl.cli.report import render, report
-from geodl.config import RunConfig
+from geodl.config import Layer, RunConfig
 from geodl.core.errors import (
     ConfigError,
     DataError,
@@ -45,6 +45,7 @@ from geodl.data import Dataset
 from geodl.data import intake as intakes
 from geodl.learning import algorithm
 from geodl.learning.learner import Learner
+from geodl.methods import configure
 from geodl.model.metrics import Confusion
 from geodl.store import Directory
 
@@ -987,6 +988,23 @@ def test_tiny_classes_and_training_from_scratch():
     foreign = RunConfig(image_size=64, network="timm:resnet18", pretrained=True)
     assert len(advise(matrix, known(3, 40, 40), foreign, [0, 1, 2])) == 1
     assert advise(matrix, known(3, 400, 400), RunConfig(image_size=64), [1, 2]) == []
+
+
+@pytest.mark.parametrize(
+    ("adapt", "right", "images", "offered"),
+    [
+        ("no", 180, 200, True),
+        ("auto", 180, 200, False),
+        ("no", 199, 200, False),
+        ("no", 90, 100, False),
+    ],
+)
+def test_adapting_is_offered_where_many_images_are_mistaken(adapt, right, images, offered):
+    options = {"method": "analytic", "network": "efficientnet-lite0", "pretrained": True}
+    config = configure([Layer("test", options | {"adapt": adapt})]).config
+    wrong = images - right
+    found = advise(confusion([right, wrong], [wrong, right]), known(images, images), config, [0, 1])
+    assert any("--adapt auto" in sentence for sentence in found) == offered
 
 
 # ------------------------------------------------------------------------------------------------------------ backbones
