@@ -357,3 +357,14 @@ def test_folders_are_made_below_a_directory_but_not_through_a_link(tmp_path):
         with pytest.raises(StoreError, match=f"{name} is a link or a file where geodl keeps"):
             make_below(tmp_path / "named", name, "b")
     assert not (tmp_path / "b").exists()
+
+
+def test_leftovers_behind_a_link_stay(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / f"{files.TEMPORARY}x").write_text("mine")
+    (tmp_path / "link").symlink_to(outside)
+    files.remove_temporaries(tmp_path / "link")
+    assert [path.name for path in outside.iterdir()] == [f"{files.TEMPORARY}x"]
+    files.remove_temporaries(outside)
+    assert not list(outside.iterdir())
