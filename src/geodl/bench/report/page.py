@@ -17,17 +17,17 @@ from geodl.model.analysis import ANGLES
 from geodl.model.page import templates
 
 
-def write(settings: Sequence[Setting], out: Path, *, with_images: bool | None = None) -> Path:
-    """Write the page of one or several settings.
-
-    with_images: whether exemplars are shown; None: only those of public datasets, never a person's own.
-    """
-    atomic_write(out, render(settings, with_images=with_images).encode())
+def write(settings: Sequence[Setting], out: Path) -> Path:
+    """Write the page of one or several settings; of exemplars it shows those of public datasets alone."""
+    atomic_write(out, render(settings).encode())
     return out
 
 
 def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> str:
-    """Return the page as text."""
+    """Return the page as text.
+
+    with_images: whether exemplars are shown; None: only those of public datasets, never a person's own.
+    """
     content = _content(settings, with_images)
     page = _templates().get_template("page.html")
     return page.render(heading=sections.heading(settings), **content)
