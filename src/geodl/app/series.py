@@ -104,8 +104,10 @@ def times_of(images: Images) -> Tensor:
 
 def _hashes(names: Sequence[str | None]) -> Tensor:
     """Return 63 bits of the hash of each name, (N,); -1 for None."""
-    return torch.tensor([-1 if name is None else _hash(name) for name in names], dtype=torch.int64)
+    return torch.tensor([_hash(name) for name in names], dtype=torch.int64)
 
 
-def _hash(name: str) -> int:
+def _hash(name: str | None) -> int:
+    if name is None:
+        return -1
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:8]) >> 1

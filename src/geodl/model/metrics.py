@@ -116,7 +116,8 @@ class Confusion:
         """Return the counts without a class: its images, and those that were taken for it, are no longer counted."""
         rest = [i for i in range(len(self.classes)) if i != gone]
         names = tuple(self.classes[i] for i in rest)
-        series, gains = (None if each is None else each[rest] for each in (self.series, self.gains))
+        series = None if self.series is None else self.series[rest]
+        gains = None if self.gains is None else self.gains[rest]
         return Confusion(self.counts[rest][:, rest], names, series, gains)
 
     def to_json(self) -> list[list[int]]:

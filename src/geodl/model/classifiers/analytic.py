@@ -172,7 +172,8 @@ class ClosedForm(Classifier):
 
         Where only sums are, G still holds its images, which are then of no class.
         """
-        turned = tuple(each - (each > row) if each != row else UNNAMED for each in self.turned)
+        moved = {row: UNNAMED}
+        turned = tuple(moved.get(each, each - (each > row)) for each in self.turned)
         if isinstance(self.state, KeptFeatures):
             return replace(self._refitted(self.state.without(row)), turned=turned)
         sums = self.state
