@@ -144,10 +144,15 @@ def test_a_model_of_very_many_images_is_learned_further(tmp_path, monkeypatch):
     monkeypatch.setattr(analytic, "MOST", 10)
     monkeypatch.setattr(kept_features, "EACH", 64)
     model = IncrementalClassifier(tmp_path / "m")
-    for i in (0, 2):
-        done = model.learn(*pictures(SHAPES[i : i + 2], 6, seed=i), **QUICK)
-    assert done.stored_features == 0
+    steps = [model.learn(*pictures(SHAPES[i : i + 2], 6, seed=i), **QUICK) for i in (0, 2)]
+    done = steps[-1]
+    assert sum("keeps sums" in each for step in steps for each in step.warnings) == 1
+    assert model.info()["features"]["sums"]
+    assert done.judged == done.stored_features == 24, "all classes are judged by a sample"
+    assert None not in done.per_class.values()
     assert done.accuracy > 50
+    model.remove("ring")
+    assert model.info()["accuracy"] is not None
 
 
 def test_features_are_taken_as_images_are_read_and_nothing_else_is_computed(tmp_path, monkeypatch):

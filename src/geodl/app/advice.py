@@ -9,6 +9,7 @@ from geodl.config import RunConfig
 from geodl.core.errors import install
 from geodl.core.text import listed
 from geodl.methods import build
+from geodl.model.classifiers.analytic import MOST
 from geodl.model.metrics import Confusion, finite
 
 FEW, WEAK, MIXED, WIDE = 10, 80.0, 0.05, 10.0
@@ -20,6 +21,12 @@ SCRATCH = 100
 
 UNLIKE, MANY = 95.0, 300
 """Below so many % accuracy on so many images, adapting the network may pay."""
+
+ONLY_SUMS = (
+    f"More than {MOST:,} images: from now on the model keeps sums over all images, and the features of a sample of each class to measure "
+    "accuracy on. Feature levels and regularization stay as they are, and sums keep a share of a class that is removed."
+)
+"""What changes where the features of all images would be too many."""
 
 Advice = tuple[str, str]
 """A heading, and what to do."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl.app.advice import at_end_of_step
+from geodl.app.advice import ONLY_SUMS, at_end_of_step
 from geodl.app.before import announce
 from geodl.app.choices import (
     VALIDATION,
@@ -27,6 +27,7 @@ from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
 from geodl.app.reading import note_panoramas, read, reader_of, start_of, threads_of
 from geodl.app.state import State, accuracy_of, save
+from geodl.closed_form import unequal
 from geodl.config import RunConfig
 from geodl.core import events
 from geodl.core.devices import available_cores
@@ -51,7 +52,7 @@ from geodl.store import Directory
 class Learned:
     """What a learn step did; accuracies in %, on the validation images; None where there are none.
 
-    balanced: the accuracy in which each class counts the same.
+    balanced: the accuracy in which each class counts the same, where some have much more images than others; else None.
     interval: of the accuracy, 95 %; judged: on how many images it rests; left_out: whether these were learned too, each judged
     by the model without it; series: in how many series these are, each left out as a whole; None: in none.
     before, after: the accuracy on the classes that were known before the step, and on those that it added.
@@ -166,6 +167,8 @@ def learn_step(
         images=len(taken.train),
         earlier_images=last is not None and last.stored_images > 0,
     )
+    if state.stored_sums and not (last is not None and last.stored_sums):
+        result = replace(result, warnings=(ONLY_SUMS, *result.warnings))
     done = {"step": step, "classes": list(result.new), "images": len(taken.train)}
     store.events("learned", phase=store.completed() - 1, **done)
     return result
@@ -366,6 +369,7 @@ def summarize(
     """Put a state into figures; `known` classes were there before the step, which brought images of those `present`."""
     names, found = state.names, confusions_of(state.metrics)
     confusion = found[default_classifier(found)]
+    images_of = torch.tensor([each.images for each in state.classes])
     return Learned(
         already=already,
         step=state.steps,
@@ -374,7 +378,7 @@ def summarize(
         returning=tuple(names[i] for i in present if i < known),
         images=images,
         accuracy=finite(confusion.accuracy),
-        balanced=finite(confusion.balanced),
+        balanced=finite(confusion.balanced) if unequal(images_of) else None,
         interval=confusion.interval,
         judged=confusion.images,
         series=confusion.units if confusion.units < confusion.images else None,

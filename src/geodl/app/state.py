@@ -111,6 +111,11 @@ class State:
         return self.model.default.stored().images
 
     @property
+    def stored_sums(self) -> bool:
+        """Whether it keeps sums over all images, and features of some of them at most."""
+        return self.model.default.stored().sums
+
+    @property
     def stored_bytes(self) -> int:
         """How many bytes they take: pictures to show as files, others as pixels at the size that the network sees."""
         square = 3 * self.transform.size**2

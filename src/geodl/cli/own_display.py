@@ -12,6 +12,7 @@ from typing import Any
 from geodl.app.choices import VALIDATION
 from geodl.app.classifier import Evaluation
 from geodl.cli.display import Display, console, errors, plain, progress_bar, say, table
+from geodl.closed_form import unequal
 from geodl.core import events
 from geodl.core.files import readable
 from geodl.core.text import count, duration, listed
@@ -184,8 +185,9 @@ def _say_accuracy(done: Any) -> None:
         if done.left_out:
             lacking = f"; {count(rest, 'class')} cannot be judged"
     low, high = done.interval
+    balanced = "" if done.balanced is None else f", {done.balanced:.1f} % balanced"
     say(
-        f"accuracy {done.accuracy:.1f} % (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(measured, 'class')}"
+        f"accuracy {done.accuracy:.1f} %{balanced} (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(measured, 'class')}"
         f"{old_and_new}{lacking}",
         "bold",
     )
@@ -231,10 +233,12 @@ def table_predictions(found: Predictions, top: int) -> None:
 
 def say_evaluation(found: Evaluation) -> None:
     """Print the accuracy: overall, by learning step, by class, the weakest first; and the most frequent confusions."""
-    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}", "bold")
+    confusion, balanced = found.confusion, ""
+    if unequal(confusion.counts.sum(dim=1)):
+        balanced = f"; {confusion.balanced:.1f} % balanced: each class counts the same"
+    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{balanced}", "bold")
     for step, value in found.per_step.items():
         say(f"  classes learned in step {step}: {percent(value)}")
-    confusion = found.confusion
     totals = confusion.counts.sum(dim=1).tolist()
     counts = dict(zip(confusion.classes, totals, strict=True))
     order = sorted(filter(counts.get, counts), key=lambda name: found.per_class[name] or 0.0)

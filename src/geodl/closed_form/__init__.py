@@ -21,10 +21,19 @@ from geodl.closed_form.choices import (
     threshold,
 )
 from geodl.closed_form.doubts import Doubts, doubts, doubts_at_sight
-from geodl.closed_form.dual import Dual, class_weights, kernel_of, kernels, solve_dual, targets_of
+from geodl.closed_form.dual import (
+    Dual,
+    class_weights,
+    dual_of,
+    kernel_of,
+    kernels,
+    solve_dual,
+    targets_of,
+)
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
 from geodl.closed_form.fitted import Fitted
 from geodl.closed_form.novelty import Novelty
+from geodl.closed_form.offsets import class_offsets, unequal
 from geodl.closed_form.primal import Primal, Statistics, solve
 from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import no_clues, series_of
@@ -43,9 +52,11 @@ __all__ = [
     "Standardization",
     "Statistics",
     "choose",
+    "class_offsets",
     "class_weights",
     "doubts",
     "doubts_at_sight",
+    "dual_of",
     "judged",
     "kept",
     "kernel_of",
@@ -59,4 +70,5 @@ __all__ = [
     "targets_of",
     "temperature",
     "threshold",
+    "unequal",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from geodl.closed_form.expansion import Blocks
-from geodl.closed_form.primal import cholesky, ridge_of
+from geodl.closed_form.primal import Primal, cholesky, ridge_of
 
 MANY = 20
 """Series of a class from which on it does not matter that one is left out."""
@@ -138,3 +138,13 @@ def kernel_of(h: Blocks, others: Blocks) -> Tensor:
         rows = block.double()
         total.addmm_(rows, (rows if others[name] is block else others[name].double()).T)
     return total
+
+
+def dual_of(solved: Primal, h: Tensor, targets: Tensor) -> Dual:
+    """Return what leaving out some images needs of a fit to sums that hold them. h: (n, M); targets: (n, classes).
+
+    Without a group S of them their scores are y_S - (I - H_S (G + lambda I)^-1 H_S')^-1 (y_S - f_S).
+    """
+    whitened = solved.whitened(h)
+    inverse = torch.eye(len(h), dtype=torch.float64) - whitened.T @ whitened
+    return Dual(targets - h.double() @ solved.head, inverse, targets)

@@ -19,7 +19,7 @@ class Fitted:
 
     temperature: of the softmax that makes confidences of the scores; novelty: what gives the probability that an image is of a
     known class; threshold: of that probability, below which an image is called unknown. Without novelty, as in models of version
-    0.2, it is that of the largest score.
+    0.2, it is that of the largest score. offsets: (classes,) float32, added to the scores where classes are of very unequal size.
     """
 
     standardization: Standardization
@@ -28,6 +28,7 @@ class Fitted:
     temperature: float
     threshold: float = -math.inf
     novelty: Novelty | None = None
+    offsets: Tensor | None = None
 
     def with_novelty(self, novelty: Novelty) -> Fitted:
         """Return the fit with what separates known images from others."""
@@ -40,7 +41,8 @@ class Fitted:
 
     def scores(self, z: Blocks) -> Tensor:
         """Return the scores (N, classes) of features z: (N, d_b) by block."""
-        return self.expand(z).to(self.head.dtype) @ self.head
+        scores = self.expand(z).to(self.head.dtype) @ self.head
+        return scores if self.offsets is None else scores + self.offsets
 
     def expand(self, z: Blocks) -> Tensor:
         """Return the random features h (N, M) of features z: (N, d_b) by block."""
@@ -50,14 +52,19 @@ class Fitted:
 
     def without(self, gone: int) -> Fitted:
         """Return the head without the column of a class."""
-        head = torch.cat([self.head[:, :gone], self.head[:, gone + 1 :]], dim=1)
-        return replace(self, head=head, novelty=self.novelty and self.novelty.without(gone))
+        stay = torch.arange(self.head.shape[1]) != gone
+        offsets = None if self.offsets is None else self.offsets[stay]
+        novelty = self.novelty and self.novelty.without(gone)
+        head = self.head[:, stay].contiguous()
+        return replace(self, head=head, novelty=novelty, offsets=offsets)
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return all numbers as named tensors; the expansion as its sizes, in the order of the blocks' names."""
         sizes = torch.tensor([self.expansion.sizes[name] for name in sorted(self.expansion.sizes)])
         numbers = torch.tensor([self.temperature, self.threshold], dtype=torch.float64)
         found = {"head": self.head, "numbers": numbers, "sizes": sizes}
+        if self.offsets is not None:
+            found["offsets"] = self.offsets
         novelty = self.novelty.to_tensors() if self.novelty else {}
         return self.standardization.to_tensors() | found | novelty
 
@@ -78,4 +85,5 @@ class Fitted:
             temperature,
             threshold,
             Novelty.from_tensors(tensors),
+            tensors.get("offsets"),
         )

@@ -17,6 +17,7 @@ from geodl.closed_form import (
     Fitted,
     Standardization,
     choose,
+    class_offsets,
     class_weights,
     doubts,
     judged,
@@ -177,6 +178,10 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     )
     scores = dual.leave_out(groups)
     known = judged(labels, groups, data.adapted)
+    counts = torch.bincount(labels, minlength=classes)
+    offsets = class_offsets(scores[known], labels[known], counts)
+    if offsets is not None:  # which all that leave-one-out says of the fit includes from here on
+        scores, dual = scores + offsets, replace(dual, targets=dual.targets + offsets)
     left_out = torch.where(known, scores.argmax(1), -1)
     mean = {name: standardization.mean[name] for name in chosen}
     scale = {name: standardization.scale[name] for name in chosen}
@@ -185,6 +190,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
         Expansion(dict.fromkeys(sorted(chosen), EACH), seed),
         torch.cat([dual.head(chosen[name]) for name in sorted(chosen)]).float().contiguous(),
         temperature(scores[known], labels[known]),
+        offsets=None if offsets is None else offsets.float(),
     )
     novelty = Novelty.unfitted(data.z)
     deepest = data.z[novelty.level]
@@ -206,7 +212,8 @@ def turned_classes(
         fitted.standardization(kept({name: mirrored[name] for name in found.h}))
     )
     products = kernel_of(h, found.h)
-    copies = found.dual.leave_out_for(rows, products).argmax(1)
+    scores = found.dual.leave_out_for(rows, products)
+    copies = (scores if fitted.offsets is None else scores + fitted.offsets).argmax(1)
     # Without the image alone for both: its series would help the copies only.
     originals = found.dual.leave_out()[rows].argmax(1)
     turned = []

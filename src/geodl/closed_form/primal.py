@@ -139,14 +139,15 @@ class Primal:
         are f(v) - v' (G + lambda I)^-1 h (y - f) / (1 - h' (G + lambda I)^-1 h).
         """
         rows = h.double()
-        whitened = self._whitened(rows)
+        whitened = self.whitened(rows)
         gone = (targets - rows @ self.head) / (1 - whitened.square().sum(0).unsqueeze(1))
         if views is None:
             return targets - gone
-        products = (self._whitened(views.double()) * whitened).sum(0).unsqueeze(1)
+        products = (self.whitened(views.double()) * whitened).sum(0).unsqueeze(1)
         return views.double() @ self.head - products * gone
 
-    def _whitened(self, rows: Tensor) -> Tensor:
+    def whitened(self, rows: Tensor) -> Tensor:
+        """Return L^-1 h' (M, N), float64, of rows h: (N, M)."""
         found: Tensor = torch.linalg.solve_triangular(
             self.factor, rows.T.to(self.factor.dtype), upper=False
         )

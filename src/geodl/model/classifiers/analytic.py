@@ -35,8 +35,10 @@ from geodl.closed_form.kept_features import (
     turned_classes,
 )
 from geodl.closed_form.novelty import REJECTED, Novelty, directions, left_out_nearness
+from geodl.closed_form.sampled import Judgement, judge_by_sample, sample_of
 from geodl.config import Options, RunConfig
 from geodl.core.errors import TrainingError
+from geodl.core.files import part
 from geodl.core.keys import derive
 from geodl.core.text import listed
 from geodl.data.images import Images
@@ -100,10 +102,14 @@ class ClosedFormOptions(Options):
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over all images. gamma: the ridge chosen while features were kept; None: as configured."""
+    """Sums over all images. gamma: the ridge chosen while features were kept; None: as configured.
+
+    sample: features of whole series of each class, by which the fit is judged; None: images of the phase judge it.
+    """
 
     statistics: Statistics
     gamma: float | None = None
+    sample: KeptFeatures | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,8 @@ class ClosedForm(Classifier):
             return replace(self._refitted(self.state.without(row)), turned=turned)
         sums = self.state
         if sums is not None:
-            sums = replace(sums, statistics=sums.statistics.without(row))
+            sample = None if sums.sample is None else sums.sample.without(row)
+            sums = replace(sums, statistics=sums.statistics.without(row), sample=sample)
         rest = self.judged.without(row)
         fitted = self.fitted.without(row)
         return replace(self, fitted=fitted, judged=rest, turned=turned, state=sums)
@@ -200,7 +207,7 @@ class ClosedForm(Classifier):
         total = statistics - expand.sums([z], old, classes)
         if row >= 0:
             total = total + expand.sums([z], torch.full_like(old, row), classes)
-        sums = Sums(total.rounded(), gamma)
+        sums = replace(self.state, statistics=total.rounded())
         assert gamma is not None
         head = sums.statistics.solve(gamma).head.float().contiguous()
         novelty = self.fitted.novelty and self.fitted.novelty.moved(z, old, row)
@@ -241,7 +248,11 @@ class ClosedForm(Classifier):
 
     def statistics(self) -> Tensors:
         """Return the sums."""
-        return self.state.statistics.to_tensors() if isinstance(self.state, Sums) else {}
+        if not isinstance(self.state, Sums):
+            return {}
+        sample = {} if self.state.sample is None else self.state.sample.to_tensors()
+        more = {f"sample.{name}": each for name, each in sample.items()}
+        return self.state.statistics.to_tensors() | more
 
     @classmethod
     def from_tensors(cls, tensors: Tensors, config: RunConfig) -> Self:
@@ -251,7 +262,12 @@ class ClosedForm(Classifier):
             state = KeptFeatures.from_tensors(tensors)
         elif "gram" in tensors:
             gamma = tensors.get("gamma")
-            state = Sums(Statistics.from_tensors(tensors), None if gamma is None else float(gamma))
+            sample = part(tensors, "sample")
+            state = Sums(
+                Statistics.from_tensors(tensors),
+                None if gamma is None else float(gamma),
+                KeptFeatures.from_tensors(sample) if sample else None,
+            )
         adapting = tensors.get("adapting")
         labels, predictions = (each.contiguous() for each in tensors["validated"].T)
         confidences, rows, series, gains = map(
@@ -297,7 +313,9 @@ class ClosedForm(Classifier):
         """Return how many images' features are kept, and their bytes."""
         if isinstance(self.state, KeptFeatures):
             return Stored(len(self.state.labels), self.state.nbytes)
-        return Stored(sums=isinstance(self.state, Sums))
+        if self.state is None or self.state.sample is None:
+            return Stored(sums=self.state is not None)
+        return Stored(len(self.state.sample.labels), self.state.sample.nbytes, sums=True)
 
     def notes(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
         """Return a sentence each on how the network was adapted, and where mirroring changes the class."""
@@ -343,6 +361,9 @@ def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
         total, gamma = before.statistics + total, before.gamma
     sums = Sums(total.rounded(), gamma)
     del total
+    if before is not None and before.sample is not None:
+        new = KeptFeatures.of(z, labels, images.clues)
+        sums = replace(sums, sample=sample_of(new, expand, evidence.classes, before.sample))
     mirror, turned = options.mirror and config.flip, last.turned if last else ()
 
     def copies(rows: Tensor) -> Blocks:
@@ -378,7 +399,7 @@ def _fit_features(evidence: Evidence, last: ClosedForm | None) -> Fitting:
     doubted = found.doubts.at(rows)
     del found  # it takes as much memory as the sums
     total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
-    sums = Sums(total.rounded(), gamma)
+    sums = Sums(total.rounded(), gamma, sample_of(data, expand, classes))
     del total
     judging = _Judging([data.z], data.labels, _judges(len(data.labels), data.adapted))
     fitted, judged = _solved(options, sums, expand, judging, Novelty.unfitted(data.z))
@@ -486,12 +507,17 @@ def _solved(
         copies = judging.copies(some)
         both = (h + expand([copies], torch.arange(len(some)))) / 2
     scores = solved.leave_one_out(h, targets_of(labels[some], len(counts)), both)
+    found = None if sums.sample is None else judge_by_sample(solved, counts, sums.sample, expand)
+    offsets = None if found is None else found.offsets
+    if offsets is not None:
+        scores = scores + offsets
     fitted = Fitted(
         expand.standardization,
         expand.expansion,
         solved.head.float().contiguous(),
-        temperature(scores, labels[some]),
+        found.temperature if found else temperature(scores, labels[some]),
         threshold(scores.amax(1), REJECTED),
+        offsets=None if offsets is None else offsets.float(),
     )
     near = torch.zeros(len(some))
     if novelty is not None:
@@ -502,4 +528,24 @@ def _solved(
             near = (near + left_out_nearness(z[some], own, total, views=copies[novelty.level])) / 2
         fitted = fitted.with_novelty(novelty.fit(total, scores.amax(1), near))
     judged = LeftOut(labels[some], scores.argmax(1), fitted.confidences(scores, near).float())
+    if found is not None:
+        judged = _judged_by(found, fitted, sums.sample)
     return fitted, replace(judged, doubts=doubts_at_sight(scores, labels[some]).at(some))
+
+
+def _judged_by(found: Judgement, fitted: Fitted, sample: KeptFeatures | None) -> LeftOut:
+    """Return what leaving out whole series says of the images of a sample."""
+    assert sample is not None
+    labels, groups = sample.labels, sample.clues[:, 0]
+    near = torch.zeros(len(labels))
+    if fitted.novelty is not None:
+        deepest = sample.z[fitted.novelty.level]
+        near = left_out_nearness(deepest, labels, fitted.novelty.sums, groups)
+    rows, scores = found.rows, found.scores
+    return LeftOut(
+        labels[rows],
+        scores.argmax(1),
+        fitted.confidences(scores, near[rows]).float(),
+        series=groups[rows],
+        gains=found.gains.float(),
+    )

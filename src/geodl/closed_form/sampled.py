@@ -1,0 +1,108 @@
+"""Sums over all images, and the features of some: whole series of each class, by which a fit to the sums is judged."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from geodl.closed_form import (
+    Dual,
+    Primal,
+    RandomFeatures,
+    Standardization,
+    class_offsets,
+    dual_of,
+    no_clues,
+    series_of,
+    targets_of,
+    temperature,
+)
+from geodl.closed_form.kept_features import KeptFeatures
+
+LEAST, MOST, TOTAL = 20, 120, 3000
+"""Images whose features are kept: of a class at least and at most, and of all classes about."""
+CONSIDERED = 2000
+"""They are taken of so many images of a class."""
+
+
+def sample_of(
+    data: KeptFeatures, expand: RandomFeatures, classes: int, before: KeptFeatures | None = None
+) -> KeptFeatures:
+    """Return features of whole series of each class: what was kept of them before, and of new classes some of these images.
+
+    Clues name the series. Of a class that has only very long series there are the two shortest.
+    """
+    data = replace(data, z={name: data.z[name] for name in expand.expansion.sizes})
+    number = min(max(TOTAL // classes, LEAST), MOST)
+    # By all that is known: what a new class has in common sets its images apart from others, not from each other.
+    standardization = Standardization.of((data if before is None else before + data).z)
+    found, first = before, 0
+    if before is not None:
+        data = data.select(~torch.isin(data.labels, before.labels))
+        first = int(before.clues[:, 0].max()) + 1
+    for label in torch.unique(data.labels).tolist():
+        rows = (data.labels == label).nonzero().squeeze(1)[:CONSIDERED]
+        mine = data.select(rows)
+        groups = series_of(standardization(mine.z), mine.labels, mine.clues)
+        series = [(groups == each).nonzero().squeeze(1) for each in torch.unique(groups)]
+        fitting = [each for each in series if 2 * len(each) <= number]
+        if len(fitting) < 2:
+            fitting = sorted(series, key=len)[:2]
+        chosen = torch.cat(fitting[:: max(1, sum(map(len, fitting)) // number)])
+        clues = no_clues(len(chosen))
+        clues[:, 0] = first + rows[groups[chosen]]
+        part = replace(mine.select(chosen), clues=clues)
+        found = part if found is None else found + part
+    assert found is not None
+    return found
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What leaving out whole series of a sample says of all classes.
+
+    rows: (n,) the images of the sample that it can judge; scores: (n, classes), theirs; gains: (n,), as `Dual.gains`.
+    """
+
+    rows: Tensor
+    scores: Tensor
+    gains: Tensor
+    temperature: float
+    offsets: Tensor | None
+
+
+def judge_by_sample(
+    solved: Primal, counts: Tensor, sample: KeptFeatures, expand: RandomFeatures
+) -> Judgement:
+    """Leave series of a sample out of a fit to sums that hold them. counts: (classes,), all images."""
+    labels, groups = sample.labels, sample.clues[:, 0]
+    h, targets = expand([sample.z], torch.arange(len(labels))), targets_of(labels, len(counts))
+    duals: dict[int, tuple[Tensor, Dual]] = {}
+    for label in torch.unique(labels).tolist():
+        rows = (labels == label).nonzero().squeeze(1)
+        duals[label] = rows, dual_of(solved, h[rows], targets[rows])
+    scores = _left_out(duals, targets, groups)
+    known = (counts[labels] > (groups.unsqueeze(1) == groups).sum(1)) & (len(counts) > 1)
+    if sample.adapted is not None:
+        known &= ~sample.adapted
+    offsets = class_offsets(scores[known], labels[known], counts)
+    if offsets is not None:
+        scores = scores + offsets
+        duals = {
+            label: (rows, replace(dual, targets=dual.targets + offsets))
+            for label, (rows, dual) in duals.items()
+        }
+    gains = torch.zeros(len(labels), dtype=torch.float64)
+    for rows, dual in duals.values():
+        gains[rows] = dual.gains(labels[rows], groups[rows])
+    heat = temperature(scores[known], labels[known])
+    return Judgement(known.nonzero().squeeze(1), scores[known], gains[known], heat, offsets)
+
+
+def _left_out(duals: Mapping[int, tuple[Tensor, Dual]], targets: Tensor, groups: Tensor) -> Tensor:
+    """Return the scores (n, classes) of each image by the fit without its series."""
+    scores = torch.zeros_like(targets)
+    for rows, dual in duals.values():
+        scores[rows] = dual.leave_out(groups[rows])
+    return scores
