@@ -66,7 +66,7 @@ def test_later_layers_win_and_every_origin_is_told(tmp_path):
         ({"epochs": "many"}, ["epochs = 'many' (command line)", "integer"]),
         ({"epochs": 0}, ["epochs = 0 (command line)", "greater than or equal to 1"]),
         ({"std": [1.0, 0.0, 1.0]}, ["std = 0.0 (command line)", "greater than 0"]),
-        ({"crop": "middle"}, ["crop = 'middle' (command line)", "'pad' or 'resized'"]),
+        ({"crop": "middle"}, ["crop = 'middle' (command line)", "'pad', 'whole' or 'resized'"]),
         ({"network": "alexnet"}, ["network = 'alexnet' (command line)", "resnet32", "timm:NAME"]),
         (
             {"distill": "geodesic", "subspace_dim": 0},
@@ -313,7 +313,8 @@ def test_what_a_model_fixes_for_good():
     assert {"network", "image_size", "mean", "std", "scale"} <= trained
     assert not trained & {"exemplars", "margin", "subspace_dim", "seed", "epochs", "threads"}
     # What was learned in closed form holds for these alone.
-    assert fixed(method="analytic") - trained == {"distill", "seed", "levels", "keep_features"}
+    own = {"adapt", "distill", "seed", "levels", "keep_features"}
+    assert fixed(method="analytic") - trained == own
 
 
 def test_options_of_a_classifier_are_there_where_it_is_fitted():
