@@ -49,6 +49,11 @@ def flowers_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def signs() -> Path:
+    return _shared("signs12")
+
+
+@pytest.fixture(scope="session")
 def omniglot() -> Dataset:
     return load("arrays", _shared("omniglot28.npz"))
 

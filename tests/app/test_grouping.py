@@ -5,8 +5,10 @@ from pathlib import PurePath
 import numpy as np
 import pytest
 import torch
+from benchmarks.series import CLOSE, measure
 from PIL import ExifTags, Image
 
+from geodl.app.choices import has_pretrained
 from geodl.app.series import clues_of, stem_and_frame, way_of_grouping
 from geodl.closed_form.series import series_of
 from geodl.core.errors import ConfigError
@@ -80,3 +82,17 @@ def test_times_and_names_that_are_odd_are_no_clue(tmp_path):
         picture.save(tmp_path / "a" / f"{'xyz'[i]}.jpg", exif=picture.getexif())
     clues = clues_of(take(tmp_path), "auto")
     assert (clues[:, 2:] == -1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_pretrained(), reason="the extra `pretrained` is not installed")
+@pytest.mark.parametrize(("name", "series"), [("signs12", (48, 72)), ("crops", (100, 150, 200))])
+def test_what_is_claimed_of_series_is_true(name, series, signs, flowers, tmp_path):
+    """Drive-bys known by name, and crops of photographs known by their features."""
+    steps = measure(signs.parent, name, tmp_path)
+    assert len(steps) == len(series)
+    for step, number in zip(steps, series, strict=True):
+        low, high = step["interval"]
+        assert low <= step["test"] <= high
+        assert abs(step["test"] - step["claimed"]) <= CLOSE
+        assert step["series"] == pytest.approx(number, rel=0.1)
