@@ -2,7 +2,8 @@
 
 Run with `python -m benchmarks.unknown DATA [--cache FOLDER] [--out docs/unknown.md]`. DATA has the folders flowers20, signs12 (week1, week2, ...,
 test, each with a folder of images for each class) and cifar100 (the parquet files of the Hugging Face hub) and omniglot28.npz. Features are taken
-once, and kept in the folder where one is named. `--limit` measures instead how the share of known images called unknown changes where sums replace
+once, and kept in the folder where one is named. `--classes 2 3` measures some numbers of
+classes alone. `--limit` measures instead how the share of known images called unknown changes where sums replace
 kept features: with 4,999, 5,000 and 5,001 images of CIFAR-100; `--at 600` sets the limit to 600 for a quick look.
 """
 
@@ -10,8 +11,8 @@ import argparse
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -25,13 +26,14 @@ from torch import Tensor
 
 from benchmarks.photographs import calibration
 from geodl.app.choices import CLOSED_FORM, PRETRAINED
+from geodl.app.series import clues_of
 from geodl.closed_form.novelty import REJECTED
 from geodl.config import Layer, RunConfig
 from geodl.core.ranks import Ranks
 from geodl.data import load
 from geodl.data.batches import Transform, evaluation
 from geodl.data.images import ArrayImages, FileImages, Images
-from geodl.data.intake import as_images, squares, take
+from geodl.data.intake import Intake, as_images, squares, take
 from geodl.methods import configure
 from geodl.model.classifiers import ClosedForm, Scorer, analytic
 from geodl.model.classifiers.base import Evidence
@@ -224,10 +226,15 @@ def learned(part: Part, names: Sequence[str], config: RunConfig) -> ClosedForm:
         rows = images.labels.tolist()
         return as_features(part.select(rows).views[mirror], part.rows(names)[rows])
 
+    images = FileImages(tuple(map(Path, part.files)), part.rows(names), tuple(names))
+    clues = None
+    if all(part.files):
+        places = (f"{Path(file).parent.name}/{Path(file).name}" for file in part.files)
+        clues = clues_of(Intake("", images, tuple(places)), "auto")
     evidence = Evidence(
         config=config,
         network=NETWORK,
-        at_hand=FileImages(tuple(map(Path, part.files)), numbers),
+        at_hand=replace(images, labels=numbers, clues=clues),
         count=len(numbers),
         before=None,
         now=as_features(part.features, part.rows(names)),
@@ -338,8 +345,8 @@ def row(title: str, figures: Figures, which: int) -> str:
     return f"| {title} | {' | '.join(cell(name) for name in COLUMNS)} |"
 
 
-def measure(root: Path, reader: Reader, draws: int) -> list[str]:
-    """Return the lines of the table."""
+def measure(root: Path, reader: Reader, draws: int, wanted: Collection[int]) -> list[str]:
+    """Return the lines of the table, for so many classes as are wanted; none: all."""
     lines = [f"| | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for kind, size in SIZES.items():
         other = next(name for name in SIZES if name != kind)
@@ -351,7 +358,7 @@ def measure(root: Path, reader: Reader, draws: int) -> list[str]:
             "cifar100": reader.read(root, "cifar100/test", size, OTHERS),
             "omniglot": reader.read(root, "omniglot", size, OTHERS),
         }
-        for count in CLASSES[kind]:
+        for count in [each for each in CLASSES[kind] if not wanted or each in wanted]:
             times = draws if count == 2 else 1 if count == CLASSES[kind][-1] else FEW_DRAWS
             found = [draw(kind, parts, count, number) for number in range(min(times, draws))]
             values = defaultdict(list)
@@ -401,6 +408,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
     parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--classes", type=int, nargs="*", default=[])
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", action="store_true")
@@ -411,7 +419,7 @@ def main() -> None:
     if arguments.limit:
         limit(arguments.root, reader, arguments.at)
         return
-    table = "\n".join(measure(arguments.root, reader, arguments.draws))
+    table = "\n".join(measure(arguments.root, reader, arguments.draws, arguments.classes))
     if arguments.out:
         page = PAGE.format(others=OTHERS, draws=arguments.draws, few=FEW_DRAWS, table=table)
         arguments.out.write_text(page)

@@ -5,9 +5,9 @@
 - The *nearness*: the largest cosine of the image's deepest features with the mean direction of a class. It is small for what is
   unlike all classes, and says little about similar ones.
 
-Both are counted in deviations of the learned images, each left out: s and n. An image's measure is the smaller one of 2 s + n,
+Both are counted in deviations of the learned images, each left out: s and n. An image's measure is the smaller one of 3 s + n,
 again in deviations, and of n + 1: what is far from all classes is unknown whatever its score. The probability of being known is
-95 % at the measure that 5 % of the learned images fall below, 1/2 where a normal distribution would have 1 % of them, and a
+95 % at the measure that 5 % of the learned images fall below, 1/2 where a normal distribution would have 0.5 % of them, and a
 logistic function of the measure; nobody has images of all that is unknown, so more cannot be measured.
 """
 
@@ -28,11 +28,11 @@ from geodl.core.files import part
 
 REJECTED = 0.05
 """Share of known images that are called unknown."""
-DOUBTED = 0.01
+DOUBTED = 0.005
 """Share of known images that, by the normal distribution, are likelier unknown."""
 KNOWN = 0.95
 """Probability of being known below which an image is called unknown."""
-WEIGHT = 2.0
+WEIGHT = 3.0
 """How many times the score counts beside the nearness."""
 SLACK = 1.0
 """Deviations by which an image may be less near than a score allows before nearness alone decides."""
