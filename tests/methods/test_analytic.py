@@ -169,6 +169,7 @@ def test_a_picture_under_another_class_is_another_image(scenario):
 def few(monkeypatch):
     """Let few images be too many, so that only sums are kept of them."""
     monkeypatch.setattr(analytic, "MOST", 20)
+    monkeypatch.setattr(analytic, "PART", 20)
     monkeypatch.setattr(kept_features, "EACH", 64)
 
 
@@ -201,9 +202,9 @@ def test_a_first_step_of_too_many_images_makes_no_matrix_of_all_their_pairs(
 ):
     solved, solve = [], kept_features.solve_dual
 
-    def spy(kernel, *rest):
+    def spy(kernel, *rest, **how):
         solved.append(len(kernel))
-        return solve(kernel, *rest)
+        return solve(kernel, *rest, **how)
 
     monkeypatch.setattr(kept_features, "solve_dual", spy)
     learner, train = made(**KEPT), concat([phase.train for phase in scenario])
