@@ -22,7 +22,7 @@ def taught(tmp_path_factory, digits):
             (root / "images" / kind / f"{i}.png").write_bytes(content)
     (wrong,) = pictures(digits, 1, slice(40, 41))
     (root / "images" / "zero" / "9.png").write_bytes(wrong)
-    how = {"method": "analytic", "network": "resnet8", "threads": 1}
+    how = {"method": "analytic", "network": "resnet8", "threads": 1, "group_by": "none"}
     IncrementalClassifier(root / "model").learn(root / "images", **how)
     return root / "model"
 

@@ -47,7 +47,7 @@ function drawClass(known) {
     button("Rename", () => rename(known.name), { className: "quiet small", ariaLabel: `Rename ${name}` }),
     button("Remove", () => removeClass(known.name), { className: "quiet small danger", ariaLabel: `Remove ${name}` }));
   const range = measured ? known.interval.map((each) => each.toFixed(0)).join(" to ") : "";
-  const title = measured ? `Accuracy on ${count(known.judged, "image")}, 95 % interval ${range} %` : "Accuracy is not measured: too few images";
+  const title = measured ? `Accuracy on ${count(known.judged, "image")}, 95 % interval ${range} %` : "Accuracy is not measured: too few images, or all in one series";
   return el("li", {}, el("strong", { textContent: name }), actions,
     el("div", { className: "meter", title }, meter(known),
       el("span", { className: "muted", textContent: `${measured ? `${percent(known.accuracy)} (${range}) · ` : ""}${count(known.images, "image")}` })),
