@@ -178,7 +178,7 @@ def test_a_stored_picture_under_another_class_is_named(model, folder, tmp_path):
     picture(tmp_path / "more" / "bird" / "new.png", 78)
     result = model.learn(tmp_path / "more", **QUICK)
     assert result.skipped == (
-        ("bird/same.png", "the same picture is stored as class 'cat' already"),
+        ("bird/same.png", "the same picture is known as class 'cat' already"),
     )
     (tmp_path / "more" / "bird" / "new.png").unlink()
     with pytest.raises(DataError, match="no image is left to learn from"):
