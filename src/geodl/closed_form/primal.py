@@ -120,8 +120,12 @@ class Statistics:
         return cls(upper, sums, tensors["counts"].clone())
 
     def rounded(self) -> Statistics:
-        """Return the statistics as they will be read from a file: to be taken at the end of every phase, before solving."""
-        return Statistics.from_tensors(self.to_tensors())
+        """Return the statistics as they will be read from a file, in the same memory: at the end of every phase, before solving."""
+        for start in range(0, len(self.upper), PANEL):
+            panel = self.upper[start : start + PANEL, start:]
+            panel.copy_(panel.float())
+            insist_finite(panel, "the sums of the features have, in float32,")
+        return Statistics(self.upper, self.sums.float().double(), self.counts)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ MOST = 5000
 """Images whose features are kept one by one; of more, only the sums are kept."""
 PART = 3000
 """Of more, levels, ridge and mirroring are chosen on about so many."""
-WIDEST = 5120
+WIDEST = 4096
 """Random features in all where only sums are kept: these take 8 x WIDEST^2 bytes of memory, thrice while a fit is made."""
 
 
