@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from benchmarks.labels import learned, measure
 from tests.helpers.tiny import dataset
 
 from geodl.app.classifier import IncrementalClassifier
@@ -145,6 +146,7 @@ def test_a_picture_known_under_another_class_is_moved_on_request(model, right):
 def test_sums_give_an_image_back(sums, tmp_path):
     right = IncrementalClassifier(tmp_path / "right")
     right.learn(PIXELS, NAMES, **CLOSED)
+    assert {each.name for each in sums.doubtful()} == {"class 1/image 3", "class 2/image 20"}
     off = np.abs(scores(sums) - scores(right)).max()
     assert "class 0/image 13" not in {each["from"] for each in sums.info()["stored"]}
     with pytest.raises(DataError, match="give the file"):
@@ -162,3 +164,15 @@ def test_sums_give_an_image_back(sums, tmp_path):
     np.testing.assert_allclose(after, before, atol=0.01)
     with pytest.raises(DataError, match="never learned"):
         sums.forget(255 - PIXELS[:1])
+    more = dataset(classes=3, train=20).train.select(range(14, 20)).pixels
+    found = sums.learn(more.permute(0, 2, 3, 1).numpy(), ["class 2"] + ["class 0"] * 5, **CLOSED)
+    assert [each.likely for each in found.doubtful] == ["class 0"]
+
+
+@pytest.mark.slow
+def test_flowers_in_wrong_folders_are_named(flowers_dir, tmp_path):
+    """Needed: nine of ten of them, and one wrongly named in ten at most."""
+    model = learned(sorted(flowers_dir.glob("week*")), tmp_path)
+    found = measure(model, by_track=False, draws=1)
+    assert found["found"] >= 0.9 * found["moved"]
+    assert found["named"] - found["found"] <= 0.1 * found["named"]
