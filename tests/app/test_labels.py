@@ -161,7 +161,7 @@ def test_sums_give_an_image_back(sums, tmp_path):
     assert sums.info()["classes"][0]["images"] == 12
     sums.learn(PIXELS[:2], NAMES[:2], **CLOSED)
     after = [each.score for each in sums.predict(PIXELS)]
-    np.testing.assert_allclose(after, before, atol=0.01)
+    np.testing.assert_allclose(after, before, atol=0.05)
     with pytest.raises(DataError, match="never learned"):
         sums.forget(255 - PIXELS[:1])
     more = dataset(classes=3, train=20).train.select(range(14, 20)).pixels
