@@ -107,6 +107,10 @@ class Novelty:
         width = max(spread * (_deviations(DOUBTED) - _deviations(REJECTED)), LEAST)
         return replace(found, odds=Scale(lowest - width, width / math.log(KNOWN / (1 - KNOWN))))
 
+    def refitted(self, scores: Tensor, near: Tensor) -> Novelty:
+        """Measure images, as `fit` does, in place of those measured before."""
+        return replace(self, measured=self.measured[:0]).fit(self.sums, scores, near)
+
     @classmethod
     def unfitted(cls, z: Blocks) -> Novelty:
         """Return what calls every image known, for features z: (N, d_b) by block, the deepest last."""

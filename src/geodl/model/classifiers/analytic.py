@@ -526,21 +526,30 @@ def _solved(
         near = left_out_nearness(z[some], own, total)
         if copies is not None:
             near = (near + left_out_nearness(z[some], own, total, views=copies[novelty.level])) / 2
-        fitted = fitted.with_novelty(novelty.fit(total, scores.amax(1), near))
+        novelty = novelty.fit(total, scores.amax(1), near)
+        if found is not None:
+            novelty = novelty.refitted(
+                found.scores.amax(1), _near(novelty, sums.sample)[found.rows]
+            )
+        fitted = fitted.with_novelty(novelty)
     judged = LeftOut(labels[some], scores.argmax(1), fitted.confidences(scores, near).float())
     if found is not None:
         judged = _judged_by(found, fitted, sums.sample)
     return fitted, replace(judged, doubts=doubts_at_sight(scores, labels[some]).at(some))
 
 
+def _near(novelty: Novelty, sample: KeptFeatures | None) -> Tensor:
+    """Return the nearness (N,) of the images of a sample, each without its series."""
+    assert sample is not None
+    z = sample.z[novelty.level]
+    return left_out_nearness(z, sample.labels, novelty.sums, sample.clues[:, 0])
+
+
 def _judged_by(found: Judgement, fitted: Fitted, sample: KeptFeatures | None) -> LeftOut:
     """Return what leaving out whole series says of the images of a sample."""
     assert sample is not None
     labels, groups = sample.labels, sample.clues[:, 0]
-    near = torch.zeros(len(labels))
-    if fitted.novelty is not None:
-        deepest = sample.z[fitted.novelty.level]
-        near = left_out_nearness(deepest, labels, fitted.novelty.sums, groups)
+    near = _near(fitted.novelty, sample) if fitted.novelty else torch.zeros(len(labels))
     rows, scores = found.rows, found.scores
     return LeftOut(
         labels[rows],
