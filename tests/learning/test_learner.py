@@ -673,6 +673,7 @@ def test_scores_that_are_not_finite_are_an_error():
         ("lucir", "network.head.scale", math.nan),
         ("analytic", "analytic.numbers", 0.0),
         ("analytic", "analytic.sizes", 1 << 40),
+        ("analytic", "analytic.directions.stage3", math.inf),
     ],
 )
 def test_numbers_of_a_file_that_cannot_be_are_damage(tmp_path, method, name, value):

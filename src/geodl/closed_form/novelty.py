@@ -160,6 +160,8 @@ class Novelty:
         if "scales" not in tensors:
             return None
         ((level, sums),) = part(tensors, "directions").items()
+        if not bool(sums.isfinite().all()):
+            raise ValueError("the directions of classes have values that are not finite")
         scales = (Scale(*each) for each in tensors["scales"].tolist())
         return cls(level, sums, tensors["measured"], *scales)
 
