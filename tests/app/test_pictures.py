@@ -86,6 +86,17 @@ def test_states_share_them_and_predicting_reads_none(taught, tmp_path):
         copy.path.rename(path / "model")
 
 
+def test_images_that_are_all_shown_are_learned_again(tmp_path):
+    save_class(tmp_path / "week", "photo")
+    save_class(tmp_path / "week", "drawing")
+    model = IncrementalClassifier(tmp_path / "model")
+    options = QUICK | {"exemplars": 10, "threads": 1}
+    model.learn(tmp_path / "week", **options)
+    model.learn(tmp_path / "week", again=True, **options)
+    assert [each["images"] for each in model.info()["classes"]] == [4, 4]
+    assert len(model.validation) == 8
+
+
 def test_a_kept_picture_is_named_moved_and_forgotten(taught, tmp_path):
     _, path = taught
     model = IncrementalClassifier(tmp_path / "model")

@@ -304,6 +304,9 @@ class _Step:
         if left_out is not None and left_out.mistaken is not None:
             order = (~left_out.mistaken).long().argsort(stable=True)
         have = self.last.checks if self.last else Counter[int]()
+        if self.last is not None and self.last.validation is not None:
+            shown = short_hashes(self.last.validation.item_digests())
+            order = order[~torch.isin(short_hashes(ready.digests), shown)[order]]
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         for label in ready.present:
             lacking = min(self.config.exemplars, VALIDATION) - have[label]

@@ -130,7 +130,9 @@ def _without_repeats(
     labels: Sequence[int], digests: Sequence[str], names: Sequence[str], last: State | None
 ) -> tuple[list[int], list[tuple[str, str]]]:
     """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for validation."""
-    checks = _labels_of(last.validation) if last else {}
+    # In closed form the pictures that are kept to show are learned like all others.
+    aside = last is not None and not in_closed_form(last.config.method)
+    checks = _labels_of(last.validation) if last and aside else {}
     known = known_labels(last) if last else {}
     keys = short_hashes(digests).tolist()
     equal: dict[str, list[int]] = {}
