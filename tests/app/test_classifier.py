@@ -839,7 +839,7 @@ def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(
 ):
     for module in (choices, before):
         monkeypatch.setattr(module, "has_pretrained", lambda: False)
-    monkeypatch.setattr(before, "step_seconds", lambda *_: 500.0)
+    monkeypatch.setattr(before, "step_seconds", lambda *_, **__: 500.0)
     heard = []
     with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
         model.learn(weeks[0], listener=heard.append, confirm=lambda seconds: seconds < 500)

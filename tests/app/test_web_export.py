@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.helpers.browser import BROWSER, FLAGS
 from tests.helpers.pictures import drawing, encode, noise
 
 from geodl.app.classifier import IncrementalClassifier
@@ -20,9 +19,7 @@ from geodl.app.web import export as web
 from geodl.core.errors import ConfigError, GeodlError
 from geodl.data.batches import letterboxed
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -31,22 +28,20 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def opened(folder, **how):
+def opened(browser, folder, **how):
     """Serve a folder on this machine and open its page; nothing may go wrong in it, or come from elsewhere."""
     handler = functools.partial(Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         own, said, asked = f"http://127.0.0.1:{server.server_port}/", [], []
-        with playwright.sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
-            page = browser.new_context(**how).new_page()
+        with browser.new_context(**how) as context:
+            page = context.new_page()
             page.on("console", lambda message: said.append(message.text))
             page.on("pageerror", lambda error: said.append(str(error)))
             page.on("request", lambda request: asked.append(request.url))
             page.goto(own)
             yield page
-            browser.close()
         server.shutdown()
         thread.join()
     assert said == []
@@ -82,8 +77,8 @@ def made(tmp_path_factory, runtime):
 
 
 @pytest.fixture(scope="module")
-def page(made):
-    with opened(made[1], permissions=["camera"]) as page:
+def page(browser, made):
+    with opened(browser, made[1], permissions=["camera"]) as page:
         yield page
 
 
@@ -171,7 +166,7 @@ def test_what_cannot_be_exported_is_named(made, runtime, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_photographs_are_recognized_alike(flowers, runtime, tmp_path):
+def test_photographs_are_recognized_alike(browser, flowers, runtime, tmp_path):
     """100 photographs, as they are (JPEG) and without loss (PNG)."""
     model = IncrementalClassifier(tmp_path / "flowers")
     model.learn(flowers / "week1")
@@ -181,5 +176,5 @@ def test_photographs_are_recognized_alike(flowers, runtime, tmp_path):
     lossless = {name: encode(Image.open(io.BytesIO(each))) for name, each in photos.items()}
     assert len(photos) == 100
     for files, tolerance in ((lossless, 0.01), (photos, 0.03)):
-        with opened(tmp_path / "page") as page:
+        with opened(browser, tmp_path / "page") as page:
             compare(model, recognized(page, files), files, tolerance)

@@ -696,7 +696,7 @@ def test_of_several_processes_one_that_fails_by_itself_does_not_blame_another(ru
         return f"{caught.type.__name__}: {caught.value}"
 
     assert failing(RuntimeError("a reason")) == "RuntimeError: a reason"
-    monkeypatch.setattr(loop, "Ranks", lambda rank, world: Ranks(0, 2))
+    monkeypatch.setattr(loop, "Ranks", lambda *_: Ranks(0, 2))
     monkeypatch.setattr(Ranks, "group", None)
     blamed = failing(RuntimeError("connection\nclosed"))
     assert blamed.startswith("TrainingError: another process of this run has ended")

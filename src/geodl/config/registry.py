@@ -65,10 +65,12 @@ class Registry(Mapping[str, T]):
             part.title = vars(part).get("title", name)  # type: ignore[attr-defined]
         self._parts[name] = part
 
-    def register(self, name: str) -> Callable[[P], P]:
-        """Return a decorator that registers a function or class by name."""
+    def register(self, name: str, options: type[Options] | None = None) -> Callable[[P], P]:
+        """Return a decorator that registers a function or class by name, with options of its own."""
 
         def decorate(part: P) -> P:
+            if options is not None:
+                part.Options = options  # type: ignore[attr-defined]
             self.add(name, part)  # type: ignore[arg-type]  # a function that is more than T
             return part
 
