@@ -86,6 +86,14 @@ def test_states_share_them_and_predicting_reads_none(taught, tmp_path):
         copy.path.rename(path / "model")
 
 
+def test_files_that_are_no_images_are_skipped_also_where_there_is_nothing_else(taught, tmp_path):
+    (tmp_path / "note.jpg").write_text("no image")
+    found = taught[0].predict(tmp_path / "note.jpg")
+    assert len(found) == 0
+    assert found.probabilities.shape == (0, 4)
+    assert [name for name, _ in found.skipped] == [str(tmp_path / "note.jpg")]
+
+
 def test_images_that_are_all_shown_are_learned_again(tmp_path):
     save_class(tmp_path / "week", "photo")
     save_class(tmp_path / "week", "drawing")

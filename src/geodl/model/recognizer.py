@@ -106,6 +106,8 @@ class Recognizer:
 
     def answers(self, images: Images) -> Answers:
         """Return scores and measure of images in memory."""
+        if not len(images):
+            return Answers(torch.empty(0, len(self.classes)), torch.empty(0))
         sides = (False, True) if self.scorer.mirrors else (False,)
         found = self.scorer.answers(*(self.features(images, mirror=side) for side in sides))
         self.scorer.finite(found.scores)
