@@ -176,6 +176,25 @@ def test_sums_give_an_image_back(sums, tmp_path):
     assert [each.likely for each in found.doubtful] == ["class 0"]
 
 
+def sample(model):
+    """Return the images by which sums are judged, and how many there are of each class."""
+    found = state.load(Directory(model.path)).model.classifiers["analytic"].state.sample
+    return found, torch.bincount(found.labels, minlength=len(model.classes)).tolist()
+
+
+def test_the_sample_that_judges_sums_gives_images_back(sums):
+    for i, name in ((3, "class 0"), (20, "class 1")):
+        sums.relabel(PIXELS[i : i + 1], name)
+    assert sample(sums)[1] == [14, 14, 14]
+    before = sample(sums)[0]
+    sums.forget(PIXELS[:5])
+    after, counts = sample(sums)
+    assert counts == [9, 14, 14], "no feature of a forgotten image stays"
+    assert len(before.labels) - len(after.labels) == 5
+    sums.learn(255 - PIXELS[:2], NAMES[:2], **CLOSED)
+    assert sums.info()["classes"][0]["judged"] == 9
+
+
 @pytest.mark.slow
 def test_flowers_in_wrong_folders_are_named(flowers_dir, tmp_path):
     """Needed: nine of ten of them, and one wrongly named in ten at most."""

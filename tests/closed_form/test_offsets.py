@@ -1,5 +1,7 @@
 """Classes of very unequal size, and fits to sums that a sample of whole series judges."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from geodl.closed_form import (
     unequal,
 )
 from geodl.closed_form.kept_features import KeptFeatures
-from geodl.closed_form.sampled import judge_by_sample, sample_of
+from geodl.closed_form.sampled import judge_by_sample, moved_within, sample_of
 
 
 def draw(counts, seed=0, spread=1.0, width=40):
@@ -109,3 +111,37 @@ def test_a_sample_has_whole_series_and_judges_all_classes(summed, monkeypatch):
     assert len(judged.rows) == len(both.labels)
     assert judged.offsets is not None
     assert right(judged.scores, both.labels) > 0.8
+
+
+def test_images_are_moved_within_a_sample_and_each_takes_one_place(summed):
+    _, data, _ = summed
+    twin = data.select(torch.tensor([0, 0])).z["top"]
+    twin[1, 0] += 0.001
+    twins = KeptFeatures.of({"top": twin}, torch.tensor([0, 0]))
+    sample = twins + data.select(torch.tensor([5, 50, 85]))
+    assert moved_within(sample, twins, -1).labels.tolist() == [0, 1, 2]
+    moved = moved_within(sample, sample.select(torch.tensor([2])), 1)
+    assert moved.labels.tolist() == [0, 0, 1, 1, 2]
+    assert moved.clues[2, 0] != moved.clues[0, 0], "a series is of one class"
+    unknown = KeptFeatures.of({"top": data.z["top"][[5]] + 1}, torch.tensor([0]))
+    assert torch.equal(moved_within(sample, unknown, -1).labels, sample.labels)
+
+
+def test_a_sample_that_lost_a_class_takes_later_images_of_it(summed):
+    _, data, expand = summed
+    before = sample_of(data, expand, 3)
+    for gone in ([0], [0, 1, 2]):
+        left = before.select(~torch.isin(before.labels, torch.tensor(gone)))
+        again = sample_of(data, expand, 3, left)
+        assert torch.equal(torch.bincount(again.labels), torch.bincount(before.labels))
+
+
+def test_images_that_a_network_was_adapted_to_stay_marked_in_a_sample(summed):
+    _, data, expand = summed
+    marked = replace(data, adapted=torch.arange(len(data.labels)) % 5 > 0)
+    found = sample_of(marked, expand, 3)
+    for label in range(3):
+        part = found.select(found.labels == label)
+        assert part.adapted.sum() == marked.select(marked.labels == label).adapted.sum()
+    assert (data.select(found.labels < 0) + marked).adapted.sum() == marked.adapted.sum()
+    assert (data + data).adapted is None

@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from geodl.closed_form import (
     Blocks,
@@ -71,9 +70,13 @@ class KeptFeatures:
     def __add__(self, other: "KeptFeatures") -> "KeptFeatures":
         z = {name: torch.cat([block, other.z[name]]) for name, block in self.z.items()}
         labels, adapted = torch.cat([self.labels, other.labels]), None
-        if self.adapted is not None:  # nobody adapts a network later
-            adapted = F.pad(self.adapted, (0, len(other.labels)))
+        if self.adapted is not None or other.adapted is not None:
+            adapted = torch.cat([self._judging_nothing, other._judging_nothing])
         return KeptFeatures(z, labels, torch.cat([self.clues, other.clues]), adapted)
+
+    @property
+    def _judging_nothing(self) -> Tensor:
+        return torch.zeros(len(self.labels)).bool() if self.adapted is None else self.adapted
 
     def select(self, rows: Tensor) -> "KeptFeatures":
         """Return the features of some of the images: int64 or bool rows."""

@@ -38,7 +38,7 @@ def sample_of(
     # By all that is known: what a new class has in common sets its images apart from others, not from each other.
     standardization = Standardization.of((data if before is None else before + data).z)
     found, first = before, 0
-    if before is not None:
+    if before is not None and len(before.labels):
         data = data.select(~torch.isin(data.labels, before.labels))
         first = int(before.clues[:, 0].max()) + 1
     for label in torch.unique(data.labels).tolist():
@@ -56,6 +56,20 @@ def sample_of(
         found = part if found is None else found + part
     assert found is not None
     return found
+
+
+def moved_within(sample: KeptFeatures, images: KeptFeatures, row: int) -> KeptFeatures:
+    """Return a sample in which images, (N,), are of another class, or not there: -1. Each takes one place at most."""
+    labels, clues = sample.labels.clone(), sample.clues.clone()
+    for i in range(len(images.labels)):
+        rest = replace(sample, labels=labels)  # an image that is alike finds the next place
+        place = int(rest.places_of(images.select(torch.tensor([i]))))
+        if place >= 0:
+            labels[place] = row
+    # A series is of one class.
+    pairs = torch.stack([clues[:, 0], labels])
+    clues[:, 0] = torch.unique(pairs, dim=1, return_inverse=True)[1]
+    return replace(sample, labels=labels, clues=clues).select(labels >= 0)
 
 
 @dataclass(frozen=True)

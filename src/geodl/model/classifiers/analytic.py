@@ -22,6 +22,7 @@ from geodl.closed_form import (
     RandomFeatures,
     Statistics,
     doubts_at_sight,
+    kept,
     targets_of,
     temperature,
     threshold,
@@ -35,7 +36,7 @@ from geodl.closed_form.kept_features import (
     turned_classes,
 )
 from geodl.closed_form.novelty import REJECTED, Novelty, directions, left_out_nearness
-from geodl.closed_form.sampled import Judgement, judge_by_sample, sample_of
+from geodl.closed_form.sampled import Judgement, judge_by_sample, moved_within, sample_of
 from geodl.config import Options, RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.files import part
@@ -200,14 +201,17 @@ class ClosedForm(Classifier):
 
         Standardization, levels, ridge, temperature and threshold stay; so does what leave-one-out says of other images.
         """
+        z = kept(z)  # as they were added
         assert isinstance(self.state, Sums)
-        statistics, gamma = self.state.statistics, self.state.gamma
+        statistics, gamma, sample = self.state.statistics, self.state.gamma, self.state.sample
         expand = RandomFeatures(self.fitted.standardization, self.fitted.expansion)
         classes = len(statistics.counts)
         total = statistics - expand.sums([z], old, classes)
         if row >= 0:
             total = total + expand.sums([z], torch.full_like(old, row), classes)
-        sums = replace(self.state, statistics=total.rounded())
+        if sample is not None:
+            sample = moved_within(sample, KeptFeatures.of(z, old), row)
+        sums = replace(self.state, statistics=total.rounded(), sample=sample)
         assert gamma is not None
         head = sums.statistics.solve(gamma).head.float().contiguous()
         novelty = self.fitted.novelty and self.fitted.novelty.moved(z, old, row)
@@ -347,6 +351,8 @@ def _fit_sums(evidence: Evidence, last: ClosedForm | None) -> Fitting:
     options = config.of(ClosedFormOptions)
     assert before is None or isinstance(before, Sums)
     images, z, labels = _new(evidence)
+    if before is not None and before.gamma is not None:
+        z = kept(z)  # as those are that the sums began with
     views: list[Blocks] = [z]
     if options.mirror_training:
         views.append(evidence.read(images, mirror=True).levels)
