@@ -98,7 +98,10 @@ def _not_judged(confusion: Confusion, classes: Sequence[KnownClass]) -> Iterator
     ]
     if single:
         words = f"All images of {listed(single)} are of one series, such as the frames of a video. Add images of another occasion"
-        yield "Cannot be judged", f"{words}, or count each image by itself with --group-by none."
+        yield (
+            "Cannot be judged",
+            f"{words}, or learn a new model with --group-by none, which counts each image by itself.",
+        )
 
 
 def _from_scratch(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[Advice]:

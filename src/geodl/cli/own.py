@@ -23,7 +23,12 @@ _CHOICES = Group("Choices (made from your images and your machine unless you set
 _MACHINE = Group("Machine", sort_key=8)
 
 Model = Annotated[Path, Parameter(help="The model's directory.")]
-Folder = Annotated[Path, Parameter(help="A folder with one folder of images for each class.")]
+Folder = Annotated[
+    Path,
+    Parameter(
+        help="A folder with one folder of images for each class, a zip archive of one, or a CSV table: file,label."
+    ),
+]
 Strict = Annotated[
     bool, _how(help="Stop at the first file that cannot be used, instead of skipping it.")
 ]
@@ -128,7 +133,7 @@ def learn(
     quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Learn the classes in a folder of class folders."""
+    """Learn the classes in a folder of class folders, a zip archive or a CSV table."""
     watch, stopper = display.LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:

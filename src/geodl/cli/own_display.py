@@ -173,7 +173,7 @@ def _say_accuracy(done: Any) -> None:
     judged = count(done.judged, "image" if done.left_out else "validation image")
     what = f"{judged}, each left out in turn," if done.left_out else judged
     if done.series:
-        what = f"{judged} in {done.series:,} series, each judged without its series,"
+        what = f"{judged} in {done.series} series, each judged without its series,"
     measured = sum(value is not None for value in done.per_class.values())
     old_and_new = lacking = ""
     if done.before is not None and done.after is not None:
