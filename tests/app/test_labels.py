@@ -1,6 +1,7 @@
 """Wrong labels: images that look mislabelled are named, moved, confirmed and forgotten."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from tests.helpers.tiny import dataset
 
 from geodl.app import state
 from geodl.app.classifier import IncrementalClassifier
+from geodl.app.finding import find
+from geodl.app.ledger import UNKNOWN_KEY
 from geodl.app.page import owner
 from geodl.cli import app
 from geodl.closed_form import kept_features
@@ -193,6 +196,30 @@ def test_the_sample_that_judges_sums_gives_images_back(sums):
     assert len(before.labels) - len(after.labels) == 5
     sums.learn(255 - PIXELS[:2], NAMES[:2], **CLOSED)
     assert sums.info()["classes"][0]["judged"] == 9
+
+
+def test_an_image_that_sums_hold_is_not_counted_again(sums):
+    before = head(sums)
+    more = np.concatenate([PIXELS[:4], 255 - PIXELS[:1]])
+    done = sums.learn(more, given()[:4] + NAMES[:1], **CLOSED)
+    assert (done.images, done.skipped) == (1, ())
+    sums.forget(255 - PIXELS[:1])
+    np.testing.assert_allclose(head(sums), before, atol=1e-4)
+    sums.forget(PIXELS[:2])
+    fitted = state.load(Directory(sums.path)).model.classifiers["analytic"]
+    assert fitted.counts().tolist() == [each["images"] for each in sums.info()["classes"]]
+    with pytest.raises(DataError, match="these images already"):
+        sums.learn(PIXELS[5:7], NAMES[5:7], **CLOSED)
+
+
+def test_sums_say_that_an_image_of_an_earlier_version_cannot_be_found(sums):
+    now = state.load(Directory(sums.path))
+    keys = torch.full_like(now.ledger.keys, UNKNOWN_KEY)
+    old = replace(now, ledger=replace(now.ledger, keys=keys))
+    with pytest.raises(DataError, match="an earlier version"):
+        find(old, PIXELS[:1])
+    with pytest.raises(DataError, match="never learned"):
+        find(old, 255 - PIXELS[:1])
 
 
 @pytest.mark.slow

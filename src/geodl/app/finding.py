@@ -115,12 +115,16 @@ def _places(state: State, pictures: ArrayImages) -> Tensor:
     keys, ledger = short_hashes(pictures.item_digests()), state.ledger
     known = {key: i for i, key in enumerate(ledger.keys.tolist())}
     places = torch.tensor([known.get(key, -1) for key in keys.tolist()])
-    if bool((places < 0).any()) and bool((ledger.keys == UNKNOWN_KEY).any()):
+    lost = bool((places < 0).any()) and bool((ledger.keys == UNKNOWN_KEY).any())
+    kept = closed_form(state).kept_labels() is not None
+    if lost and kept:
         # An earlier version has kept no more than features of an image, and the hash that tells it from near-duplicates.
         alike = closed_form(state).kept_rows(state.model.recognizer().features(pictures))
         places = torch.where((places < 0) & torch.isin(keys, state.seen), alike, places)
-    if bool((places < 0).any()):
-        raise DataError(
-            f"{int((places < 0).sum())} of {len(places)} images: the model never learned it"
-        )
+    missing = places < 0
+    if bool(missing.any()):
+        words = "the model never learned it"
+        if lost and not kept and bool(torch.isin(keys[missing], state.seen).any()):
+            words = "an earlier version learned it, and only sums are kept: it cannot be taken out"
+        raise DataError(f"{int(missing.sum())} of {len(places)} images: {words}")
     return places

@@ -77,7 +77,8 @@ def prepare(
     rows, repeats = _without_repeats(images.labels.tolist(), decoded.digests, names, last)
     problems += repeats
     if not rows:
-        first = f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
+        known = ": the model holds these images already" if _summed(last) else ""
+        first = f" (first: {problems[0][0]}: {problems[0][1]})" if problems else known
         raise DataError(f"{intake.title}: no image is left to learn from{first}")
     clues = clues_of(intake, group_by)[list(decoded.kept)]
     images = replace(images, clues=clues).select(rows)
@@ -129,10 +130,11 @@ def _clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]
 def _without_repeats(
     labels: Sequence[int], digests: Sequence[str], names: Sequence[str], last: State | None
 ) -> tuple[list[int], list[tuple[str, str]]]:
-    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside for validation."""
+    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside or in sums."""
     # In closed form the pictures that are kept to show are learned like all others.
     aside = last is not None and not in_closed_form(last.config.method)
     checks = _labels_of(last.validation) if last and aside else {}
+    summed = _summed(last)
     known = known_labels(last) if last else {}
     keys = short_hashes(digests).tolist()
     equal: dict[str, list[int]] = {}
@@ -151,9 +153,16 @@ def _without_repeats(
             )
         elif twins[0] != i:
             problems.append((names[i], f"the same picture as {names[twins[0]]}"))
-        elif keys[i] not in checks:
+        elif keys[i] not in checks and keys[i] not in summed:
             rows.append(i)
     return rows, problems
+
+
+def _summed(last: State | None) -> set[int]:
+    """Return the short hashes of the images that sums hold already: in these each would count twice."""
+    if last is None or not last.stored_sums:
+        return set()
+    return set(last.ledger.keys.tolist())
 
 
 def _known_as(last: State, label: int) -> str:
