@@ -4,13 +4,12 @@ import hashlib
 import json
 import os
 import random
-import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.helpers.directories import content, sign
+from tests.helpers.directories import content, put_odd, sign
 
 from geodl.core.files import json_file, signed
 from geodl.core.tensors import tensor_file
@@ -202,6 +201,8 @@ def odd_tensors(draw: random.Random, path: Path) -> bool:
 def replace(draw: random.Random, path: Path, outside: Path) -> None:
     """Put something else in the place of a file or folder, which goes `outside`: nothing there may change."""
     was_folder = path.is_dir()
+    if not os.path.lexists(path):  # a model that no training was interrupted in has no progress
+        path.mkdir()
     path.rename(outside / path.name)
     kinds = [
         "pipe",
@@ -226,8 +227,7 @@ def replace(draw: random.Random, path: Path, outside: Path) -> None:
     elif kind == "pipe":
         os.mkfifo(path)
     elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as end:
-            end.bind(str(path))
+        put_odd(path, kind)
     elif kind == "folder":
         path.mkdir()
     elif kind == "full folder":

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,8 +133,9 @@ def put_odd(path: Path, kind: str) -> None:
     elif kind == "folder":
         path.mkdir()
     elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as end:
-            end.bind(str(path))
+        # By its name alone: the path of a socket may have about a hundred characters.
+        with socket.socket(socket.AF_UNIX) as end, chdir(path.parent):
+            end.bind(path.name)
     else:
         path.symlink_to(kind)
 

@@ -254,3 +254,19 @@ def test_figures_of_images_in_series_rest_on_the_series():
     assert confusions_of(to_metrics(1, {"analytic": found}))["analytic"].interval == (low, high)
     rest = found.without(0)
     assert (rest.units, rest.accuracy) == (4, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "numbers", "gains"),
+    [
+        ([[0, 0, 3]], [5, 1e308], [0.0, 0.0]),
+        ([[0, 0, 3]], [5, -1], [0.0, 0.0]),
+        ([[0, 0, 3]], [5], [0.0, 0.0]),
+        ([[0, 0, 3]], [5, 1], [0.0]),
+        ([[0, 0, -3]], [5, 1], [0.0, 0.0]),
+    ],
+)
+def test_figures_that_do_not_fit_each_other_are_refused(counts, numbers, gains):
+    series = {"a": {"numbers": numbers, "gains": gains}}
+    with pytest.raises(ValueError, match=r"numbers|number of series|gains|count"):
+        confusions_of({"classes": ["x", "y"], "confusions": {"a": counts}, "series": series})

@@ -126,6 +126,41 @@ def test_an_exemplar_of_no_class_is_refused(learner):
         Model.from_tensors(model.config, model.record(), tensors)
 
 
+MISFITS = {
+    "nme.means": [torch.flatten, lambda x: x[None], lambda x: torch.cat([x, x]), torch.Tensor.int],
+    "analytic.clues": [lambda x: x[None], lambda x: x[1:]],
+    "analytic.labels": [lambda x: x - 9, lambda x: x + 99, torch.Tensor.double],
+    "analytic.validated": [torch.flatten],
+    "analytic.rows": [lambda x: x + 10**6],
+    "analytic.confidences": [lambda x: x[1:]],
+    "analytic.head": [torch.flatten, lambda x: x[:, 1:]],
+    "analytic.sizes": [torch.Tensor.double],
+    "analytic.scales": [torch.Tensor.bool],
+    "analytic.scale.pixels": [lambda x: x[:0]],
+}
+
+
+@pytest.mark.parametrize("method", ["lucir", "analytic"])
+def test_tensors_that_do_not_fit_each_other_are_refused(method):
+    model = learned(
+        {"method": method} | ({"keep_features": True} if method == "analytic" else {})
+    ).known
+    tensors, tried = model.to_tensors(), 0
+    level = next((name for name in tensors if name.startswith("analytic.scale.")), "")
+    misfits = {name.replace("analytic.scale.pixels", level): each for name, each in MISFITS.items()}
+    for name in misfits.keys() & tensors.keys():
+        for change in misfits[name]:
+            changed = tensors | {name: change(tensors[name])}
+            with pytest.raises((ValueError, LookupError)):
+                Model.from_tensors(model.config, model.record(), changed)
+            tried += 1
+    assert tried >= 4
+    if level:
+        del tensors[level]
+        with pytest.raises(ValueError, match="deviations"):
+            Model.from_tensors(model.config, model.record(), tensors)
+
+
 def test_a_renamed_class_keeps_its_row(learner):
     model, test = learner.known, learner.scenario.test(1)
     first, old, last = model.classes

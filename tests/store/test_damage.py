@@ -15,6 +15,7 @@ from tests.helpers.directories import (
     make_model,
     metrics_of,
     object_of,
+    put_odd,
     rewrite,
     save_progress,
     saved,
@@ -340,3 +341,14 @@ def test_the_directory_itself_may_be_a_link(tmp_path):
     assert Directory(tmp_path / "disk").completed() == 1
     shutil.rmtree(tmp_path / "disk" / "objects")
     assert Directory(tmp_path / "run").phase(0).damage()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "odd"])
+def test_what_is_no_file_in_the_place_of_one_is_damage(run, kind):
+    digest, _ = run.phase(1).files[FILES[0]]
+    place = run.path / "objects" / digest
+    place.unlink()
+    put_odd(place, digest if kind == "odd" else kind)
+    with run.lock():
+        assert "not a regular file" in run.drop_damaged()
+        assert run.completed() == 1

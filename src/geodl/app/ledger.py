@@ -9,6 +9,7 @@ from torch import Tensor
 
 from geodl.closed_form import Doubts
 from geodl.core.files import part
+from geodl.core.tensors import shaped
 from geodl.model.classifiers import LeftOut
 
 UNKNOWN_KEY = 0
@@ -135,7 +136,17 @@ class Ledger:
         return {f"learned.{name}": each for name, each in self._columns.items()}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], names: Sequence[Any]) -> Self:
+    def from_tensors(
+        cls, tensors: Mapping[str, Tensor], names: Sequence[Any], classes: int
+    ) -> Self:
         """Undo `to_tensors`; nothing is known where an earlier version wrote none."""
         found = part(tensors, "learned")
-        return cls(**found, names=tuple(str(name) for name in names)) if found else cls.empty()
+        if not found:
+            return cls.empty()
+        ledger = cls(**found, names=tuple(str(name) for name in names))
+        for name, empty in cls.empty()._columns.items():
+            shaped(found[name], name, len(ledger.names), dtype=empty.dtype)
+        for rows in (ledger.labels, ledger.likely):
+            if bool((rows < NONE).any() or (rows >= classes).any()):
+                raise ValueError(f"a learned image of none of {classes} classes")
+        return ledger

@@ -187,7 +187,7 @@ def _state(found: SavedPhase) -> State:
             learned=notes.get("learned", ""),
             history=tuple(notes.get("history", ())),
             metrics=metrics,
-            ledger=Ledger.from_tensors(tensors, notes.get("names", ())).beside(
+            ledger=Ledger.from_tensors(tensors, notes.get("names", ()), len(model.classes)).beside(
                 model.default.kept_labels()
             ),
         )

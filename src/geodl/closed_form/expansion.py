@@ -12,6 +12,7 @@ from torch import Tensor
 from geodl.core.errors import TrainingError
 from geodl.core.files import part
 from geodl.core.keys import derive
+from geodl.core.tensors import shaped
 from geodl.geometry import working_dtype
 
 Blocks = Mapping[str, Tensor]
@@ -77,7 +78,12 @@ class Standardization:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Standardization:
         """Undo `to_tensors`."""
-        return cls(part(tensors, "mean"), part(tensors, "scale"))
+        mean, scale = part(tensors, "mean"), part(tensors, "scale")
+        if mean.keys() != scale.keys():
+            raise ValueError(f"means of {sorted(mean)}, deviations of {sorted(scale)}")
+        for name in mean:
+            shaped(scale[name], f"scale.{name}", len(shaped(mean[name], f"mean.{name}", None)))
+        return cls(mean, scale)
 
 
 def share_out(total: int, widths: Mapping[str, int]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization
 from geodl.closed_form.novelty import KNOWN, Novelty
+from geodl.core.tensors import shaped
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,28 @@ class Fitted:
     def from_tensors(cls, tensors: Mapping[str, Tensor], seed: int) -> Fitted:
         """Undo `to_tensors`; the expansion is drawn again from its seed."""
         standardization = Standardization.from_tensors(tensors)
-        sizes = dict(zip(sorted(standardization.mean), tensors["sizes"].tolist(), strict=True))
+        sizes = dict(
+            zip(
+                sorted(standardization.mean),
+                shaped(tensors["sizes"], "sizes", None, dtype=torch.int64).tolist(),
+                strict=True,
+            )
+        )
         temperature, threshold = tensors["numbers"].tolist()
         if not 0 < temperature < math.inf or math.isnan(threshold):
             raise ValueError(f"temperature {temperature}, threshold {threshold}")
-        if sum(sizes.values()) != len(tensors["head"]):
-            raise ValueError(f"{sum(sizes.values())} random features, {len(tensors['head'])} rows")
+        head, offsets = shaped(tensors["head"], "head", sum(sizes.values()), None), None
+        classes, novelty = head.shape[1], Novelty.from_tensors(tensors)
+        if "offsets" in tensors:
+            offsets = shaped(tensors["offsets"], "offsets", classes)
+        if novelty is not None and novelty.fitted:
+            shaped(novelty.sums, "directions", classes, None)
         return cls(
             standardization,
             Expansion(sizes, seed),
-            tensors["head"],
+            head,
             temperature,
             threshold,
-            Novelty.from_tensors(tensors),
-            tensors.get("offsets"),
+            novelty,
+            offsets,
         )

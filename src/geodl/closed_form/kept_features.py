@@ -30,6 +30,8 @@ from geodl.closed_form import (
     temperature,
 )
 from geodl.closed_form.novelty import Novelty, directions, left_out_nearness
+from geodl.closed_form.series import CLUES
+from geodl.core.tensors import shaped
 
 EACH = 2048
 """Random features a level."""
@@ -113,10 +115,16 @@ class KeptFeatures:
         """Undo `to_tensors`."""
         keys = [key for key in tensors if key.startswith("z.")]
         keys.sort(key=lambda key: int(key.split(".")[1]))
-        z = {key.split(".", 2)[2]: tensors[key] for key in keys}
-        labels = tensors["labels"]
-        clues = tensors.get("clues", no_clues(len(labels)))  # version 0.2 kept none
-        return cls(z, labels, clues, tensors.get("adapted"))
+        labels = shaped(tensors["labels"], "labels", None, dtype=torch.int64)
+        rows, adapted = len(labels), tensors.get("adapted")
+        z = {key.split(".", 2)[2]: shaped(tensors[key], key, rows, None) for key in keys}
+        clues = tensors.get("clues", no_clues(rows))  # version 0.2 kept none
+        shaped(clues, "clues", rows, len(CLUES), dtype=torch.int64)
+        if adapted is not None:
+            shaped(adapted, "adapted", rows, dtype=torch.bool)
+        if not z or (rows and int(labels.min()) < 0):
+            raise ValueError("images without features, or of no class")
+        return cls(z, labels, clues, adapted)
 
     @property
     def nbytes(self) -> int:

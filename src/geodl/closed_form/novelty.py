@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from geodl.closed_form.choices import threshold
 from geodl.closed_form.expansion import Blocks
 from geodl.core.files import part
+from geodl.core.tensors import shaped
 
 REJECTED = 0.05
 """Share of known images that are called unknown."""
@@ -160,10 +161,10 @@ class Novelty:
         if "scales" not in tensors:
             return None
         ((level, sums),) = part(tensors, "directions").items()
-        if not bool(sums.isfinite().all()):
+        if not bool(shaped(sums, "directions", None, None, dtype=torch.float32).isfinite().all()):
             raise ValueError("the directions of classes have values that are not finite")
-        scales = (Scale(*each) for each in tensors["scales"].tolist())
-        return cls(level, sums, tensors["measured"], *scales)
+        scales = (Scale(*each) for each in shaped(tensors["scales"], "scales", 4, 2).tolist())
+        return cls(level, sums, shaped(tensors["measured"], "measured", None, 2), *scales)
 
 
 def cosines(z: Tensor, sums: Tensor) -> Tensor:

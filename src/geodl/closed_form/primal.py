@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from geodl.closed_form.expansion import insist_finite
 from geodl.core.errors import ConfigError, TrainingError
+from geodl.core.tensors import shaped
 
 PANEL = 512
 """Columns of G computed in one product."""
@@ -112,8 +113,10 @@ class Statistics:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Statistics:
         """Rebuild the statistics that `to_tensors` gave."""
-        sums = tensors["sums"].double()
-        width = sums.shape[1]
+        sums = shaped(tensors["sums"], "sums", None, None).double()
+        classes, width = sums.shape
+        shaped(tensors["gram"], "gram", width * (width + 1) // 2)
+        shaped(tensors["counts"], "counts", classes, dtype=torch.int64)
         upper = sums.new_zeros(width, width)
         for i, row in enumerate(torch.split(tensors["gram"], list(range(width, 0, -1)))):
             upper[i, i:] = row

@@ -18,6 +18,8 @@ TEMPORARY = ".geodl-tmp-"  # beginning of the names of unfinished files, so that
 JSON_LIMIT = 64 * 2**20  # bytes
 DAMAGED = "is damaged: its content does not have the checksum it was written with"
 T = TypeVar("T")
+# What opening a loop of links, or a socket, fails with: there will be no file later either.
+_NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP)
 
 # Opening a pipe or a device must not block or make a terminal ours. Windows has none of these.
 _READING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
@@ -234,6 +236,8 @@ def open_regular(path: Path) -> BinaryIO:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingFileError(f"cannot read {path}: {_reason(error)}") from error
     except OSError as error:
+        if error.errno in _NO_FILE:
+            raise StoreError(f"{path} is not a regular file") from None
         raise StoreError(f"cannot read {path}: {_reason(error)}") from error
 
 

@@ -21,6 +21,20 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> bytes:
     return save(plain)
 
 
+def shaped(
+    tensor: Tensor, what: str, *sides: int | None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return a tensor that was read; one of another shape or type is an error that `files.interpreting` knows.
+
+    sides: None where any length will do; dtype: None: any floating-point type.
+    """
+    fits = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
+    lengths = zip(sides, tensor.shape, strict=False)
+    if not fits or tensor.ndim != len(sides) or any(a not in (None, b) for a, b in lengths):
+        raise ValueError(f"{what}: {tensor.dtype} {tuple(tensor.shape)}")
+    return tensor
+
+
 def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
     """Return the tensors, on the CPU, of a safetensors file that was read from `path`."""
     with interpreting(path):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from geodl.core.errors import DataError
+from geodl.core.tensors import shaped
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,8 @@ class Confusion:
         counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
         for true, predicted, count in entries:
             counts[true, predicted] = count
+        if bool((counts < 0).any()):
+            raise ValueError("a count below 0")
         return cls(counts, tuple(classes))
 
 
@@ -173,8 +176,12 @@ def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
         for name, entries in metrics["confusions"].items()
     }
     for name, each in metrics.get("series", {}).items():
-        gains = torch.tensor(each["gains"], dtype=torch.float64)
-        found[name] = replace(found[name], series=torch.tensor(each["numbers"]), gains=gains)
+        size = len(found[name].classes)
+        gains = shaped(torch.tensor(each["gains"], dtype=torch.float64), "gains", size)
+        series = shaped(torch.tensor(each["numbers"]), "numbers", size, dtype=torch.int64)
+        if bool((series < 0).any()):
+            raise ValueError("a number of series below 0")
+        found[name] = replace(found[name], series=series, gains=gains)
     return found
 
 

@@ -211,7 +211,9 @@ class Model:
         classifiers = {}
         for name in record["classifiers"]:
             mine = part(tensors, name) | part(statistics, name)
-            classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
+            found = classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
+            if found.classes not in (None, len(classes)):
+                raise ValueError(f"{name}: {found.classes} classes, not {len(classes)}")
         return cls(
             config,
             classes,

@@ -273,18 +273,26 @@ class ClosedForm(Classifier):
                 KeptFeatures.from_tensors(sample) if sample else None,
             )
         adapting = tensors.get("adapting")
-        labels, predictions = (each.contiguous() for each in tensors["validated"].T)
-        confidences, rows, series, gains = map(
-            tensors.get, ("confidences", "rows", "series", "gains")
-        )
+        fitted = Fitted.from_tensors(tensors, derive(config.seed, "expansion"))
+        judged, classes = LeftOut.from_tensors(tensors), fitted.head.shape[1]
+        kept = state.sample if isinstance(state, Sums) else state
+        if kept is not None and bool((kept.labels >= classes).any()):
+            raise ValueError(f"an image of class {int(kept.labels.max())} of {classes}")
+        if isinstance(state, KeptFeatures) and judged.rows is not None:
+            state.select(judged.rows)  # rows that are not there are an error
         return cls(
-            Fitted.from_tensors(tensors, derive(config.seed, "expansion")),
-            LeftOut(labels, predictions, confidences, rows, series=series, gains=gains),
+            fitted,
+            judged,
             mirror=config.of(ClosedFormOptions).mirror and config.flip,
             turned=_turned(tensors),
             state=state,
             adapted=None if adapting is None else Adapted.from_tensor(adapting),
         )
+
+    @property
+    def classes(self) -> int:
+        """How many classes are told apart."""
+        return self.fitted.head.shape[1]
 
     def left_out(self) -> LeftOut:
         """Return what leave-one-out says of learned images."""

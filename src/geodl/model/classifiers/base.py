@@ -18,6 +18,7 @@ from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.ranks import Ranks
+from geodl.core.tensors import shaped
 from geodl.data.images import Images
 from geodl.model.features import Features
 from geodl.model.memory import Memory
@@ -120,6 +121,20 @@ class LeftOut:
     series: Tensor | None = None
     gains: Tensor | None = None
 
+    @classmethod
+    def from_tensors(cls, tensors: Tensors) -> Self:
+        """Return what was stored: `validated`, labels beside predictions, and what else there is."""
+        pairs = shaped(tensors["validated"], "validated", None, 2, dtype=torch.int64)
+        kinds = {"confidences": None, "rows": torch.int64, "series": torch.int64, "gains": None}
+        more = {
+            name: shaped(tensors[name], name, len(pairs), dtype=dtype)
+            for name, dtype in kinds.items()
+            if name in tensors
+        }
+        labels, predictions = (each.contiguous() for each in pairs.T)
+        confidences, rows, series, gains = map(more.get, kinds)
+        return cls(labels, predictions, confidences, rows, series=series, gains=gains)
+
     @property
     def mistaken(self) -> Tensor | None:
         """Which of the last phase's images are predicted wrongly, (n,) bool, where that is known."""
@@ -200,6 +215,11 @@ class Classifier(ABC):
     def from_tensors(cls, tensors: Tensors, config: RunConfig) -> Self:
         """Undo `tensors` and, where they are there, `statistics`."""
         return cls()
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes are told apart; None: those of the network's head."""
+        return None
 
     def left_out(self) -> LeftOut | None:
         """Return what leave-one-out says of learned images; None where it cannot be known."""

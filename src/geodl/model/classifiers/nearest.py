@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from geodl.config import RunConfig
+from geodl.core.tensors import shaped
 from geodl.model.classifiers.base import Classifier, Scorer, Tensors
 from geodl.model.features import nearest_mean
 from geodl.nets import Network
@@ -20,6 +21,11 @@ class NearestMean(Classifier):
     """The class whose mean is nearest in cosine. means: (C, d), zeros where one is unknown."""
 
     means: Tensor
+
+    @property
+    def classes(self) -> int:
+        """How many classes are told apart."""
+        return len(self.means)
 
     def scorer(self, network: Network) -> Scorer:
         """Return the cosines with the means as scores."""
@@ -37,4 +43,4 @@ class NearestMean(Classifier):
     @classmethod
     def from_tensors(cls, tensors: Tensors, config: RunConfig) -> Self:
         """Undo `tensors`."""
-        return cls(tensors["means"])
+        return cls(shaped(tensors["means"], "means", None, None))
