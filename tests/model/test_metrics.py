@@ -270,3 +270,8 @@ def test_figures_that_do_not_fit_each_other_are_refused(counts, numbers, gains):
     series = {"a": {"numbers": numbers, "gains": gains}}
     with pytest.raises(ValueError, match=r"numbers|number of series|gains|count"):
         confusions_of({"classes": ["x", "y"], "confusions": {"a": counts}, "series": series})
+
+
+def test_names_of_classes_are_text():
+    with pytest.raises(ValueError, match="no text"):
+        confusions_of({"classes": ["x", {}], "confusions": {"a": [[0, 0, 3]]}})

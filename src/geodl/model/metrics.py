@@ -171,6 +171,8 @@ def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> 
 
 def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
     """Return the confusions in a metrics.json, by classifier."""
+    if not all(isinstance(name, str) for name in metrics["classes"]):
+        raise ValueError("the name of a class is no text")
     found = {
         name: Confusion.from_json(entries, metrics["classes"])
         for name, entries in metrics["confusions"].items()
