@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,13 +13,14 @@ from tests.helpers.tiny import dataset
 from geodl.app import state
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.finding import find
-from geodl.app.ledger import UNKNOWN_KEY
+from geodl.app.ledger import UNKNOWN_KEY, Ledger
 from geodl.app.page import owner
 from geodl.cli import app
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.events import Advised
-from geodl.model.classifiers import analytic
+from geodl.model.classifiers import LeftOut, analytic
+from geodl.model.classifiers.base import Adapted
 from geodl.store import Directory
 
 pytest.importorskip(
@@ -220,6 +222,74 @@ def test_sums_say_that_an_image_of_an_earlier_version_cannot_be_found(sums):
         find(old, PIXELS[:1])
     with pytest.raises(DataError, match="never learned"):
         find(old, 255 - PIXELS[:1])
+
+
+def older(model):
+    """Take from a model what version 0.2 did not keep: of its images it knew no more than the features."""
+    last = model._state()
+    ledger = Ledger.empty().beside(last.model.default.kept_labels())
+    store = Directory(model.path)
+    with store.lock():
+        state.save(store, replace(last, ledger=ledger))
+
+
+@pytest.mark.parametrize("kind", ["model", "sums"])
+def test_an_image_of_an_older_model_is_moved_where_it_can_be(kind, request):
+    model = request.getfixturevalue(kind)
+    older(model)
+    pictures = np.stack([PIXELS[3], 255 - PIXELS[4]])
+    done = model.learn(pictures, NAMES[3:5], **CLOSED, relabel=True)
+    if kind == "model":
+        assert not done.skipped
+        assert [each["images"] for each in model.info()["classes"]] == [15, 13, 15]
+        return
+    ((_, reason),) = done.skipped
+    assert "known as class 'class 1'" in reason
+
+
+def test_new_images_come_after_all_of_an_older_model():
+    ledger = Ledger.empty().beside(torch.tensor([0, 0, 1, 1]))
+    nothing = torch.empty(0, dtype=torch.int64)
+    digests = ["1" * 64, "2" * 64]
+    found = ledger.learned(
+        digests, ["a", "b"], torch.tensor([2, 2]), LeftOut(nothing, nothing, None)
+    )
+    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert found.names[4:] == ("a", "b")
+    again = found.learned(
+        digests, ["a", "b"], torch.tensor([2, 2]), LeftOut(nothing, nothing, None)
+    )
+    assert len(again) == 6
+
+
+def test_near_duplicates_of_learned_images_are_neither_counted_nor_shown(tmp_path):
+    model = IncrementalClassifier(tmp_path / "model")
+    rows = [0, 1, 2, 14, 15, 16]
+    names = [NAMES[i] for i in rows]
+    model.learn(PIXELS[rows], names, **CLOSED)
+    twins = PIXELS[rows].copy()
+    twins[:, 0, 0, 0] ^= 1
+    model.learn(twins, names)
+    assert [each["images"] for each in model.info()["classes"]] == [3, 3]
+    shown = model.kept()
+    assert len(shown) == 6
+    assert model.forget([each.id for each in shown[:1]]) == 1
+
+
+def test_a_kept_picture_of_an_older_model_is_found_by_its_identity(model):
+    older(model)
+    before = model.kept()
+    assert model.forget(before[0].id) == 1
+    assert before[0].id not in {each.id for each in model.kept()}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_network_holds_a_class_only_where_it_was_adapted(kept, right, monkeypatch):
+    monkeypatch.setattr(state, "build", lambda config: SimpleNamespace(trains=lambda phase: True))
+    last = right._state()
+    closed = replace(last.model.default, adapted=Adapted(None, 9, 5, 6, kept))
+    last = replace(last, model=replace(last.model, classifiers={"analytic": closed}))
+    assert ("network" in state.traces(last, "class 1")) == kept
 
 
 @pytest.mark.slow

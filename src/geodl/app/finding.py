@@ -80,11 +80,11 @@ def _named(state: State, given: str | Path) -> int | None:
 
 def _pixels(state: State, given: Any) -> Tensor:
     """Return the pixels (N, 3, size, size) of one file, folder, array, or an image that an earlier version has stored."""
-    named = [digest for digest, source in state.stored.items() if source == str(given)]
-    if named and isinstance(given, str | Path) and not Path(given).exists():
+    named = _stored_keys(state, str(given)) if isinstance(given, str | Path) else []
+    if named and not Path(given).exists():
         if len(named) > 1:
             raise DataError(f"{given}: {len(named)} stored images have this name; give the file")
-        return _stored_under(state, int(short_hashes(named)))
+        return _stored_under(state, named[0])
     pictures, names, problems = as_images(given if hasattr(given, "shape") else [given])
     parts = [torch.empty(0, 3, state.transform.size, state.transform.size, dtype=torch.uint8)]
     bad = list(problems)
@@ -94,6 +94,14 @@ def _pixels(state: State, given: Any) -> Tensor:
     if bad:
         raise DataError(f"{bad[0][0]}: {bad[0][1]}")
     return torch.cat(parts)
+
+
+def _stored_keys(state: State, given: str) -> list[int]:
+    """Return the short hashes of the stored images with this identity or name."""
+    keys = short_hashes(list(state.stored)).tolist()
+    if IDENTITY.fullmatch(given) and int(given, 16) in keys:
+        return [int(given, 16)]
+    return [key for key, source in zip(keys, state.stored.values(), strict=True) if source == given]
 
 
 def _stored(state: State, place: int) -> Tensor:
@@ -111,20 +119,28 @@ def _stored_under(state: State, key: int) -> Tensor:
 
 
 def _places(state: State, pictures: ArrayImages) -> Tensor:
-    """Return the places of these pictures among the learned ones, (N,)."""
+    """Return the places of these pictures among the learned ones, (N,), where all are."""
     keys, ledger = short_hashes(pictures.item_digests()), state.ledger
-    known = {key: i for i, key in enumerate(ledger.keys.tolist())}
-    places = torch.tensor([known.get(key, -1) for key in keys.tolist()])
-    lost = bool((places < 0).any()) and bool((ledger.keys == UNKNOWN_KEY).any())
-    kept = closed_form(state).kept_labels() is not None
-    if lost and kept:
-        # An earlier version has kept no more than features of an image, and the hash that tells it from near-duplicates.
-        alike = closed_form(state).kept_rows(state.model.recognizer().features(pictures))
-        places = torch.where((places < 0) & torch.isin(keys, state.seen), alike, places)
+    places = placed(state, keys, pictures)
     missing = places < 0
     if bool(missing.any()):
         words = "the model never learned it"
+        lost = bool((ledger.keys == UNKNOWN_KEY).any())
+        kept = closed_form(state).kept_labels() is not None
         if lost and not kept and bool(torch.isin(keys[missing], state.seen).any()):
             words = "an earlier version learned it, and only sums are kept: it cannot be taken out"
         raise DataError(f"{int(missing.sum())} of {len(places)} images: {words}")
+    return places
+
+
+def placed(state: State, keys: Tensor, pictures: Images) -> Tensor:
+    """Return the places of pictures with these keys, (N,), among the learned ones, (N,); -1: not there."""
+    ledger = state.ledger
+    known = {key: i for i, key in enumerate(ledger.keys.tolist())}
+    places = torch.tensor([known.get(key, -1) for key in keys.tolist()], dtype=torch.int64)
+    lost = bool((places < 0).any()) and bool((ledger.keys == UNKNOWN_KEY).any())
+    if lost and closed_form(state).kept_labels() is not None:
+        # An earlier version has kept no more than features of an image, and the hash that tells it from near-duplicates.
+        alike = closed_form(state).kept_rows(state.model.recognizer().features(pictures))
+        places = torch.where((places < 0) & torch.isin(keys, state.seen), alike, places)
     return places

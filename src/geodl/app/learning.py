@@ -26,7 +26,7 @@ from geodl.app.mending import released
 from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
 from geodl.app.reading import note_panoramas, read, reader_of, start_of, threads_of
-from geodl.app.state import State, accuracy_of, save
+from geodl.app.state import KnownClass, State, accuracy_of, save
 from geodl.closed_form import unequal
 from geodl.config import RunConfig
 from geodl.core import events
@@ -40,7 +40,7 @@ from geodl.data.images import ArrayImages, Images, concat
 from geodl.data.intake import Decoded, Intake, sizes_of
 from geodl.learning.learner import Learner
 from geodl.learning.loop import SAMPLE
-from geodl.model.classifiers import LeftOut, default_classifier
+from geodl.model.classifiers import ClosedForm, LeftOut, default_classifier
 from geodl.model.features import Features
 from geodl.model.memory import Memory
 from geodl.model.metrics import confusions_of, finite, to_metrics
@@ -224,7 +224,9 @@ class _Step:
         """Learn, and evaluate on all validation images or by leave-one-out."""
         model, ready = self._learned(), self.ready
         left_out = model.left_out()
-        checks = self._shown(model) if in_closed_form(self.config.method) else self._checks()
+        ledger = self._ledger(model.default.left_out())
+        known = self._known(model, ledger)
+        checks = self._shown(model, known) if in_closed_form(self.config.method) else self._checks()
         if left_out is None:
             learner = Learner(self.config, model=model)
             found = learner.evaluate(replace(checks, names=ready.names_of_classes))
@@ -236,13 +238,13 @@ class _Step:
         return State(
             model=model,
             validation=validation,
-            seen=self._seen(),
-            classes=ready.classes,
+            seen=self._seen(known),
+            classes=_counted(ready.classes, model),
             stored=self._sources(model.memory.images, validation),
             learned=self.learned,
             history=(*history, self._record(len(self.train), metrics)),
             metrics=metrics,
-            ledger=self._ledger(model.default.left_out()),
+            ledger=ledger,
         )
 
     def _ledger(self, left_out: LeftOut | None) -> Ledger:
@@ -252,6 +254,13 @@ class _Step:
             return before
         ready = self.ready
         return before.learned(ready.digests, ready.names, ready.images.labels, left_out)
+
+    def _known(self, model: Model, ledger: Ledger) -> Tensor:
+        """Return which of the step's images count, (N,) bool: none that the closed form takes for one learned before."""
+        keys = short_hashes(self.ready.digests)
+        if not in_closed_form(self.config.method):
+            return torch.ones(len(keys), dtype=torch.bool)
+        return torch.isin(keys, ledger.keys)
 
     def _learned(self) -> Model:
         """Train on the step's images; an interrupted step resumes with the threads it began with."""
@@ -297,12 +306,16 @@ class _Step:
         whole = self.config.crop == "whole"
         return resized(images, self.config.image_size, whole=whole, workers=self.config.workers)
 
-    def _shown(self, model: Model) -> Pictures:
-        """Return the pictures to keep and show: to those that there are what each class lacks, mistaken ones first."""
+    def _shown(self, model: Model, known: Tensor) -> Pictures:
+        """Return the pictures to keep and show: to those that there are what each class lacks, mistaken ones first.
+
+        known: (N,) bool, the images that count.
+        """
         ready, labels = self.ready, self.ready.images.labels
         order, left_out = torch.arange(len(labels)), model.default.left_out()
         if left_out is not None and left_out.mistaken is not None:
             order = (~left_out.mistaken).long().argsort(stable=True)
+        order = order[known[order]]
         have = self.last.checks if self.last else Counter[int]()
         if self.last is not None and self.last.validation is not None:
             shown = short_hashes(self.last.validation.item_digests())
@@ -335,9 +348,9 @@ class _Step:
             "validated": int((judged > 0).sum()),
         }
 
-    def _seen(self) -> Tensor:
-        """Return the short hashes of all images trained on so far."""
-        now = short_hashes(self.ready.digests)[~self.held]
+    def _seen(self, known: Tensor) -> Tensor:
+        """Return the short hashes of all images trained on so far. known: (N,) bool, those of the step that count."""
+        now = short_hashes(self.ready.digests)[~self.held & known]
         if self.last is None:
             return now
         return torch.cat([self.last.seen, now[~torch.isin(now, self.last.seen)]])
@@ -348,6 +361,15 @@ class _Step:
         known = before | dict(zip(self.ready.digests, self.ready.names, strict=True))
         digests = [digest for part in parts if part is not None for digest in part.item_digests()]
         return {digest: known.get(digest, "unknown") for digest in digests}
+
+
+def _counted(classes: Sequence[KnownClass], model: Model) -> tuple[KnownClass, ...]:
+    """Return the classes with as many images as the closed form counts; a trained network counts none."""
+    found = model.default
+    if not isinstance(found, ClosedForm):
+        return tuple(classes)
+    counts = found.counts().long().tolist()
+    return tuple(replace(each, images=n) for each, n in zip(classes, counts, strict=True))
 
 
 def _without_incoming(memory: Memory, digests: Sequence[str]) -> Memory:

@@ -101,8 +101,10 @@ class Ledger:
 
     def _places(self, keys: Tensor) -> Tensor:
         """Return the place of each key, (n,): where it is, or after all that are there."""
-        known = {key: i for i, key in enumerate(self.keys.tolist())}
-        return torch.tensor([known.setdefault(key, len(known)) for key in keys.tolist()])
+        known = {key: i for i, key in enumerate(self.keys.tolist()) if key != UNKNOWN_KEY}
+        unknown = len(self) - len(known)
+        places = [known.setdefault(key, unknown + len(known)) for key in keys.tolist()]
+        return torch.tensor(places, dtype=torch.int64)
 
     def doubting(self, doubts: Doubts, among: Tensor | None = None) -> "Ledger":
         """Return the images with these doubts, instead of those before; among: of these images, (n,), alone."""

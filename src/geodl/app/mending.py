@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl.app.finding import Found, closed_form, find
+from geodl.app.finding import Found, closed_form, find, placed
 from geodl.app.ledger import GONE, Ledger, short_hashes
 from geodl.app.state import State
 from geodl.core.errors import ConfigError, DataError
@@ -43,12 +43,7 @@ def forgotten(state: State, images: Any) -> State:
 
 def released(state: State, keys: Tensor, pictures: Images) -> State:
     """Forget learned images, (N,), that are about to be learned as another class: nothing is fitted before that."""
-    places = {key: i for i, key in enumerate(state.ledger.keys.tolist())}
-    found = Found(
-        torch.tensor([places[key] for key in keys.tolist()]),
-        keys,
-        pictures,
-    )
+    found = Found(placed(state, keys, pictures), keys, pictures)
     closed, ledger = closed_form(state), state.ledger.moved(found.places, GONE)
     _insist_on_rest(state, closed, ledger)
     if closed.kept_labels() is None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from geodl.app.choices import VALIDATION, in_closed_form
+from geodl.app.finding import placed
 from geodl.app.ledger import short_hashes
 from geodl.app.series import clues_of
 from geodl.app.state import KnownClass, State
@@ -187,7 +188,7 @@ def _labels_of(images: Images | None) -> dict[int, int]:
 
 
 def moving(intake: Intake, decoded: Decoded, last: State) -> list[int]:
-    """Return the positions among the decoded images of those that the model knows under another class.
+    """Return the positions among the decoded images of those that a model in closed form has learned as another class.
 
     Not of a picture that is given under several classes: nobody knows which is right.
     """
@@ -201,7 +202,12 @@ def moving(intake: Intake, decoded: Decoded, last: State) -> list[int]:
     for key, i in first.items():
         if key in known and len(given[key]) == 1 and last.names[known[key]] != names[i]:
             found.append(i)
-    return sorted(found)
+    found.sort()
+    if not found:
+        return found
+    hashes = short_hashes([decoded.digests[i] for i in found])
+    places = placed(last, hashes, decoded.images.select(found)).tolist()
+    return [i for i, place in zip(found, places, strict=True) if place >= 0]
 
 
 def set_aside(ready: Prepared, last: State | None) -> Tensor:

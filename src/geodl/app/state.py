@@ -18,7 +18,7 @@ from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.data.names import typed_name
 from geodl.learning.saving import MEMORY, METRICS, RECORD, load_model, save_model
 from geodl.methods import build
-from geodl.model.classifiers import default_classifier
+from geodl.model.classifiers import ClosedForm, default_classifier
 from geodl.model.memory import insist_on_labels, without_class
 from geodl.model.metrics import confusions_of, to_metrics
 from geodl.model.model import Model
@@ -238,7 +238,10 @@ def traces(state: State, name: str) -> str:
     """Return what stays of a class that is removed: "" where the model is then as if it had never learned the class."""
     steps = [known.step for known in state.classes if known.name == name] or [1]
     found = []
-    if build(state.config).trains(steps[0] - 1):
+    closed = state.model.default
+    adapted = closed.adapted if isinstance(closed, ClosedForm) else None
+    stays = adapted is not None and not adapted.kept
+    if build(state.config).trains(steps[0] - 1) and not stays:
         found.append("the network, which was trained on it too,")
     if state.model.default.stored().sums:
         found.append("sums over the features of all images, in which it had its share,")
