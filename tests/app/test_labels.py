@@ -226,7 +226,7 @@ def test_sums_say_that_an_image_of_an_earlier_version_cannot_be_found(sums):
 
 def older(model):
     """Take from a model what version 0.2 did not keep: of its images it knew no more than the features."""
-    last = model._state()
+    last = state.load(Directory(model.path))
     ledger = Ledger.empty().beside(last.model.default.kept_labels())
     store = Directory(model.path)
     with store.lock():
@@ -286,7 +286,7 @@ def test_a_kept_picture_of_an_older_model_is_found_by_its_identity(model):
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_network_holds_a_class_only_where_it_was_adapted(kept, right, monkeypatch):
     monkeypatch.setattr(state, "build", lambda config: SimpleNamespace(trains=lambda phase: True))
-    last = right._state()
+    last = state.load(Directory(right.path))
     closed = replace(last.model.default, adapted=Adapted(None, 9, 5, 6, kept))
     last = replace(last, model=replace(last.model, classifiers={"analytic": closed}))
     assert ("network" in state.traces(last, "class 1")) == kept
