@@ -35,7 +35,7 @@ from geodl.data.batches import Transform, evaluation
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import Intake, as_images, squares, take
 from geodl.methods import configure
-from geodl.model.classifiers import ClosedForm, Scorer, analytic
+from geodl.model.classifiers import ClosedForm, Scorer, fitting
 from geodl.model.classifiers.base import Evidence
 from geodl.model.features import Features, features_of
 from geodl.model.memory import Memory
@@ -376,7 +376,7 @@ def measure(root: Path, reader: Reader, draws: int, wanted: Collection[int]) -> 
 
 def limit(root: Path, reader: Reader, at: int) -> None:
     """Print how many known images are called unknown by models of one image less than the limit, as many, and one more."""
-    analytic.MOST = at
+    fitting.MOST = at
     size, classes = SIZES["signs"], 20
     data = load("cifar100", root / "cifar100")
     names = data.classes[:classes]

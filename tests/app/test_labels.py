@@ -19,7 +19,7 @@ from geodl.cli import app
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.events import Advised
-from geodl.model.classifiers import LeftOut, analytic
+from geodl.model.classifiers import LeftOut, fitting
 from geodl.model.classifiers.base import Adapted
 from geodl.store import Directory
 
@@ -67,7 +67,7 @@ def right(tmp_path):
 @pytest.fixture
 def sums(tmp_path, monkeypatch):
     """A model that keeps sums alone, with wrong labels."""
-    monkeypatch.setattr(analytic, "MOST", 20)
+    monkeypatch.setattr(fitting, "MOST", 20)
     monkeypatch.setattr(kept_features, "EACH", 64)
     found = IncrementalClassifier(tmp_path / "sums")
     found.learn(PIXELS, given(), **CLOSED)

@@ -16,7 +16,7 @@ from geodl.core.errors import ConfigError, DataError, StoreError
 from geodl.core.events import Advised, OptionsChosen, TimeEstimated
 from geodl.data import intake
 from geodl.learning.reading import FeatureReader
-from geodl.model.classifiers import analytic
+from geodl.model.classifiers import fitting
 
 pytestmark = pytest.mark.skipif(
     not has_pretrained(), reason="the extra `pretrained` is not installed"
@@ -141,7 +141,7 @@ def test_a_folder_that_has_grown_brings_what_is_new(tmp_path):
 
 
 def test_a_model_of_very_many_images_is_learned_further(tmp_path, monkeypatch):
-    monkeypatch.setattr(analytic, "MOST", 10)
+    monkeypatch.setattr(fitting, "MOST", 10)
     monkeypatch.setattr(kept_features, "EACH", 64)
     model = IncrementalClassifier(tmp_path / "m")
     steps = [model.learn(*pictures(SHAPES[i : i + 2], 6, seed=i), **QUICK) for i in (0, 2)]

@@ -16,8 +16,8 @@ from geodl.core.errors import ConfigError, TrainingError
 from geodl.data import ClassIncremental
 from geodl.data.images import concat
 from geodl.learning.learner import Learner
-from geodl.model.classifiers import ClosedForm, analytic
-from geodl.model.classifiers.analytic import Sums
+from geodl.model.classifiers import ClosedForm, fitting
+from geodl.model.classifiers.fitting import Sums
 
 
 def made(**options: Any) -> Learner:
@@ -168,15 +168,15 @@ def test_a_picture_under_another_class_is_another_image(scenario):
 @pytest.fixture
 def few(monkeypatch):
     """Let few images be too many, so that only sums are kept of them."""
-    monkeypatch.setattr(analytic, "MOST", 20)
-    monkeypatch.setattr(analytic, "PART", 20)
+    monkeypatch.setattr(fitting, "MOST", 20)
+    monkeypatch.setattr(fitting, "PART", 20)
     monkeypatch.setattr(kept_features, "EACH", 64)
 
 
 def test_of_too_many_images_the_sums_are_kept_and_what_was_chosen_before_holds(
     scenario, few, monkeypatch
 ):
-    monkeypatch.setattr(analytic, "turned_classes", lambda *_: (0,))
+    monkeypatch.setattr(fitting, "turned_classes", lambda *_: (0,))
     learner = made(**KEPT, gamma=0.77)
     learner.learn(scenario.train(0))
     assert isinstance(closed_form(learner).state, KeptFeatures)

@@ -9,7 +9,7 @@ from geodl.config import RunConfig
 from geodl.core.errors import install
 from geodl.core.text import listed
 from geodl.methods import build
-from geodl.model.classifiers.analytic import MOST
+from geodl.model.classifiers.fitting import MOST
 from geodl.model.metrics import Confusion, finite
 
 FEW, WEAK, MIXED, WIDE = 10, 80.0, 0.05, 10.0

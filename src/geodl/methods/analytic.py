@@ -9,7 +9,7 @@ from pydantic import Field
 from geodl.config import MANY, RunConfig
 from geodl.methods.adaptation import Adaptation
 from geodl.methods.method import Method, Phase, Schedule, Stage, WithoutDistillation, register
-from geodl.model.classifiers.analytic import ClosedFormOptions
+from geodl.model.classifiers.fitting import ClosedFormOptions
 from geodl.model.memory import Memory
 
 

@@ -31,7 +31,7 @@ from geodl.learning.learner import Learner
 from geodl.learning.loop import Trainer
 from geodl.methods import configure
 from geodl.model.classifiers import ClosedForm
-from geodl.model.classifiers.analytic import ClosedFormOptions
+from geodl.model.classifiers.fitting import ClosedFormOptions
 from geodl.model.metrics import Confusion, Trajectory
 from geodl.nets import Network
 
