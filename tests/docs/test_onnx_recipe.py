@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "own-images.md"
 DATA = Path(__file__).parents[3] / "shared" / "data" / "flowers20"
 
 
-def recipe():
+def recipe(whole):
     """Return the block of the page that uses onnxruntime, with the model and the images as arguments."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (found,) = (block for block in blocks if "onnxruntime" in block)
+    if whole:
+        (square,) = (block for block in blocks if 'Image.new("RGB"' in block)
+        center = re.compile(r"    box = .*# the center\n", re.DOTALL)
+        assert center.search(found)
+        found = center.sub(lambda _: textwrap.indent(square, "    "), found)
     given = {
         '"trained.onnx"': "sys.argv[1]",
         'sorted(Path("test/digit 3").iterdir())': "sys.argv[2:]",
@@ -43,10 +49,10 @@ def drawn(folder, sizes=((700, 500), (90, 160), (1500, 1400))):
     return folder
 
 
-def compare(model, files, folder):
+def compare(model, files, folder, whole=False):
     """Return the classes that differ, and the largest difference of confidences."""
     model.export(folder / "model.onnx")
-    (folder / "use.py").write_text(recipe())
+    (folder / "use.py").write_text(recipe(whole))
     command = [sys.executable, str(folder / "use.py"), str(folder / "model.onnx"), *map(str, files)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     wanted = [dict(each.top) for each in model.predict(files, top=len(model.classes))]
@@ -59,11 +65,12 @@ def compare(model, files, folder):
     return other, worst
 
 
-def test_the_recipe_gives_what_the_model_gives(tmp_path):
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_recipe_gives_what_the_model_gives(tmp_path, whole):
     model = IncrementalClassifier(tmp_path / "model")
-    model.learn(drawn(tmp_path / "pictures"), threads=1)
+    model.learn(drawn(tmp_path / "pictures"), threads=1, whole=whole)
     files = sorted((tmp_path / "pictures").rglob("*.*"))
-    other, worst = compare(model, files, tmp_path)
+    other, worst = compare(model, files, tmp_path, whole)
     assert not other
     assert worst < 1e-4
 
