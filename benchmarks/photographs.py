@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from geodl import IncrementalClassifier
-from geodl.core.files import readable
+from geodl.core.text import readable
 from geodl.store import Directory
 
 WAYS = {

@@ -9,8 +9,9 @@ from typing import Any
 
 from geodl.bench.report.published import FILES, REPETITION, same
 from geodl.bench.report.results import read_run
+from geodl.core.content import fingerprint, interpreting, read_json, write_json
 from geodl.core.errors import StoreError
-from geodl.core.files import fingerprint, interpreting, make_directory, read_json, write_json
+from geodl.core.files import make_directory
 from geodl.store import Directory
 
 FORMAT = 1

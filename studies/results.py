@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from geodl.core.content import interpreting
 from geodl.core.errors import GeodlError
-from geodl.core.files import atomic_write, interpreting, make_directory
+from geodl.core.files import atomic_write, make_directory
 from studies import records, verdicts
 
 

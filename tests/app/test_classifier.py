@@ -40,7 +40,7 @@ from geodl.core.events import (
     StepTaken,
     TimeEstimated,
 )
-from geodl.core.files import readable
+from geodl.core.text import readable
 from geodl.data import Dataset
 from geodl.data import intake as intakes
 from geodl.learning import algorithm

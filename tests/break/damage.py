@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tests.helpers.directories import content, put_odd, sign
 
-from geodl.core.files import json_file, signed
+from geodl.core.content import json_file, signed
 from geodl.core.tensors import tensor_file
 
 RAW = "@raw@"

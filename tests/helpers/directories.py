@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from geodl.core.files import canonical_json, json_file, signed
+from geodl.core.content import canonical_json, json_file, signed
 from geodl.core.tensors import tensor_file
 from geodl.store import Directory
 

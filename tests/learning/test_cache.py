@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from geodl.core import files
+from geodl.core.content import fingerprint
 from geodl.core.errors import StoreError
-from geodl.core.files import fingerprint
 from geodl.learning.cache import Cache
 
 KEY = fingerprint({"data": "digits", "seed": 0, "classes": [3, 1]})

@@ -24,7 +24,6 @@ from tests.helpers.runs import result_files
 from geodl import Learner
 from geodl.bench.experiment import results_of, run_config, scenario_of
 from geodl.config import Options
-from geodl.core import files
 from geodl.core.errors import (
     GeodlError,
     Interrupted,
@@ -34,6 +33,7 @@ from geodl.core.errors import (
 )
 from geodl.core.events import BaseCached, EpochEnded, Event, PhaseStarted, StepTaken
 from geodl.core.ranks import Ranks
+from geodl.core.tensors import part
 from geodl.data.batches import transform_of
 from geodl.data.images import ArrayImages
 from geodl.learning import loop, shared_base
@@ -317,7 +317,7 @@ def test_a_checkpoint_of_version_2_resumes_with_its_momenta(tmp_path, run):
         run("again", **options, stop=lambda: next(left))
     store = Directory(tmp_path / "again")
     tensors, state = store.load_progress()
-    momenta = files.part(tensors, "optimizer")
+    momenta = part(tensors, "optimizer")
     assert {name.partition(".")[2] for name in momenta} == {"momentum_buffer"}
     old = {f"momentum.{name.partition('.')[0]}": each for name, each in momenta.items()}
     old |= {name: each for name, each in tensors.items() if not name.startswith("optimizer.")}

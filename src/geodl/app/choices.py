@@ -7,8 +7,7 @@ from typing import Any
 from geodl.config import COMMON, SECTIONS, Effective, Layer, RunConfig
 from geodl.core.devices import device_kind
 from geodl.core.errors import ConfigError
-from geodl.core.files import readable
-from geodl.core.text import count
+from geodl.core.text import count, readable
 from geodl.data.intake import Colors
 from geodl.methods import METHODS, configure
 from geodl.nets import PUBLISHED, expected_images

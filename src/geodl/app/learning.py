@@ -30,9 +30,9 @@ from geodl.app.state import KnownClass, State, accuracy_of, save
 from geodl.closed_form import unequal
 from geodl.config import RunConfig
 from geodl.core import events
+from geodl.core.content import fingerprint
 from geodl.core.devices import available_cores
 from geodl.core.errors import Interrupted
-from geodl.core.files import fingerprint
 from geodl.core.text import count
 from geodl.data.batches import resized
 from geodl.data.dataset import Skipped, insist

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from geodl.closed_form import Doubts
-from geodl.core.files import part
-from geodl.core.tensors import shaped
+from geodl.core.tensors import part, shaped
 from geodl.model.classifiers import LeftOut
 
 UNKNOWN_KEY = 0

@@ -14,9 +14,9 @@ from geodl.app.about import describe
 from geodl.app.advice import advice, class_by_class, mixed_up, uncertain
 from geodl.app.doubts import doubtful
 from geodl.app.state import State
+from geodl.core.content import interpreting
 from geodl.core.errors import GeodlError
-from geodl.core.files import interpreting, readable
-from geodl.core.text import count
+from geodl.core.text import count, readable
 from geodl.model.classifiers import LeftOut, default_classifier
 from geodl.model.metrics import Confusion, confusions_of, finite
 from geodl.model.model import Model

@@ -12,7 +12,8 @@ from geodl.app.choices import in_closed_form
 from geodl.app.ledger import Ledger
 from geodl.app.pictures import Pictures, as_pictures, from_files, to_files
 from geodl.config import RunConfig
-from geodl.core.files import interpreting, part
+from geodl.core.content import interpreting
+from geodl.core.tensors import part
 from geodl.data.batches import Transform
 from geodl.data.images import Images, from_tensors, to_tensors
 from geodl.data.names import typed_name

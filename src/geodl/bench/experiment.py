@@ -19,9 +19,10 @@ from geodl import __version__
 from geodl.bench.work import trained_images
 from geodl.config import Layer, RunConfig, file_layers, import_parts, imported, preset_layer
 from geodl.core import events
+from geodl.core.content import fingerprint, interpreting
 from geodl.core.devices import available_cores
 from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
-from geodl.core.files import fingerprint, interpreting, make_below
+from geodl.core.files import make_below
 from geodl.core.keys import derive
 from geodl.core.text import one_line
 from geodl.data.dataset import Dataset, load, source_options

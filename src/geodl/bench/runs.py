@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geodl.core.content import interpreting
 from geodl.core.errors import StoreError
-from geodl.core.files import TEMPORARY, directory_size, interpreting, names_in
+from geodl.core.files import TEMPORARY, directory_size, names_in
 from geodl.core.locks import is_locked
 from geodl.core.text import count
 from geodl.model.classifiers import default_classifier, titles

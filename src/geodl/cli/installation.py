@@ -19,7 +19,7 @@ from geodl.cli.options import Flags, Json, effective
 from geodl.config import presets
 from geodl.core.devices import device_kind, precision_of
 from geodl.core.errors import DISTRIBUTION, install
-from geodl.core.files import readable
+from geodl.core.text import readable
 from geodl.data import sources
 from geodl.learning.cache import Cache
 from geodl.methods import METHODS

@@ -15,8 +15,7 @@ from geodl.app.classifier import IncrementalClassifier
 from geodl.cli import own_display as display
 from geodl.cli.display import Stopper, errors, say
 from geodl.core.errors import ConfigError, DataError, Interrupted
-from geodl.core.files import readable
-from geodl.core.text import count
+from geodl.core.text import count, readable
 
 _how = partial(Parameter, group=Group("How it is done", sort_key=6), negative=())
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)

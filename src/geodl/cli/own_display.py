@@ -14,8 +14,7 @@ from geodl.app.classifier import Evaluation
 from geodl.cli.display import Display, console, errors, plain, progress_bar, say, table
 from geodl.closed_form import unequal
 from geodl.core import events
-from geodl.core.files import readable
-from geodl.core.text import count, duration, listed
+from geodl.core.text import count, duration, listed, readable
 from geodl.data.dataset import Skipped
 from geodl.model.recognizer import Predictions
 

@@ -15,8 +15,7 @@ from geodl.cli.display import say, table
 from geodl.cli.grids import results_table
 from geodl.cli.options import Json
 from geodl.core.errors import StoreError
-from geodl.core.files import readable
-from geodl.core.text import count
+from geodl.core.text import count, readable
 from geodl.learning.cache import Cache
 from geodl.model.metrics import Trajectory
 from geodl.store import Directory, remove_directory

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from geodl.core.errors import TrainingError
-from geodl.core.files import part
 from geodl.core.keys import derive
-from geodl.core.tensors import shaped
+from geodl.core.tensors import part, shaped
 from geodl.geometry import working_dtype
 
 Blocks = Mapping[str, Tensor]

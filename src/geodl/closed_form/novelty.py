@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from geodl.closed_form.choices import threshold
 from geodl.closed_form.expansion import Blocks
-from geodl.core.files import part
-from geodl.core.tensors import shaped
+from geodl.core.tensors import part, shaped
 
 REJECTED = 0.05
 """Share of known images that are called unknown."""

@@ -1,23 +1,19 @@
-"""Files that are whole or not there: atomic writes, guarded reads, equal bytes for equal JSON."""
+"""Files that are whole or not there: atomic writes, and reads of regular files alone."""
 
 import errno
-import hashlib
-import json
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from geodl.core.errors import ConfigError, StoreError
+from geodl.core.text import readable
 
 TEMPORARY = ".geodl-tmp-"  # beginning of the names of unfinished files, so that leftovers of a kill are recognized
-JSON_LIMIT = 64 * 2**20  # bytes
-DAMAGED = "is damaged: its content does not have the checksum it was written with"
-T = TypeVar("T")
 # What opening a loop of links, or a socket, fails with: there will be no file later either.
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP)
 
@@ -161,17 +157,6 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file down to the disk."""
-    with path.open("xb") as file:
-        crash_point("created", path)
-        file.write(data)
-        file.flush()
-        crash_point("written", path)
-        os.fsync(file.fileno())
-    crash_point("synced", path)
-
-
 def move(source: Path, target: Path) -> None:
     """Rename a finished file or directory: the one instant at which the old state becomes the new one."""
     source.replace(target)
@@ -204,20 +189,23 @@ def atomic_write(path: Path, data: bytes) -> None:
 
     A pipe, a socket or a device is not replaced.
     """
-    temporary = temporary_for(path)
-    with writing(path, temporary):
-        if _is_special(path):
-            raise StoreError(f"{path} is a pipe, a socket or a device: no file replaces it")
-        write_synced(temporary, data)
-        move(temporary, path)
+    if _is_special(path):
+        raise StoreError(f"{path} is a pipe, a socket or a device: no file replaces it")
+    write_own(path, data)
 
 
 def write_own(path: Path, data: bytes) -> None:
     """Write a file of a directory of geodl's as `atomic_write` does, also where a pipe or the like has taken its place."""
-    with writing(path):
-        if _is_special(path):
-            path.unlink()
-    atomic_write(path, data)
+    temporary = temporary_for(path)
+    with writing(path, temporary):
+        with temporary.open("xb") as file:
+            crash_point("created", temporary)
+            file.write(data)
+            file.flush()
+            crash_point("written", temporary)
+            os.fsync(file.fileno())
+        crash_point("synced", temporary)
+        move(temporary, path)
 
 
 def _is_special(path: Path) -> bool:
@@ -265,140 +253,15 @@ def read_file(path: Path, *, limit: int | None = None, size: int | None = None) 
     with open_regular(path) as file:
         found = os.fstat(file.fileno()).st_size
         if size is not None and found != size:
-            raise StoreError(
-                f"{path} is damaged: it has {found} bytes, and was written with {size}"
-            )
+            sizes = f"it has {found} bytes, and was written with {size}"
+            raise StoreError(f"{path} is damaged: {sizes}")
         if limit is not None and found > limit:
-            raise StoreError(
-                f"{path} is too large: {readable(found)}, where at most {readable(limit)} are read"
-            )
-        return read_from(file, path, found)  # not more: it may be growing
-
-
-def read_from(file: BinaryIO, path: Path, size: int) -> bytes:
-    """Read at most `size` bytes of an open file; what goes wrong is a StoreError that names its `path`."""
-    try:
-        return file.read(size)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {_reason(error)}") from error
-    except MemoryError as error:
-        raise StoreError(
-            f"cannot read {path}: {readable(size)} do not fit into the memory"
-        ) from error
-
-
-@contextmanager
-def interpreting(path: Path) -> Iterator[None]:
-    """Turn what content of another form than expected does to its reader into a StoreError that names the file."""
-    try:
-        yield
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-    ) as error:
-        words = f"{type(error).__name__}: {error}".encode(
-            "unicode_escape"
-        ).decode()  # it may quote the file
-        raise StoreError(f"{path} is damaged, or not a file of geodl's ({words[:200]})") from error
-
-
-def canonical_json(value: Any, indent: int | None = None) -> bytes:
-    """Return the one JSON form of a value; not-a-number and infinity have none."""
-    return json.dumps(
-        value, sort_keys=True, indent=indent, ensure_ascii=False, allow_nan=False
-    ).encode()
-
-
-def json_file(value: Any) -> bytes:
-    """Return the content of a JSON file, indented for people; one that could not be read again is refused."""
-    data = canonical_json(value, indent=2) + b"\n"
-    if len(data) > JSON_LIMIT:
-        raise StoreError(
-            f"a JSON file of {readable(len(data))} is not written: the limit is {readable(JSON_LIMIT)}"
-        )
-    return data
-
-
-def fingerprint(value: Any) -> str:
-    """Return the SHA-256 of a JSON-ready value, in hexadecimal: equal values, equal fingerprints."""
-    return hashlib.sha256(canonical_json(value)).hexdigest()
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically; equal values give equal bytes."""
-    atomic_write(path, json_file(value))
-
-
-def parse_json(data: bytes, path: Path) -> Any:
-    """Return the value of JSON that was read from `path`."""
-    try:
-        value = json.loads(data.decode())
-        canonical_json(
-            value
-        )  # what has no such form was never written: not-a-number, halves of characters
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is damaged: it is not complete JSON ({error})") from error
-    return value
-
-
-def parse_object(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the JSON object that was read from `path`."""
-    value = parse_json(data, path)
-    if not isinstance(value, dict):
-        raise StoreError(
-            f"{path} is damaged, or not a file of geodl's: it does not hold a JSON object"
-        )
-    return value
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return parse_json(read_file(path, limit=JSON_LIMIT), path)
-
-
-def signed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with the checksum of all its other entries in it."""
-    return dict(value) | {"sha256": fingerprint(value)}
-
-
-def verified(value: Any, path: Path) -> dict[str, Any]:
-    """Return the object that `signed` was given; `path` is where it was read."""
-    if not isinstance(value, dict) or "sha256" not in value:
-        raise StoreError(f"{path} is damaged, or not a file of geodl's: it has no checksum")
-    content = {key: entry for key, entry in value.items() if key != "sha256"}
-    if fingerprint(content) != value["sha256"]:
-        raise StoreError(f"{path} {DAMAGED}")
-    return content
-
-
-def write_sealed(path: Path, data: bytes) -> None:
-    """Write a file that stands alone atomically, with its SHA-256 in front."""
-    atomic_write(path, hashlib.sha256(data).digest() + data)
-
-
-def read_sealed(path: Path) -> bytes:
-    """Read what `write_sealed` wrote; a single changed bit is an error."""
-    data = read_file(path)
-    if hashlib.sha256(data[32:]).digest() != data[:32]:
-        raise StoreError(f"{path} {DAMAGED}")
-    return data[32:]
-
-
-def part(tensors: Mapping[str, T], name: str) -> dict[str, T]:
-    """Return the entries whose names begin with `name` and a dot, without that."""
-    begin = f"{name}."
-    return {key[len(begin) :]: each for key, each in tensors.items() if key.startswith(begin)}
-
-
-def readable(count: int) -> str:
-    """Write a number of bytes for people."""
-    value = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
+            sizes = f"{readable(found)}, where at most {readable(limit)} are read"
+            raise StoreError(f"{path} is too large: {sizes}")
+        try:
+            return file.read(found)  # not more: it may be growing
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {_reason(error)}") from error
+        except MemoryError as error:
+            reason = f"{readable(found)} do not fit into the memory"
+            raise StoreError(f"cannot read {path}: {reason}") from error

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from geodl.core.content import canonical_json, interpreting, read_json
 from geodl.core.errors import StoreError
-from geodl.core.files import canonical_json, interpreting, open_in_place, read_json, writing
+from geodl.core.files import open_in_place, writing
 
 NAME, WRITER = "lock", "writer.json"
 """The lock, and beside it who holds it: on some systems a locked file cannot be read."""

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from geodl.core.files import interpreting
+from geodl.core.content import interpreting
+
+T = TypeVar("T")
 
 
 def tensor_file(tensors: Mapping[str, Tensor]) -> bytes:
@@ -24,7 +27,7 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> bytes:
 def shaped(
     tensor: Tensor, what: str, *sides: int | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return a tensor that was read; one of another shape or type is an error that `files.interpreting` knows.
+    """Return a tensor that was read; one of another shape or type is an error that `content.interpreting` knows.
 
     sides: None where any length will do; dtype: None: any floating-point type.
     """
@@ -42,3 +45,9 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
             return load(data)
         except SafetensorError as error:
             raise ValueError(str(error)) from error
+
+
+def part(tensors: Mapping[str, T], name: str) -> dict[str, T]:
+    """Return the entries whose names begin with `name` and a dot, without that."""
+    begin = f"{name}."
+    return {key[len(begin) :]: each for key, each in tensors.items() if key.startswith(begin)}

@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from geodl.core.errors import DataError, StoreError
-from geodl.core.files import open_regular, read_file, readable
-from geodl.core.text import one_line, printable
+from geodl.core.files import open_regular, read_file
+from geodl.core.text import one_line, printable, readable
 from geodl.data.dataset import insist
 from geodl.data.decoding import Item, check_header, shown
 from geodl.data.folder import Skips

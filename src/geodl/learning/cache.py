@@ -11,6 +11,7 @@ from filelock import Timeout
 from torch import Tensor
 
 from geodl.core import files
+from geodl.core.content import read_sealed, write_sealed
 from geodl.core.errors import StoreError
 from geodl.core.locks import acquire
 from geodl.core.tensors import parse_tensors, tensor_file
@@ -26,7 +27,7 @@ def _default_root() -> Path:
 
 
 class Cache:
-    """Tensor files by key, where a key is the `geodl.core.files.fingerprint` of all that determines the tensors.
+    """Tensor files by key, where a key is the `geodl.core.content.fingerprint` of all that determines the tensors.
 
     The cache lives in `root`, else in $GEODL_CACHE, $XDG_CACHE_HOME/geodl, or ~/.cache/geodl. Any number of processes
     may use it at once: entries appear whole, and two writers of one key write the same. A cache that other users can
@@ -43,7 +44,7 @@ class Cache:
         if self._problem():
             return None
         try:
-            return parse_tensors(files.read_sealed(path), path)
+            return parse_tensors(read_sealed(path), path)
         except files.MissingFileError:
             return None
         except StoreError:
@@ -55,7 +56,7 @@ class Cache:
         """Keep tensors for the runs to come; False where the disk does not let us, which must not stop a run."""
         try:
             self._make()
-            files.write_sealed(self._entries / f"{key}.safetensors", tensor_file(tensors))
+            write_sealed(self._entries / f"{key}.safetensors", tensor_file(tensors))
         except StoreError as error:
             _log.warning("%s; the base phase is not cached", error)
             return False

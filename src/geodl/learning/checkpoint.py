@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from geodl.core.files import part
+from geodl.core.tensors import part
 from geodl.nets import Network
 
 

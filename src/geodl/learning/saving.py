@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from geodl.config import RunConfig
+from geodl.core.content import interpreting
 from geodl.core.errors import ConfigError, StoreError
-from geodl.core.files import interpreting, part
+from geodl.core.tensors import part
 from geodl.data.dataset import data_directory
 from geodl.methods import build, not_loaded, stored_config
 from geodl.model.classifiers import CLASSIFIERS

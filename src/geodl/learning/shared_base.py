@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from geodl.config import RunConfig
+from geodl.core.content import fingerprint
 from geodl.core.errors import Interrupted
 from geodl.core.events import BaseAwaited, BaseCached
-from geodl.core.files import fingerprint, part
+from geodl.core.tensors import part
 from geodl.data.batches import Transform
 from geodl.data.trivial import AUGMENTATIONS
 from geodl.learning.angles import watching_angles

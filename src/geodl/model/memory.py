@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from geodl.core.errors import DataError
-from geodl.core.files import part
 from geodl.core.keys import derive
+from geodl.core.tensors import part
 from geodl.data.images import Images, concat, from_tensors, to_tensors
 from geodl.model.herding import SELECTORS, first_of_each, members
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from geodl.config import RunConfig, imported
+from geodl.core.content import interpreting
 from geodl.core.devices import device_kind
 from geodl.core.errors import ConfigError
-from geodl.core.files import interpreting, part
+from geodl.core.tensors import part
 from geodl.data.batches import Transform
 from geodl.data.images import Images
 from geodl.data.names import class_name

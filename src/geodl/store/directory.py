@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from geodl.core import files
+from geodl.core.content import canonical_json, json_file
 from geodl.core.errors import StoreError
 from geodl.core.locks import NAME as LOCK
 from geodl.core.locks import WRITER, locked
@@ -78,7 +79,7 @@ class Directory:
         records the new one. `fresh` starts over: it removes what geodl wrote there, and nothing else.
         """
         wanted = {"config": config, "environment": environment or {}, "phases": phases}
-        record = json.loads(files.canonical_json(wanted))  # as it reads back: tuples become lists
+        record = json.loads(canonical_json(wanted))  # as it reads back: tuples become lists
         refuse_foreign(path)
         files.make_directory(path)
         with locked(path):
@@ -195,7 +196,7 @@ class Directory:
         """
         self._require_lock()
         done = self._head.phases
-        facts = json.loads(files.canonical_json(action))  # as it reads back
+        facts = json.loads(canonical_json(action))  # as it reads back
         newest = SavedPhase.after(self.path, done, facts, self._stored(contents))
         forgotten = range(0 if states is None else len(done) + 1 - states)
         older = []
@@ -380,7 +381,7 @@ def _encoded(name: str, content: Any) -> bytes:
     if isinstance(content, bytes):
         return content
     if not name.endswith(".safetensors"):
-        return files.json_file(content)
+        return json_file(content)
     from geodl.core.tensors import tensor_file
 
     return tensor_file(content)

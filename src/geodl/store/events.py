@@ -9,15 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from geodl.core.content import canonical_json, parse_object
 from geodl.core.errors import StoreError
-from geodl.core.files import (
-    MissingFileError,
-    canonical_json,
-    open_in_place,
-    parse_object,
-    read_file,
-    writing,
-)
+from geodl.core.files import MissingFileError, open_in_place, read_file, writing
 
 LIMIT = 2**30  # bytes
 

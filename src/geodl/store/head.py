@@ -10,6 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from geodl.core import files
+from geodl.core.content import (
+    DAMAGED,
+    canonical_json,
+    fingerprint,
+    interpreting,
+    parse_object,
+    read_json,
+    signed,
+    verified,
+)
 from geodl.core.errors import StoreError
 
 if TYPE_CHECKING:
@@ -56,12 +66,12 @@ class SavedPhase:
         cls, root: Path, before: "tuple[SavedPhase, ...]", action: Any, contents: Mapping[str, File]
     ) -> Self:
         """Return the phase that comes after others."""
-        key = files.fingerprint([before[-1].id if before else "", action, contents])
+        key = fingerprint([before[-1].id if before else "", action, contents])
         return cls(root, len(before), key[:16], action, contents)
 
     @classmethod
     def parsed(cls, root: Path, number: int, value: Any) -> Self:
-        """Return the phase that `to_json` gave; anything else is an error that `files.interpreting` knows."""
+        """Return the phase that `to_json` gave; anything else is an error that `content.interpreting` knows."""
         found = {
             str(name): (str(digest), int(size)) for name, (digest, size) in value["files"].items()
         }
@@ -90,14 +100,14 @@ class SavedPhase:
             files.insist_on_directory(path.parent)
             data = files.read_file(path, size=size)
             if hashlib.sha256(data).hexdigest() != digest:
-                raise StoreError(f"{path} {files.DAMAGED}")
+                raise StoreError(f"{path} {DAMAGED}")
         except StoreError as error:
             raise self._explained(name, error) from error
         return data
 
     def json(self, name: str) -> dict[str, Any]:
         """Read a JSON object."""
-        return files.parse_object(self.read(name), self.path / name)
+        return parse_object(self.read(name), self.path / name)
 
     def tensors(self, name: str) -> "dict[str, Tensor]":
         """Read a file of tensors, onto the CPU."""
@@ -164,7 +174,7 @@ class Head:
         facts: dict[str, Any] = {"format": FORMAT, "kind": self.kind, "record": self.record}
         facts |= {"phases": [phase.to_json() for phase in self.phases]}
         facts |= {"undone": [phase.to_json() for phase in self.undone]}
-        return files.canonical_json(files.signed(facts | {"generation": self.generation}))
+        return canonical_json(signed(facts | {"generation": self.generation}))
 
 
 def exists(path: Path) -> bool:
@@ -205,11 +215,11 @@ def write_head(path: Path, head: Head) -> None:
 
 def _parsed(path: Path, name: str) -> Head:
     file = path / name
-    facts = files.verified(files.read_json(file), file)
+    facts = verified(read_json(file), file)
     if facts.get("format") != FORMAT:
         reads = f"this version of geodl reads formats 2 and {FORMAT}"
         raise StoreError(f"{path} has format {facts.get('format')!r}; {reads}")
-    with files.interpreting(file):
+    with interpreting(file):
         record, kinds = facts["record"], {"config": dict, "environment": dict, "phases": int | None}
         sound = all(isinstance(record[key], kind) for key, kind in kinds.items())
         if not sound or facts["kind"] not in ("run", "model"):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from geodl.core import files
+from geodl.core.content import interpreting, parse_object, read_json, verified
 from geodl.core.errors import StoreError
 from geodl.store.head import OBJECTS, OLD, File, Head, SavedPhase
 
@@ -39,13 +40,13 @@ def read(path: Path) -> Head:
 
 def _record(path: Path) -> dict[str, Any]:
     file = path / OLD
-    value = files.read_json(file)
-    if not isinstance(value, dict) or "config" not in value:
+    value = read_json(file)
+    if "config" not in value:
         raise StoreError(f"{path} is not a directory of geodl's: it has no head.json")
     if value.get("format") == 1 and "sha256" not in value:
         raise StoreError(f"{path} was written by geodl 0.1 and cannot be opened by this version")
-    value = files.verified(value, file)
-    with files.interpreting(file):
+    value = verified(value, file)
+    with interpreting(file):
         kinds = {"config": dict, "environment": dict, "phases": int | None}
         sound = all(isinstance(value[key], kind) for key, kind in kinds.items())
         if not sound or value["config"].get("kind", "run") not in ("run", "model"):
@@ -70,8 +71,8 @@ def _folders(folder: Path) -> list[Path]:
 def _phase(path: Path, folder: Path, before: tuple[SavedPhase, ...]) -> SavedPhase:
     file = folder / "manifest.json"
     try:
-        content = files.verified(files.read_json(file), file)
-        with files.interpreting(file):
+        content = verified(read_json(file), file)
+        with interpreting(file):
             listed = {
                 name: [each["sha256"], each["bytes"]] for name, each in content["files"].items()
             }
@@ -91,11 +92,11 @@ def _phase(path: Path, folder: Path, before: tuple[SavedPhase, ...]) -> SavedPha
 
 def _action(folder: Path, listed: Mapping[str, File]) -> dict[str, Any]:
     """Return the record of the step that led to a phase of a model; a learner that was saved by itself has none."""
-    with suppress(StoreError), files.interpreting(folder):
+    with suppress(StoreError), interpreting(folder):
         digest, size = listed["extra.json"]
         data = files.read_file(folder / "extra.json", size=size)
         if hashlib.sha256(data).hexdigest() == digest:
-            return dict(files.parse_object(data, folder)["history"][-1])
+            return dict(parse_object(data, folder)["history"][-1])
     return {"action": "save"}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geodl.core import files
+from geodl.core.content import canonical_json, parse_object, read_sealed, write_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ def save_checkpoint(
         if files.is_directory(file):
             files.remove(file)
     files.make_below(path, NAME)
-    files.write_sealed(file, files.canonical_json(state) + b"\n" + tensor_file(tensors))
+    write_sealed(file, canonical_json(state) + b"\n" + tensor_file(tensors))
 
 
 def load_checkpoint(
@@ -44,10 +45,10 @@ def load_checkpoint(
     if not files.is_directory(file.parent):
         return None
     try:
-        state, _, tensors = files.read_sealed(file).partition(b"\n")
+        state, _, tensors = read_sealed(file).partition(b"\n")
     except files.MissingFileError:
         return None
-    return parse_tensors(tensors, file), files.parse_object(state, file)
+    return parse_tensors(tensors, file), parse_object(state, file)
 
 
 def drop_checkpoints(path: Path, but: int | None = None) -> None:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from geodl.app.serve.limits import BUSY, Refused, Share
 from geodl.app.serve.server import Server
 from geodl.core.errors import ConfigError
-from geodl.core.files import readable
+from geodl.core.text import readable
 
 TOKEN_VARIABLE = "GEODL_TOKEN"
 SHORTEST_TOKEN = 16

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from geodl.config import SECTIONS, Layer, preset_layer, presets
+from geodl.core.content import interpreting
 from geodl.core.errors import ConfigError, StoreError
-from geodl.core.files import interpreting
 from geodl.learning.saving import load_model
 from geodl.losses import DISTILLATIONS
 from geodl.methods import METHODS, configure

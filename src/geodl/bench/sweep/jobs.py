@@ -12,16 +12,9 @@ from typing import Any, Self, get_args
 from geodl.bench.experiment import load_data, run_name, scenario_of
 from geodl.bench.report.results import label_of
 from geodl.config import SECTIONS, Layer, RunConfig, all_options, file_layers, imported
+from geodl.core.content import JSON_LIMIT, fingerprint
 from geodl.core.errors import ConfigError
-from geodl.core.files import (
-    JSON_LIMIT,
-    atomic_write,
-    fingerprint,
-    make_below,
-    names_in,
-    read_file,
-    unlink,
-)
+from geodl.core.files import atomic_write, make_below, names_in, read_file, unlink
 from geodl.core.keys import derive
 from geodl.core.text import printable
 from geodl.data.dataset import Dataset, source_options

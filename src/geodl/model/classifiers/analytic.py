@@ -29,8 +29,8 @@ from geodl.closed_form.kept_features import (
 from geodl.closed_form.sampled import moved_within
 from geodl.config import RunConfig
 from geodl.core.errors import TrainingError
-from geodl.core.files import part
 from geodl.core.keys import derive
+from geodl.core.tensors import part
 from geodl.core.text import listed
 from geodl.model.classifiers.base import (
     Adapted,
