@@ -19,9 +19,9 @@ from geodl.bench.report.tables import AVERAGE, INCREMENTAL
 from geodl.cli import grids
 from geodl.cli import reproduce as command
 from geodl.config import Layer, preset_layer
+from geodl.core.cache import Cache
 from geodl.core.errors import ConfigError
 from geodl.core.text import duration
-from geodl.learning.cache import Cache
 from geodl.learning.timing import Shape, Speed
 from geodl.methods import configure
 

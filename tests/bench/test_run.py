@@ -11,9 +11,9 @@ from tests.helpers.runs import result_files
 
 import geodl
 from geodl.bench.experiment import RunResult, run_config, scenario_of
+from geodl.core.cache import Cache
 from geodl.core.errors import ConfigError, StoreError
 from geodl.core.events import Advised, RunEnded, RunStarted
-from geodl.learning.cache import Cache
 from geodl.model.metrics import Trajectory
 from geodl.store import Directory
 from geodl.store.head import read_head, write_head

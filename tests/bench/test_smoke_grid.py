@@ -8,8 +8,8 @@ from tests.helpers.directories import saved
 
 from geodl.bench.experiment import results_of, run_config
 from geodl.config import Layer, preset_layer
+from geodl.core.cache import Cache
 from geodl.core.errors import ConfigError
-from geodl.learning.cache import Cache
 from geodl.losses import DISTILLATIONS
 from geodl.methods import METHODS, configure
 

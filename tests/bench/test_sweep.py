@@ -42,9 +42,9 @@ from geodl.cli import grids
 from geodl.cli import sweep as sweep_command
 from geodl.config import Layer, all_options, file_layers, preset_layer
 from geodl.core import files as core_files
+from geodl.core.cache import Cache
 from geodl.core.errors import Interrupted
 from geodl.core.events import BaseAwaited, BaseCached, StageStarted
-from geodl.learning.cache import Cache
 from geodl.methods import configure
 from geodl.store import Directory, exists
 
@@ -529,7 +529,7 @@ def test_a_table_on_a_terminal(tmp_path, fast, monkeypatch):
 def test_a_claim_is_held_by_one_and_ends_with_its_process(tmp_path):
     cache, held = Cache(tmp_path), ExitStack()
     assert cache.claim("key", held)
-    script = f"from contextlib import ExitStack; from pathlib import Path; from geodl.learning.cache import Cache; import sys; sys.exit(Cache(Path({str(tmp_path)!r})).claim('key', ExitStack()))"
+    script = f"from contextlib import ExitStack; from pathlib import Path; from geodl.core.cache import Cache; import sys; sys.exit(Cache(Path({str(tmp_path)!r})).claim('key', ExitStack()))"
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
     with ExitStack() as other:
         assert cache.claim("other", other)

@@ -12,8 +12,8 @@ from geodl.app.classifier import drop_uploads
 from geodl.bench.report.tables import Table
 from geodl.bench.sweep.jobs import FOLDER, Job
 from geodl.bench.sweep.runner import Launch, Process
+from geodl.core.cache import Cache
 from geodl.core.files import make_below
-from geodl.learning.cache import Cache
 from geodl.store import remove_directory
 
 from .directories import KINDS, go_on, put, sample

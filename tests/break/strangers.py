@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tests.helpers import tiny
 
 from geodl.core.content import interpreting
-from geodl.data.decoding import FORMATS, Reference, open_image
+from geodl.core.decoding import FORMATS, Reference, open_image
 from geodl.data.images import FileImages, from_tensors, to_tensors
 from geodl.learning.learner import Learner
 from geodl.model.model import Model

@@ -241,7 +241,7 @@ def test_warnings_of_pillow_are_not_printed(folder, tmp_path):
     odd.save(tmp_path / "odd.png", transparency=b"\x00\x80")
     IncrementalClassifier(tmp_path / "model").learn(folder, **QUICK)
     code = (
-        "import warnings, geodl.data.decoding as i\n"
+        "import warnings, geodl.core.decoding as i\n"
         "real = i.upright_rgb\n"
         "i.upright_rgb = lambda *a: (warnings.warn('from pillow'), real(*a))[1]\n"
         "from geodl.cli import main; main()"

@@ -56,7 +56,7 @@ def test_a_second_writer_is_told_who_holds_the_lock_until_that_one_ends(tmp_path
 def test_the_package_is_imported_without_fcntl():
     code = (
         "import sys; sys.modules['fcntl'] = None\n"
-        "import geodl.app.classifier, geodl.bench.experiment, geodl.cli, geodl.learning.cache\n"
+        "import geodl.app.classifier, geodl.bench.experiment, geodl.cli, geodl.core.cache\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from tests.helpers.pictures import encode, noise
 
+from geodl.core.decoding import Reference, open_image, read_bytes
 from geodl.core.errors import DataError
-from geodl.data.decoding import Reference, open_image, read_bytes
 from geodl.data.images import ArrayImages, FileImages, concat, from_tensors, pack, to_tensors
 
 

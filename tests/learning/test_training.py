@@ -24,6 +24,7 @@ from tests.helpers.runs import result_files
 from geodl import Learner
 from geodl.bench.experiment import results_of, run_config, scenario_of
 from geodl.config import Options
+from geodl.core.cache import Cache
 from geodl.core.errors import (
     GeodlError,
     Interrupted,
@@ -37,7 +38,6 @@ from geodl.core.tensors import part
 from geodl.data.batches import transform_of
 from geodl.data.images import ArrayImages
 from geodl.learning import loop, shared_base
-from geodl.learning.cache import Cache
 from geodl.learning.loop import StageRun
 from geodl.learning.saving import load_model
 from geodl.methods import Losses, Method, Phase, Schedule, Stage, build

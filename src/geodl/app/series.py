@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from geodl.closed_form.series import no_clues, runs_of
+from geodl.core.decoding import taken
 from geodl.core.errors import ConfigError
-from geodl.data.decoding import taken
 from geodl.data.images import FileImages, Images
 from geodl.data.intake import Intake
 

@@ -19,6 +19,7 @@ from geodl import __version__
 from geodl.bench.work import trained_images
 from geodl.config import Layer, RunConfig, file_layers, import_parts, imported, preset_layer
 from geodl.core import events
+from geodl.core.cache import Cache
 from geodl.core.content import fingerprint, interpreting
 from geodl.core.devices import available_cores
 from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
@@ -28,7 +29,6 @@ from geodl.core.text import one_line
 from geodl.data.dataset import Dataset, load, source_options
 from geodl.data.images import concat
 from geodl.data.scenario import ClassIncremental, class_order
-from geodl.learning.cache import Cache
 from geodl.learning.evaluation import evaluate
 from geodl.learning.learner import Learner
 from geodl.learning.saving import load_model, save_model

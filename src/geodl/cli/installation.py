@@ -17,11 +17,11 @@ from geodl.bench.runs import list_runs
 from geodl.cli.display import plain, say, table
 from geodl.cli.options import Flags, Json, effective
 from geodl.config import presets
+from geodl.core.cache import Cache
 from geodl.core.devices import device_kind, precision_of
 from geodl.core.errors import DISTRIBUTION, install
 from geodl.core.text import readable
 from geodl.data import sources
-from geodl.learning.cache import Cache
 from geodl.methods import METHODS
 
 

@@ -16,10 +16,10 @@ from geodl.cli.grids import Watch, legend, results_table
 from geodl.cli.options import Flags, effective
 from geodl.cli.runs import result_json
 from geodl.config import RunConfig
+from geodl.core.cache import Cache
 from geodl.core.errors import ConfigError, Interrupted
 from geodl.core.text import count
 from geodl.data import Dataset
-from geodl.learning.cache import Cache
 from geodl.store import Directory
 
 _how = partial(Parameter, group=Group("How to run", sort_key=6), negative=())

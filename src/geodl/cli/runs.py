@@ -14,9 +14,9 @@ from geodl.bench.runs import RunSummary, list_runs, summarize
 from geodl.cli.display import say, table
 from geodl.cli.grids import results_table
 from geodl.cli.options import Json
+from geodl.core.cache import Cache
 from geodl.core.errors import StoreError
 from geodl.core.text import count, readable
-from geodl.learning.cache import Cache
 from geodl.model.metrics import Trajectory
 from geodl.store import Directory, remove_directory
 

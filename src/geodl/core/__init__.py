@@ -1,1 +1,1 @@
-"""Plumbing that knows nothing of classes: errors, text, files, locks, devices, ranks, events."""
+"""Plumbing that knows nothing of classes: errors, text, files, locks, the cache, decoding of pictures, devices, ranks, events."""

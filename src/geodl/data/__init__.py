@@ -3,10 +3,10 @@
 Importing the package registers its sources.
 """
 
+from geodl.core.decoding import open_image
 from geodl.data import arrays, cifar, hub  # noqa: F401  # they register themselves
 from geodl.data.batches import Batch, Batches, Transform, evaluation, resized
 from geodl.data.dataset import Dataset, load, source, sources
-from geodl.data.decoding import open_image
 from geodl.data.folder import scan_folder
 from geodl.data.images import ArrayImages, FileImages, Images, concat
 from geodl.data.scenario import ClassIncremental

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from geodl.core.decoding import PIXEL_LIMIT
 from geodl.core.errors import DataError
 from geodl.core.files import open_regular
 from geodl.core.text import count, one_line
 from geodl.data.dataset import Dataset, drawn, fingerprint_of, need_root, source
-from geodl.data.decoding import PIXEL_LIMIT
 from geodl.data.images import ArrayImages
 from geodl.data.names import numbered, plain_labels
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from geodl.config import Registry, import_installed
+from geodl.core.decoding import check_header
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.keys import derive
 from geodl.core.text import count
-from geodl.data.decoding import check_header
 from geodl.data.images import ArrayImages, Images, Some, pack
 from geodl.data.names import class_names
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from geodl.core.decoding import check_header, open_image, read_bytes, shown
 from geodl.core.errors import DataError
 from geodl.core.files import is_folder
 from geodl.data.batches import in_threads
@@ -27,7 +28,6 @@ from geodl.data.dataset import (
     packed,
     source,
 )
-from geodl.data.decoding import check_header, open_image, read_bytes, shown
 from geodl.data.images import FileImages, Images, with_rows
 from geodl.data.names import fault, natural_key
 

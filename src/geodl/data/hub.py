@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from geodl.core.decoding import Item
 from geodl.core.errors import ConfigError, DataError, MissingExtraError
 from geodl.core.text import one_line
 from geodl.data.dataset import Dataset, drawn, fingerprint_of, packed, source
-from geodl.data.decoding import Item
 from geodl.data.images import FileImages
 from geodl.data.names import class_name, numbered
 

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from geodl.core.decoding import Item, Reference, check_header, open_image, read_bytes, shown
 from geodl.core.errors import DataError
-from geodl.data.decoding import Item, Reference, check_header, open_image, read_bytes, shown
 
 
 def positions_of(indices: Tensor | Sequence[int]) -> Tensor:

@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from geodl.core.decoding import Item, check_header, shown, upright_rgb
 from geodl.core.errors import DataError
 from geodl.core.files import is_folder
 from geodl.core.text import count, one_line
 from geodl.data.arrays import as_pixels
 from geodl.data.batches import in_threads, resized
 from geodl.data.dataset import Skipped
-from geodl.data.decoding import Item, check_header, shown, upright_rgb
 from geodl.data.folder import Skips, identity, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, pack
 from geodl.data.images import with_rows as with_rows  # beside `labelled`

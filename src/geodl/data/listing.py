@@ -5,11 +5,11 @@ import io
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from geodl.core.decoding import Item, check_header, shown
 from geodl.core.errors import DataError, StoreError
 from geodl.core.files import open_regular, read_file
 from geodl.core.text import one_line, printable, readable
 from geodl.data.dataset import insist
-from geodl.data.decoding import Item, check_header, shown
 from geodl.data.folder import Skips
 from geodl.data.images import FileImages
 from geodl.data.names import numbered

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from geodl.config import RunConfig
+from geodl.core.cache import Cache
 from geodl.core.content import fingerprint
 from geodl.core.errors import Interrupted
 from geodl.core.events import BaseAwaited, BaseCached
@@ -19,7 +20,6 @@ from geodl.core.tensors import part
 from geodl.data.batches import Transform
 from geodl.data.trivial import AUGMENTATIONS
 from geodl.learning.angles import watching_angles
-from geodl.learning.cache import Cache
 from geodl.learning.checkpoint import Checkpoint, Checkpoints
 from geodl.learning.loop import StageRun, Trainer
 from geodl.methods import Method, Phase

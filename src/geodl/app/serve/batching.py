@@ -18,8 +18,8 @@ from torch.nn.functional import normalize
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.limits import Refused
+from geodl.core.decoding import megapixels
 from geodl.data.batches import Transform, resized
-from geodl.data.decoding import megapixels
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import square
 from geodl.model.page import thumbnail

@@ -12,9 +12,9 @@ from geodl.app.serve import schemas
 from geodl.app.serve.jobs import Job, Teacher
 from geodl.app.serve.limits import Limits, Refused
 from geodl.app.serve.uploads import Upload
+from geodl.core.decoding import open_image, shown
 from geodl.core.errors import DataError
 from geodl.core.text import readable
-from geodl.data.decoding import open_image, shown
 from geodl.model.page import thumbnail, webp
 
 SIDE = 128

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from geodl.core import files
+from geodl.core.cache import Cache
 from geodl.core.content import fingerprint
 from geodl.core.errors import StoreError
-from geodl.learning.cache import Cache
 
 KEY = fingerprint({"data": "digits", "seed": 0, "classes": [3, 1]})
 TENSORS = {"w": torch.arange(4.0)}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from tests.helpers.pictures import bomb, encode, noise
 
+from geodl.core import decoding
+from geodl.core.decoding import check_header, open_image, read_bytes, upright_rgb
 from geodl.core.errors import DataError
-from geodl.data import decoding
-from geodl.data.decoding import check_header, open_image, read_bytes, upright_rgb
 
 
 def rgb(item):
