@@ -141,8 +141,8 @@ def main() -> None:
             with threadpool_limits(options.threads):
                 lines.append(measure(name, train, test, classes))
             print(lines[-1], flush=True)
-    if options.out:
-        options.out.write_text(PAGE + "\n".join(lines) + "\n")
+        if options.out:
+            options.out.write_text(PAGE + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ Case = Callable[..., None]
 MEMORY = Path("/dev/shm")
 """A file system in the memory, where there is one: thousands of cases need not wait for the disk."""
 SECONDS = 60.0
-"""A case that takes longer hangs: the slowest takes a second."""
-LARGE_SECONDS = 3600.0
+"""A case that computes longer hangs: the slowest takes a second. So does one that waits for ten times as long."""
+LARGE_SECONDS = 1200.0
 """The same for a case at its full size."""
 LEAST = 500
 """Cases of each family that a table needs."""
@@ -115,20 +115,26 @@ def attempt(call: Callable[[], Any]) -> Any:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `Hang` in a block that takes longer."""
+    """Raise `Hang` in a block that computes longer, or takes ten times as long: other programs may use the processor."""
+    with (
+        _timed(signal.ITIMER_PROF, signal.SIGPROF, seconds, "of processor time"),
+        _timed(signal.ITIMER_REAL, signal.SIGALRM, 10 * seconds, "of waiting"),
+    ):
+        yield
 
+
+@contextmanager
+def _timed(timer: int, number: int, seconds: float, kind: str) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
-        raise Hang(f"no end after {seconds:g} seconds")
+        raise Hang(f"no end after {seconds:g} seconds {kind}")
 
-    handler = signal.signal(signal.SIGALRM, ring)
-    left, _ = signal.setitimer(
-        signal.ITIMER_REAL, seconds
-    )  # pytest's own time limit uses the same timer
+    handler = signal.signal(number, ring)
+    left, _ = signal.setitimer(timer, seconds)  # pytest's own time limit uses the same timer
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(timer, left)
+        signal.signal(number, handler)
 
 
 def run(

@@ -163,7 +163,7 @@ def _body(draw: random.Random) -> bytes:
 
 def _answered(connection: socket.socket) -> bytes:
     """Return the first part of an answer, empty where there is none."""
-    connection.settimeout(15)
+    connection.settimeout(60)
     found = b""
     with suppress(ConnectionError):
         while len(found) < 100_000 and (part := connection.recv(65536)):

@@ -89,3 +89,18 @@ def test_a_table_needs_the_least_of_every_family(monkeypatch, capsys, tmp_path, 
         import_module("tests.break.__main__").main()
     assert "at least 500 cases of each" in capsys.readouterr().err
     assert not (tmp_path / "table.md").exists()
+
+
+def test_an_interrupted_run_resumes(monkeypatch, tmp_path):
+    command = import_module(
+        "tests.break.__main__"
+    )  # another module than the harness imported above
+    ran = []
+    for name in ("first", "second"):
+        case = Family(lambda draw, folder, name=name: ran.append(name))
+        monkeypatch.setitem(command.FAMILIES, name, case)
+    words = ["--cases", "2", "--resume", str(tmp_path / "done.json"), "--family", "first"]
+    for more in ([], ["--family", "second"], ["--family", "second", "--first", "5"]):
+        monkeypatch.setattr("sys.argv", ["break", *words, *more])
+        assert command.main() == 0
+    assert ran == ["first"] * 2 + ["second"] * 2 + ["first"] * 2 + ["second"] * 2
