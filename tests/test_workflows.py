@@ -78,6 +78,18 @@ def test_hooks_use_the_pinned_tools():
     assert re.search(r"^mypy==", pinned, re.M)
 
 
+def test_what_the_readme_installs_is_enough_for_its_commands():
+    readme, install = ((ROOT / name).read_text() for name in ("README.md", "docs/install.md"))
+    needed = {"pretrained"}  # as the page of installation says, for photographs in seconds
+    extras = install.partition("## Extras")[2].partition("\n## ")[0]
+    for extra, purpose in re.findall(r"^\| `(\w+)` \| (.*?) \|", extras, flags=re.M):
+        for command in re.findall(r"`(geodl \w+)`", purpose):
+            needed |= {extra} if command in readme else set()
+    assert needed == {"pretrained", "serve", "onnx"}
+    for given in re.findall(r"pip install '(?:geodl-cil|\.)\[(.*?)\]'", readme):
+        assert needed == set(given.split(","))
+
+
 def test_one_version_and_one_name():
     assert PROJECT["name"] == DISTRIBUTION
     citation = read("CITATION.cff")
