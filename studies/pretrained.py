@@ -2,8 +2,8 @@
 
 Run with `python -m studies.pretrained CIFAR_DIR OUT.json [--network efficientnet-lite0] [--size 128] [--ways frozen,adapted] [--images 500]`. The closed form
 reads each network in three settings: 50 classes first, then 5 groups of 10 or 10 of 5; and 10 groups of 10. Features are float32, of images that are not
-mirrored; each network reads every image once, so that the settings of one first group share a pass. --images takes fewer training images of each class.
-What is in OUT.json is not computed again.
+mirrored; each network reads every image once: all settings share the frozen one, and those of one first group share the adapted one. --images takes fewer
+training images of each class. What is in OUT.json is not computed again.
 """
 
 import argparse
@@ -27,6 +27,8 @@ SETTINGS = {
     "10 x 10": (10, 10),
 }
 """The classes of the first group and of each later one."""
+NETWORKS = {"frozen": [(50, 10)], "adapted": [(10,), (50,)]}
+"""By way: the sizes of the first groups that share a network."""
 WIDTH, GAMMA = 5120, 0.01
 
 
@@ -67,17 +69,17 @@ def accuracies(train, test, first, each, seed):
     return found
 
 
-def measure(data, network, size, way, first, seed):
-    """Return the accuracies of the settings that begin with so many classes, and how adapting ended."""
+def measure(data, network, size, way, firsts, seed):
+    """Return the accuracies of the settings whose first groups have so many classes, and how adapting ended."""
     order = ClassIncremental(data, base=50, phases=5).classes
     train, test = (with_rows(images, order) for images in (data.train, data.test))
     learner = learner_of(network, size, way, seed)
-    learner.learn(train.select(train.labels < first))
+    learner.learn(train.select(train.labels < min(firsts)))
     fitted, tested = ((read(learner, images), images.labels) for images in (train, test))
     found = {
         name: accuracies(fitted, tested, *groups, seed)
         for name, groups in SETTINGS.items()
-        if groups[0] == first
+        if groups[0] in firsts
     }
     return found | {"note": " ".join(learner.known.default.notes())}
 
@@ -100,10 +102,11 @@ def main():
     rows = json.loads(given.out.read_text()) if given.out.exists() else {}
     run = partial(measure, data, given.network, given.size, seed=given.seed)
     for way in given.ways.split(","):
-        for first in (50, 10):
+        for firsts in NETWORKS[way]:
+            first = " ".join(map(str, firsts))
             key = f"{given.network} {given.size} {given.images} {way} {first} seed {given.seed}"
             if key not in rows:
-                rows[key] = run(way=way, first=first)
+                rows[key] = run(way=way, firsts=firsts)
                 given.out.write_text(json.dumps(rows, indent=1) + "\n")
             for name, found in rows[key].items():
                 if name != "note":
