@@ -10,19 +10,26 @@ from typing import Any
 from geodl.cli import main
 from geodl.core.errors import StoreError
 
-from . import damage
-from .directories import HEADS, KINDS, draw_file, objects, put, sample
+from .damage import harm
+from .directories import KINDS, put
 from .harness import family
+
+QUICK: dict[str, Any] = {
+    "network": "convnet",
+    "epochs": 1,
+    "threads": 1,
+    "workers": 1,
+    "precision": "32",
+}
+"""Options of learning in an instant."""
 
 
 @family("commands")
 def commands(draw: random.Random, folder: Path) -> None:
     """`geodl runs` on a damaged directory beside a sound one: exit 0 or 2, one line of error, the sound one is listed."""
     put("run", folder / "sound")
-    kind = draw.choice(KINDS)
-    put(kind, folder / "it")
-    (folder / "outside").mkdir()
-    _any_damage(draw, kind, folder)
+    put(draw.choice(KINDS), folder / "it")
+    harm(draw, folder / "it", folder / "outside")
     status, out = geodl("runs", "list", str(folder))
     assert status == 0
     assert re.search("^sound +interrupted +2/3 ", out, flags=re.M), out
@@ -30,23 +37,6 @@ def commands(draw: random.Random, folder: Path) -> None:
     words = draw.choice(["runs show", "runs show --json", "results add", "runs rm"]).split()
     more = ["--to", str(folder / "outside" / "kept")] if words[0] == "results" else []
     geodl(*words[:2], str(folder / "it"), *words[2:], *more)
-
-
-def _any_damage(draw: random.Random, kind: str, folder: Path) -> None:
-    path = folder / "it"
-    how = draw.randrange(5)
-    if how == 0:
-        damage.odd_json(draw, path / draw.choice([*HEADS, *objects(path, ".json")]))
-    elif how == 1:
-        damage.odd_tensors(draw, path / draw.choice(objects(path, ".safetensors")))
-    elif how == 2:
-        damage.replace(
-            draw,
-            path / draw.choice([*sorted(sample(kind)), "objects", "progress"]),
-            folder / "outside",
-        )
-    else:
-        (damage.flip if how == 3 else damage.tear)(draw, path / draw_file(draw, kind))
 
 
 def geodl(*words: str, notes: int = 0) -> tuple[Any, str]:

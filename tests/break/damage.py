@@ -1,61 +1,56 @@
-"""Ways to damage a file: by the bit, by the block, by its structure, by putting something else in its place."""
+"""Ways to damage a file or a directory: by the bit, by the block, by its structure, by putting something else in its place."""
 
 import hashlib
 import json
 import os
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load
 from tests.helpers.directories import content, put_odd, sign
 
 from geodl.core.content import json_file, signed
 from geodl.core.tensors import tensor_file
 
+HEADS = ("head.json", "head-copy.json")
 RAW = "@raw@"
 # What may stand where something else is expected, as text: some of it is no JSON.
 VALUES = [
-    *[
-        "null",
-        "true",
-        "-1",
-        "0",
-        "1",
-        "2",
-        "1e308",
-        '""',
-        '"x"',
-        '"../../outside"',
-        "[]",
-        "{}",
-        "[[[]]]",
-        '{"a": {"b": []}}',
-    ],
-    *[
-        "NaN",
-        "-Infinity",
-        "1e999",
-        "9" * 30,
-        "9" * 5000,
-        r'"\ud800"',
-        r'"\u0000\u001b[31m"',
-        '"' + "y" * 100_000 + '"',
-    ],
-    *[
-        "[" * 100_000,
-        '{"a":' * 100_000,
-        "[" * 900 + "]" * 900,
-        "",
-        "nul",
-        "'",
-        '"\n"',
-        "1 2",
-        "[1,]",
-        '{"a": 1, "a": 2}',
-    ],
+    *"null true -1 0 1 2 1e308 NaN -Infinity 1e999 nul ' [] {} [[[]]] [1,]".split(),
+    *('""', '"x"', '"../../outside"', r'"\ud800"', r'"\u0000\u001b[31m"', '"\n"'),
+    *("9" * 30, "9" * 5000, '"' + "y" * 100_000 + '"', "[" * 900 + "]" * 900),
+    *("[" * 100_000, '{"a":' * 100_000, '{"a": {"b": []}}', '{"a": 1, "a": 2}', "", "1 2"),
 ]
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Return the content of all files in a folder by their names; None: a folder, or no regular file."""
+    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*"))}
+    return {name: path.read_bytes() if path.is_file() else None for name, path in found.items()}
+
+
+def restore(files: Mapping[str, bytes | None], folder: Path) -> None:
+    """Write what a snapshot holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        if data is None:
+            (folder / name).mkdir()
+        else:
+            (folder / name).write_bytes(data)
+
+
+def objects(path: Path, suffix: str) -> list[str]:
+    """Return where the files of phases with a suffix are, those of the last phases last."""
+    head = content(path / "head.json")
+    found = []
+    for phase in [*head["undone"], *head["phases"]]:
+        files = sorted(phase["files"].items())
+        found += [f"objects/{digest}" for name, (digest, _) in files if name.endswith(suffix)]
+    return found
 
 
 def flip(draw: random.Random, path: Path) -> None:
@@ -87,14 +82,10 @@ def tear(draw: random.Random, path: Path) -> None:
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """List every (container, key) below a JSON value."""
-    inside = (
-        list(value.items())
-        if isinstance(value, dict)
-        else list(enumerate(value))
-        if isinstance(value, list)
-        else []
-    )
-    return [place for key, entry in inside for place in [(value, key), *_places(entry)]]
+    if not isinstance(value, dict | list):
+        return []
+    keys = value if isinstance(value, dict) else range(len(value))
+    return [place for key in keys for place in [(value, key), *_places(value[key])]]
 
 
 def mutate_json(draw: random.Random, value: Any) -> bytes:
@@ -146,7 +137,7 @@ def put_anew(path: Path, data: bytes) -> None:
     """Replace an object by another one, with sound checksums, in all phases that name it."""
     digest, root = hashlib.sha256(data).hexdigest(), path.parents[1]
     path.with_name(digest).write_bytes(data)
-    for name in ("head.json", "head-copy.json"):
+    for name in HEADS:
         head = content(root / name)
         for phase in [*head["phases"], *head["undone"]]:
             for file in phase["files"].values():
@@ -204,37 +195,58 @@ def replace(draw: random.Random, path: Path, outside: Path) -> None:
     if not os.path.lexists(path):  # a model that no training was interrupted in has no progress
         path.mkdir()
     path.rename(outside / path.name)
-    kinds = [
-        "pipe",
-        "link to nothing",
-        "link to itself",
-        "link to zeros",
-        "link to a terminal",
-        "link outside",
-        "socket",
-    ]
-    kinds += ["file", "empty"] if was_folder else ["folder", "full folder", "huge"]
-    kind = draw.choice(kinds)
-    targets = {
-        "link to nothing": "nothing",
-        "link to itself": path.name,
-        "link to zeros": "/dev/zero",
-        "link to a terminal": "/dev/tty",
-        "link outside": str(outside / path.name),
-    }
-    if kind in targets:
-        path.symlink_to(targets[kind])
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "socket":
-        put_odd(path, kind)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "full folder":
-        path.mkdir()
-        (path / "notes.txt").write_text("mine")
-    elif kind == "huge":
+    links = ["nothing", path.name, "/dev/zero", "/dev/tty", str(outside / path.name)]
+    others = ["file", "empty"] if was_folder else ["folder", "full folder", "huge"]
+    kind = draw.choice(["pipe", "socket", *links, *others])
+    if kind == "huge":
         path.write_bytes((outside / path.name).read_bytes())
         os.truncate(path, 2**40)
-    else:
+    elif kind in ("file", "empty"):
         path.write_bytes(b"" if kind == "empty" else b"something else")
+    else:
+        put_odd(path, kind.removeprefix("full "))
+        if kind == "full folder":
+            (path / "notes.txt").write_text("mine")
+
+
+def other_tensors(draw: random.Random, path: Path) -> None:
+    """Give one tensor of a real file another shape, type or content, or leave it out, with sound checksums."""
+    tensors = load(path.read_bytes())
+    name = draw.choice(sorted(tensors))
+    tensor = tensors.pop(name)
+    kinds = [
+        tensor[:0] if tensor.ndim else tensor.reshape(1),
+        tensor.flatten(),
+        tensor.unsqueeze(0),
+        torch.cat([tensor, tensor]) if tensor.ndim else tensor + 1,
+        tensor.to(draw.choice([torch.float64, torch.int64, torch.uint8, torch.bool])),
+        torch.full_like(tensor, float("nan") if tensor.is_floating_point() else 99),
+        -tensor if tensor.dtype is not torch.bool else ~tensor,
+        None,
+    ]
+    other = draw.choice(kinds)
+    if other is not None:
+        tensors[name] = other.contiguous()
+    put_anew(path, tensor_file(tensors))
+
+
+def harm(draw: random.Random, path: Path, outside: Path) -> bool:
+    """Damage a directory; return whether its checksums are sound, so that any answer is right."""
+    outside.mkdir()
+    names = sorted(name for name, data in snapshot(path).items() if data)
+    plain, tensors = (objects(path, suffix)[-2:] for suffix in (".json", ".safetensors"))
+    if draw.random() < 0.7:  # most often where it matters: in the last state
+        names = [*HEADS, *plain, *tensors]
+    how = draw.randrange(6)
+    if how == 0:
+        return odd_json(draw, path / draw.choice([*HEADS, *plain]))
+    if how == 1:
+        return odd_tensors(draw, path / draw.choice(tensors))
+    if how == 2:
+        other_tensors(draw, path / draw.choice(tensors))
+        return True
+    if how == 3:
+        replace(draw, path / draw.choice([*names, "objects", "progress"]), outside)
+    else:
+        (flip if how == 4 else tear)(draw, path / draw.choice(names))
+    return False

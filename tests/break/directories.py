@@ -2,95 +2,54 @@
 
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.helpers.directories import FILES, content, make, make_model
+from tests.helpers.directories import FILES, commit, content, make, make_model, save_progress
 
 from geodl.bench.runs import summarize
 from geodl.store import Directory, remove_directory
 
 from . import damage
+from .damage import HEADS, objects, restore, snapshot
 from .harness import Refused, attempt, family
 
 KINDS = ("run", "model")
-HEADS = ("head.json", "head-copy.json")
+Damage = Callable[[random.Random, Path], Any]
 
 
 # The directories.
 
-
-def save(run: Directory, t: int) -> None:
-    """Save a phase of the shape that real ones have."""
-    names = [f"class {i}" for i in range(t + 2)]
-    metrics = {
-        "classes": names,
-        "accuracy": {"nme": 90.5 - t, "cnn": None},
-        "confusions": {"nme": [[0, 0, 3], [0, 1, 1], [1, 1, 4]]},
-    }
-    extra = {
-        "transform": {"std": [0.25, 0.5, 0.125], "size": 32},
-        "classes": [{"name": name, "images": 5} for name in names],
-    }
-    model = {"weight": torch.full((t + 1, 4), float(t)), "steps": torch.tensor(10 * t)}
-    memory = {"pixels": torch.full((2, 3), t, dtype=torch.uint8)}
-    contents = dict(zip(FILES, (model, memory, metrics, extra), strict=True))
-    run.commit(contents, {"action": "learn", "step": t}, states=4, lasting=["metrics.json"])
-
-
-def build(kind: str, path: Path) -> None:
-    """Make a run that was interrupted in its third phase, or a model of four steps with one begun and one taken back."""
-    model = kind == "model"
-    run = make_model(path) if model else make(path)
-    with run.lock():
-        for t in range(4 if model else 2):
-            save(run, t)
-            run.events("learned", phase=t, seconds=1.5, classes=["a", "µ"])
-        if model:
-            save(run, 4)
-            run.undo()
-        run.save_progress({"weight": torch.full((4,), 7.0)}, {"step": 7, "epoch": 1})
+save = partial(commit, states=4, lasting=["metrics.json"])
 
 
 @cache
-def sample(kind: str) -> dict[str, bytes]:
-    """Return the files of a directory by name; made once."""
+def sample(kind: str) -> Mapping[str, bytes | None]:
+    """Return the files of a run that was interrupted in its third phase, or of a model of four steps, one begun and one taken back."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "it"
-        build(kind, path)
-        return {
-            str(file.relative_to(path)): file.read_bytes()
-            for file in path.rglob("*")
-            if file.is_file()
-        }
+        run = make(path) if kind == "run" else make_model(path)
+        with run.lock():
+            for t in range(2 if kind == "run" else 5):
+                save(run)
+                run.events("learned", phase=t, seconds=1.5, classes=["a", "µ"])
+            if kind == "model":
+                run.undo()
+            save_progress(run, 7)
+        return snapshot(path)
 
 
 def put(kind: str, path: Path) -> None:
     """Write such a directory."""
-    for name, data in sample(kind).items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(data)
+    restore(sample(kind), path)
 
 
 def draw_file(draw: random.Random, kind: str) -> str:
     """Choose a file that is not empty: the lock is."""
     return draw.choice([name for name, data in sorted(sample(kind).items()) if data])
-
-
-def objects(path: Path, suffix: str) -> list[str]:
-    """Return where the files of phases with a suffix are, those of the last phases last."""
-    head = content(path / "head.json")
-    phases = [*head["undone"], *head["phases"]]
-    found = [sorted(phase["files"].items()) for phase in phases]
-    return [
-        f"objects/{digest}"
-        for files in found
-        for name, (digest, _) in files
-        if name.endswith(suffix)
-    ]
 
 
 # What is read.
@@ -218,7 +177,7 @@ def torn_files(draw: random.Random, folder: Path) -> None:
     _damaged(draw, folder, damage.tear)
 
 
-def _damaged(draw: random.Random, folder: Path, how: Callable[[random.Random, Path], None]) -> None:
+def _damaged(draw: random.Random, folder: Path, how: Damage) -> None:
     kind = draw.choice(KINDS)
     name = draw_file(draw, kind)
     put(kind, folder / "it")
@@ -239,14 +198,7 @@ def _damaged(draw: random.Random, folder: Path, how: Callable[[random.Random, Pa
 @family("odd JSON")
 def odd_json(draw: random.Random, folder: Path) -> None:
     """Other types, names and depths than expected, with and without sound checksums."""
-    kind = draw.choice(KINDS)
-    put(kind, folder / "it")
-    name = draw.choice([*HEADS, *objects(folder / "it", ".json")])
-    if damage.odd_json(draw, folder / "it" / name):
-        answers(folder / "it")
-    else:
-        check_answers(kind, folder / "it")
-    attempt(lambda: go_on(folder / "it"))
+    _odd(draw, folder / "it", damage.odd_json, ".json", *HEADS)
 
 
 @family("odd events")
@@ -264,29 +216,32 @@ def odd_events(draw: random.Random, folder: Path) -> None:
 @family("odd tensors")
 def odd_tensors(draw: random.Random, folder: Path) -> None:
     """Headers that lie, other names and shapes, with and without sound checksums."""
+    written = _odd(draw, folder / "it", damage.odd_tensors, ".safetensors")
+    assert written is None, f"it blocks: {written}"
+
+
+def _odd(draw: random.Random, path: Path, how: Damage, suffix: str, *heads: str) -> Any:
+    """Damage one of some files; return how writing to the directory ends."""
     kind = draw.choice(KINDS)
-    put(kind, folder / "it")
-    name = draw.choice(objects(folder / "it", ".safetensors"))
-    if damage.odd_tensors(draw, folder / "it" / name):
-        answers(folder / "it")
+    put(kind, path)
+    name = draw.choice([*heads, *objects(path, suffix)])
+    if how(draw, path / name):
+        answers(path)
     else:
-        check_answers(kind, folder / "it")
-    written = attempt(lambda: go_on(folder / "it"))
-    assert written is None, f"{name} blocks: {written}"
+        check_answers(kind, path)
+    return attempt(lambda: go_on(path))
 
 
 @family("odd files")
 def odd_files(draw: random.Random, folder: Path) -> None:
     """A pipe, a device, a link, a folder in the place of a file or the other way round: nothing outside changes."""
     kind = draw.choice(KINDS)
-    names = sorted(sample(kind))
-    names += ["objects", "progress"]
-    name = draw.choice(names)
+    name = draw.choice(sorted(sample(kind)))
     put(kind, folder / "it")
     outside = folder / "outside"
     outside.mkdir()
     damage.replace(draw, folder / "it" / name, outside)
-    before = _content(outside)
+    before = snapshot(outside)
     check_answers(kind, folder / "it")
     written = attempt(lambda: go_on(folder / "it"))
     if name.startswith("progress"):
@@ -294,12 +249,5 @@ def odd_files(draw: random.Random, folder: Path) -> None:
     if kind == "run" and draw.random() < 0.5:
         attempt(lambda: make(folder / "it", fresh=True))
     attempt(lambda: remove_directory(folder / "it"))
-    assert _content(outside) == before, "a write outside"
+    assert snapshot(outside) == before, "a write outside"
     assert {path.name for path in folder.iterdir()} <= {"it", "outside"}
-
-
-def _content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path): path.read_bytes() if path.is_file() else b""
-        for path in sorted(folder.rglob("*"))
-    }

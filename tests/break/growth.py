@@ -1,6 +1,5 @@
 """A model that grows: many classes, many steps, many files. Large cases, of which the fast tests run small ones."""
 
-import io
 import json
 import os
 import random
@@ -8,34 +7,23 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from PIL import Image
+from tests.helpers.pictures import encode, noise, png
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.state import UNDO
 from geodl.store import Directory
 
-from .commands import geodl
+from .commands import QUICK, geodl
 from .harness import family
 
 SIDE = 8
-QUICK: dict[str, Any] = {
-    "network": "convnet",
-    "epochs": 1,
-    "threads": 1,
-    "workers": 1,
-    "precision": "32",
-}
 SHOWN = 20
 
 
 def pictures(draw: random.Random, number: int) -> Any:
     """Return so many small pictures, no two alike: (N, H, W, 3)."""
-    generator = torch.Generator().manual_seed(draw.randrange(2**32))
-    return torch.randint(
-        0, 256, (number, SIDE, SIDE, 3), dtype=torch.uint8, generator=generator
-    ).numpy()
+    return noise(number, SIDE, SIDE, 3, seed=draw.randrange(2**32))
 
 
 @family("many classes", most=4, classes=1600)
@@ -117,20 +105,9 @@ def many_files(draw: random.Random, folder: Path, files: int = 300) -> None:
     for name in ("a", "b"):
         (source / name).mkdir(parents=True)
         for i, picture in enumerate(pictures(draw, good)):
-            (source / name / f"good {i}.png").write_bytes(_png(picture))
+            (source / name / f"good {i}.png").write_bytes(encode(Image.fromarray(picture)))
         _fill(draw, source / name, files // 2 - good)
-    options = [
-        "--network",
-        "convnet",
-        "--method",
-        "finetune",
-        "--epochs",
-        "1",
-        "--threads",
-        "1",
-        "--workers",
-        "2",
-    ]
+    options = "--network convnet --method finetune --epochs 1 --threads 1 --workers 2".split()
     status, told = geodl("learn", model, str(source), *options)
     assert status == 0
     assert f"skipped: {files - 2 * good};" in told
@@ -147,23 +124,14 @@ def many_files(draw: random.Random, folder: Path, files: int = 300) -> None:
     assert not (folder / "other").exists()
 
 
-def _png(picture: Any) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
 def _fill(draw: random.Random, folder: Path, number: int) -> None:
     """Fill a folder with bad files, most of them under many names: that is quick, and to a reader all the same."""
-    bad = np.frombuffer(_png(pictures(draw, 1)[0]), dtype=np.uint8)
+    bad = png()
     for i in range(number):
         path = folder / f"bad {i}.png"
         if i % 1000 == 0:
-            path.write_bytes(
-                draw.choice(
-                    [b"", b"no picture", bad[: draw.randrange(8, 50)].tobytes(), bytes(100)]
-                )
-            )
+            contents = [b"", b"no picture", bad[: draw.randrange(8, 50)], bytes(100)]
+            path.write_bytes(draw.choice(contents))
             last = path
         else:
             os.link(last, path)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tests.helpers.pictures import encode, noise
 
-from geodl.cli import COMMANDS
 from geodl.config import RunConfig, all_options, file_layers
 from geodl.data import load, scan_folder
 from geodl.data.images import ArrayImages, open_image
@@ -32,18 +32,13 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM", "ICO", "TGA", "PC
 @cache
 def pictures() -> list[bytes]:
     """Return small pictures of many formats and modes."""
-    pixels = np.random.default_rng(0).integers(0, 256, (13, 17, 4), dtype=np.uint8)
+    pixels = noise(13, 17, 4)
     found = []
     for kind in FORMATS:
         for mode in ("RGB", "L", "P", "RGBA", "I;16", "CMYK", "1"):
-            buffer = io.BytesIO()
-            with contextlib.suppress(
-                OSError, ValueError, KeyError
-            ):  # not every format has every mode
-                Image.fromarray(pixels).convert("I" if mode == "I;16" else mode).save(
-                    buffer, format=kind
-                )
-                found.append(buffer.getvalue())
+            image = Image.fromarray(pixels).convert("I" if mode == "I;16" else mode)
+            with contextlib.suppress(OSError, ValueError, KeyError):  # a format has some modes
+                found.append(encode(image, kind))
     return found
 
 
@@ -117,34 +112,11 @@ def _parquet() -> bytes:
 
 # Arrays and labels.
 
-KINDS = (
-    torch.uint8,
-    torch.int8,
-    torch.int64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.bool,
-)
-NAMES = (
-    "cat",
-    "dog",
-    "",
-    " ",
-    "a\nb",
-    "\ud800",
-    "x" * 300,
-    None,
-    3,
-    -1,
-    2.5,
-    float("nan"),
-    b"cat",
-    True,
-    "ne\u0301",
-    "n\u00e9",
-)
+KINDS = (torch.uint8, torch.int8, torch.int64, torch.bool)
+KINDS += (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+NAMES = ("cat", "dog", "", " ", "a\nb", "\ud800", "x" * 300, "ne\u0301", "n\u00e9", b"cat")
+NAMES += (None, 3, -1, 2.5, float("nan"), True)
+NO_IMAGES = (5, None, "nowhere.png", {}, [], [[1, 2], [3]], object(), range(3), b"x", [None])
 
 
 def odd_array(draw: random.Random) -> Any:
@@ -159,27 +131,9 @@ def odd_array(draw: random.Random) -> Any:
     if what == 2:
         return tensor.to(torch.complex64)
     if what == 3:
-        return (
-            tensor.float()
-            .numpy()
-            .astype(draw.choice(["f2", "f8", "O", "U3", "c8", ">i2", "u8", "m8[s]", "f4"]))
-        )
+        return tensor.float().numpy().astype(draw.choice("f2 f4 f8 O U3 c8 >i2 u8 m8[s]".split()))
     if what == 4:
-        return draw.choice(
-            [
-                5,
-                None,
-                "nowhere.png",
-                {},
-                [],
-                [[1, 2], [3]],
-                object(),
-                range(3),
-                b"x",
-                [None],
-                iter([3]),
-            ]
-        )
+        return draw.choice([*NO_IMAGES, iter([3])])
     if what == 5:
         return tensor.float().flatten().requires_grad_()
     return tensor
@@ -199,20 +153,10 @@ def odd_arrays(draw: random.Random, folder: Path) -> None:
         pixels = torch.randint(0, 256, (count, 3, 5, 5), dtype=torch.uint8)
         labels: Any = [draw.choice(NAMES) for _ in range(draw.choice([count, count, count, 1]))]
         if draw.random() < 0.2:
-            labels = draw.choice(
-                [
-                    None,
-                    5,
-                    "ab",
-                    torch.arange(count),
-                    np.arange(count)[:, None],
-                    {},
-                    torch.zeros(count, device="meta"),
-                ]
-            )
-        classes = draw.choice(
-            [None, None, None, ["cat", "dog"], ["a", "a"], "ab", 5, [], list(NAMES[:3])]
-        )
+            arrays = [np.arange(count)[:, None], torch.zeros(count, device="meta")]
+            labels = draw.choice([None, 5, "ab", {}, torch.arange(count), *arrays])
+        some = [["cat", "dog"], ["a", "a"], "ab", 5, [], list(NAMES[:3])]
+        classes = draw.choice([None, None, None, *some])
         taken = attempt(lambda: take(pixels, labels, classes))
     if not isinstance(taken, Refused):
         assert all(fault(name) is None and class_name(name) == name for name in taken.classes)
@@ -222,70 +166,25 @@ def odd_arrays(draw: random.Random, folder: Path) -> None:
 # Options.
 
 
-def odd_text(draw: random.Random) -> str:
-    """Return a value as it may be typed."""
-    some = [
-        "1",
-        "0",
-        "-1",
-        "2.5",
-        "1e999",
-        "nan",
-        "x",
-        "true",
-        "",
-        " ",
-        "a\nb",
-        "\x1b[31m",
-        "9" * 30,
-        "9" * 5000,
-        "../..",
-        "/dev/zero",
-        "é" * 300,
-    ]
-    return draw.choice(
-        [*some, "y" * 2000, "lucir", "geodesic", "digits", "--", "-", "[1,2]", '{"a": 1}', "\u202e"]
-    )
-
-
-def option_names() -> list[str]:
-    """Return the names of all options there are."""
-    return sorted(all_options())
+TYPED = (
+    *"1 0 -1 2.5 1e999 nan x true ../.. /dev/zero lucir geodesic digits -- - [1,2]".split(),
+    *("", " ", "a\nb", "\x1b[31m", "\u202e", '{"a": 1}'),
+    *("9" * 30, "9" * 5000, "é" * 300, "y" * 2000),
+)
+"""Values as they may be typed."""
 
 
 @family("toml")
 def odd_toml(draw: random.Random, folder: Path) -> None:
     """A file of random options is read as what it says, or refused in one line."""
     raw = [value for value in damage.VALUES if draw.random() < 0.3] or ["1"]
-    tables = [
-        "",
-        "",
-        "[lucir]",
-        "[distillation.geodesic]",
-        "[nosuch]",
-        "[[a]]",
-        "[distillation]",
-        "[bic.x]",
-    ]
+    tables = ["", "", "[lucir]", "[distillation.geodesic]", "[nosuch]", "[[a]]", "[distillation]"]
+    names = [*all_options(), "preset", "no such", "a.b.c", '"\\n"', "méthode", "seed.x"]
+    values = [*raw, "'cifar100'", '"lucir"', "1", "2024-01-01", "[1, 'a']", "{a = 1}"]
     lines = []
     for _ in range(draw.randint(1, 6)):
-        key = draw.choice(
-            [*option_names(), "preset", "no such", "a.b.c", '"\\n"', "méthode", "seed.x"]
-        )
-        value = draw.choice(
-            [
-                *raw,
-                "'cifar100'",
-                '"lucir"',
-                "1",
-                "2024-01-01",
-                "[1, 'a']",
-                "{a = 1}",
-                odd_text(draw),
-            ]
-        )
-        lines.append(draw.choice(tables))
-        lines.append(f"{key} = {value}")
+        value = draw.choice([*values, draw.choice(TYPED)])
+        lines += [draw.choice([*tables, "[bic.x]"]), f"{draw.choice(names)} = {value}"]
     file = folder / "odd.toml"
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
     if draw.random() < 0.2:
@@ -294,39 +193,22 @@ def odd_toml(draw: random.Random, folder: Path) -> None:
     assert isinstance(found, Refused) or isinstance(found.config, RunConfig)
 
 
-QUICK = (
-    "info",
-    "predict",
-    "evaluate",
-    "undo",
-    "redo",
-    "rename",
-    "remove",
-    "config show",
-    "config presets",
-    "runs list",
-    "runs show",
-    "methods",
+FAST = (
+    *"info predict evaluate undo redo rename remove methods".split(),
+    *("config show", "config presets", "runs list", "runs show"),
 )
+"""Commands that end at once, whatever they are given."""
 
 
 @family("command lines")
 def odd_command_lines(draw: random.Random, folder: Path) -> None:
     """Random words after `geodl`: exit 0 or 2, one clean line of error, and nothing is made."""
-    quick = [path.split() for path, *_ in COMMANDS if path in QUICK]
-    words = list(draw.choice([*quick, [], ["nosuch"], [odd_text(draw)]]))
+    words = draw.choice([*FAST, "", "nosuch", draw.choice(TYPED)]).split()
+    names = [*all_options(), *"top json strict csv threshold preset nosuch".split()]
     for _ in range(draw.randint(0, 5)):
-        name = draw.choice(
-            [*option_names(), "top", "json", "strict", "csv", "threshold", "preset", "nosuch"]
-        )
-        typed = [
-            f"--{name.replace('_', '-')}",
-            f"--{name}={odd_text(draw)}",
-            odd_text(draw),
-            str(folder / "nowhere"),
-            "-x",
-        ]
-        words.append(draw.choice(typed))
+        name = draw.choice(names)
+        typed = [f"--{name.replace('_', '-')}", f"--{name}={draw.choice(TYPED)}", "-x"]
+        words.append(draw.choice([*typed, draw.choice(TYPED), str(folder / "nowhere")]))
     words = [word.replace("\0", "") for word in words]
     if draw.random() < 0.1:
         words.append("--help")

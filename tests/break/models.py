@@ -3,6 +3,7 @@
 import json
 import random
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -10,56 +11,36 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors.torch import load
 from tests.helpers import tiny
 from tests.helpers.directories import cut
+from tests.helpers.pictures import encode
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.bench.experiment import run_config
 from geodl.core.errors import Interrupted
-from geodl.core.tensors import tensor_file
 
-from . import damage
-from .commands import geodl
-from .directories import HEADS, objects
+from .commands import QUICK, geodl
+from .damage import harm, restore, snapshot
 from .harness import Refused, attempt, family
 
-QUICK: dict[str, Any] = {
-    "network": "convnet",
-    "epochs": 1,
-    "threads": 1,
-    "workers": 1,
-    "precision": "32",
-}
 METHODS = ("lucir", "analytic")
 DATA = tiny.dataset(classes=4, train=8)
 
 
-def _files(path: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
-    }
-
-
-def _put(files: dict[str, bytes], path: Path) -> None:
-    for name, data in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(data)
-
-
-def _part(*classes: int) -> tuple[Any, list[str]]:
+def part(*classes: int) -> tuple[torch.Tensor, list[str]]:
+    """Return the training images of some classes, and their labels."""
     rows = torch.isin(DATA.train.labels, torch.tensor(classes))
     names = [DATA.classes[label] for label in DATA.train.labels[rows].tolist()]
-    return DATA.train.pixels[rows].permute(0, 2, 3, 1).numpy(), names
+    return DATA.train.pixels[rows], names
 
 
 @cache
-def model_files(method: str) -> dict[str, bytes]:
+def model_files(method: str) -> Mapping[str, bytes | None]:
     """Return the files of a model of two steps, one of them renamed, and one that was taken back; made once."""
     with tempfile.TemporaryDirectory() as folder:
         model = IncrementalClassifier(Path(folder) / "model")
-        model.learn(*_part(0, 1), method=method, **QUICK)
-        model.learn(*_part(2, 3), method=method, **QUICK)
+        model.learn(*part(0, 1), method=method, **QUICK)
+        model.learn(*part(2, 3), method=method, **QUICK)
         model.rename("class 0", "zero")
         model.rename("class 1", "one")
         model.undo()
@@ -67,21 +48,21 @@ def model_files(method: str) -> dict[str, bytes]:
             asked = iter([False, True])
             with suppress(Interrupted):
                 model.learn(
-                    *_part(0, 2),
+                    *part(0, 2),
                     method=method,
                     again=True,
                     stop=lambda: next(asked),
                     **QUICK | {"epochs": 3},
                 )
-        return _files(model.path)
+        return snapshot(model.path)
 
 
 @cache
-def run_files() -> dict[str, bytes]:
+def run_files() -> Mapping[str, bytes | None]:
     """Return the files of a complete run; made once."""
     with tempfile.TemporaryDirectory() as folder:
         _run(Path(folder) / "run")
-        return _files(Path(folder) / "run")
+        return snapshot(Path(folder) / "run")
 
 
 def _run(path: Path) -> Any:
@@ -92,27 +73,22 @@ def _run(path: Path) -> Any:
 
 
 @cache
-def pictures() -> dict[str, bytes]:
+def pictures() -> Mapping[str, bytes | None]:
     """Return a folder of two class folders."""
-    with tempfile.TemporaryDirectory() as folder:
-        for label, picture in enumerate(DATA.test.pixels[:10].permute(0, 2, 3, 1).numpy()):
-            (Path(folder) / f"class {label % 2}").mkdir(exist_ok=True)
-            Image.fromarray(picture).save(Path(folder) / f"class {label % 2}" / f"{label}.png")
-        return _files(Path(folder))
+    pixels = DATA.test.pixels[:10].permute(0, 2, 3, 1).numpy()
+    files = {f"class {i % 2}/{i}.png": Image.fromarray(each) for i, each in enumerate(pixels)}
+    return {"class 0": None, "class 1": None} | {
+        name: encode(image) for name, image in files.items()
+    }
 
 
 READS = ("info --json", "predict --json --top 4 --no-unknown", "evaluate --json")
-WRITES = (
-    "learn",
-    "undo",
-    "redo",
-    "rename",
-    "remove",
-    "remove --for-good",
-    "report",
-    "info",
-    "predict",
-)
+WRITES = ("learn", "undo", "redo", "rename", "remove", "remove --for-good", "report")
+WRITES += ("info", "predict")
+
+
+# How much is kept beside the last state may well change.
+BESIDE = "images_per_second directory_bytes model unfinished undone redo undo".split()
 
 
 def command(words: str, path: Path, images: Path) -> tuple[Any, str]:
@@ -135,22 +111,12 @@ def answer(words: str, path: Path, images: Path) -> Any:
     if status:
         return None
     told = json.loads(out)
-    for name in (
-        "images_per_second",
-        "directory_bytes",
-        "model",
-        "unfinished",
-        "undone",
-        "redo",
-        "undo",
-    ):
-        told.pop(name, None)  # how much is kept beside the last state may well change
+    for name in BESIDE:
+        told.pop(name, None)
     for each in [*told.get("classes", []), *told.get("steps", [])]:
-        if isinstance(each, dict):
-            (
-                each.pop("learned", None),
-                each.pop("time", None),
-            )  # from events.jsonl, of which lines may be lost
+        if isinstance(each, dict):  # from events.jsonl, of which lines may be lost
+            each.pop("learned", None)
+            each.pop("time", None)
     for each in told.get("predictions", []):
         each["name"] = Path(each["name"]).name
     return told
@@ -160,56 +126,11 @@ def answer(words: str, path: Path, images: Path) -> Any:
 def right(words: str, method: str) -> Any:
     """Return what the undamaged model tells."""
     with tempfile.TemporaryDirectory() as folder:
-        _put(model_files(method), Path(folder) / "model")
-        _put(pictures(), Path(folder) / "images")
+        restore(model_files(method), Path(folder) / "model")
+        restore(pictures(), Path(folder) / "images")
         found = answer(words, Path(folder) / "model", Path(folder) / "images")
         assert found is not None
         return found
-
-
-def harm(draw: random.Random, path: Path, outside: Path) -> bool:
-    """Damage a directory; return whether it was signed anew, so that any answer is right."""
-    names = sorted(name for name, data in _files(path).items() if data)
-    if draw.random() < 0.7:  # most often where it matters: in the last state
-        names = [*HEADS, *objects(path, ".json")[-2:], *objects(path, ".safetensors")[-2:]]
-    how = draw.randrange(6)
-    if how == 0:
-        return damage.odd_json(draw, path / draw.choice([*HEADS, *objects(path, ".json")[-2:]]))
-    if how == 1:
-        return damage.odd_tensors(draw, path / draw.choice(objects(path, ".safetensors")[-2:]))
-    if how == 2:
-        other_tensors(draw, path / draw.choice(objects(path, ".safetensors")[-2:]))
-        return True
-    if how == 3:
-        outside.mkdir()
-        damage.replace(draw, path / draw.choice([*names, "objects", "progress"]), outside)
-    else:
-        (damage.flip if how == 4 else damage.tear)(draw, path / draw.choice(names))
-    return False
-
-
-def other_tensors(draw: random.Random, file: Path) -> None:
-    """Give one tensor of a real file another shape, type or content, or leave it out, and sign the phase anew."""
-    tensors = load(file.read_bytes())
-    name = draw.choice(sorted(tensors))
-    tensor = tensors[name]
-    kinds = [
-        tensor[:0] if tensor.ndim else tensor.reshape(1),
-        tensor.flatten(),
-        tensor.unsqueeze(0),
-        torch.cat([tensor, tensor]) if tensor.ndim else tensor + 1,
-        tensor.to(draw.choice([torch.float64, torch.int64, torch.uint8, torch.bool])),
-        torch.full_like(tensor, float("nan"))
-        if tensor.is_floating_point()
-        else torch.full_like(tensor, 99),
-        -tensor if tensor.dtype is not torch.bool else ~tensor,
-    ]
-    choice = draw.randrange(len(kinds) + 1)
-    if choice == len(kinds):
-        del tensors[name]
-    else:
-        tensors[name] = kinds[choice].contiguous()
-    damage.put_anew(file, tensor_file(tensors))
 
 
 @family("models", most=300)
@@ -217,8 +138,8 @@ def models(draw: random.Random, folder: Path) -> None:
     """Commands on a damaged model: the right answer or one line; whatever they write can be read."""
     method = draw.choice(METHODS)
     path, images = folder / "model", folder / "images"
-    _put(model_files(method), path)
-    _put(pictures(), images)
+    restore(model_files(method), path)
+    restore(pictures(), images)
     anew = harm(draw, path, folder / "outside")
     read = draw.choice(READS)
     found = answer(read, path, images)
@@ -226,21 +147,21 @@ def models(draw: random.Random, folder: Path) -> None:
     for words in draw.sample(WRITES, 2):
         command(words, path, images)
     answer("info --json", path, images)
-    assert _files(images) == pictures(), "a write into the images"
+    assert snapshot(images) == pictures(), "a write into the images"
 
 
 @family("runs", most=60)
 def runs(draw: random.Random, folder: Path) -> None:
     """The same run again over a damaged one: complete with the same files, or refused in one line; and its report."""
     path = folder / "run"
-    _put(run_files(), path)
+    restore(run_files(), path)
     if draw.random() < 0.5:
         cut(path, 2)
     anew = harm(draw, path, folder / "outside") if draw.random() < 0.9 else False
     found = attempt(lambda: _run(path))
     if not anew and not isinstance(found, Refused):
         for name, data in run_files().items():
-            if name.startswith("objects"):
+            if name.startswith("objects/"):
                 assert (path / name).read_bytes() == data, f"complete, but another {name}"
     if draw.random() < 0.3:  # the figures take seconds
         geodl("report", str(path), "--out", str(folder / "report.html"), notes=3)

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from tests.helpers.pictures import noise
 from tests.helpers.serving import HALF, TOKEN, Client, connected, running
 
 from geodl.app.classifier import IncrementalClassifier
@@ -19,6 +18,7 @@ from geodl.app.serve.limits import Limits
 from geodl.app.serve.server import Server
 from geodl.learning.saving import model_directory
 
+from .commands import QUICK
 from .damage import VALUES
 from .harness import family
 from .inputs import pictures
@@ -38,9 +38,8 @@ HOSTILE = (
 
 @contextmanager
 def _serving(folder: Path, limits: Limits) -> Iterator[str]:
-    x = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
-    quick: dict[str, Any] = {"network": "convnet", "method": "finetune", "epochs": 1, "threads": 1}
-    IncrementalClassifier(folder / "model").learn(x, ["a", "b"] * 6, **quick)
+    model = IncrementalClassifier(folder / "model")
+    model.learn(noise(12, 16, 16, 3), ["a", "b"] * 6, method="finetune", **QUICK)
     with running(folder / "model", limits=limits) as url:
         yield url
 
@@ -69,35 +68,11 @@ def _hostile(draw: random.Random) -> bytes:
 # ------------------------------------------------------------------------------------------------- requests of strangers
 
 METHODS = ("GET", "GET", "POST", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "X" * 300)
-BELOW = (
-    "model",
-    "classes",
-    "history",
-    "jobs",
-    "jobs/1",
-    "predict",
-    "learn",
-    "learn/folder",
-    "undo",
-)
-BELOW += ("redo", "classes/rename", "classes/remove", "tray", "tray/add", "tray/drop", "tray/teach")
-BELOW += (
-    "tray/1",
-    "jobs/1/cancel",
-    "export/onnx/",
-    "jobs/%00",
-    "jobs/..%2f..%2fhead.json",
-    "nosuch",
-)
-PATHS = (
-    "/",
-    "/docs",
-    "/openapi.json",
-    "/static/app.js",
-    "/static/../app.py",
-    "/static/%2e%2e/app.py",
-)
-PATHS += ("//", "/%00", "/" + "a" * 5000, "/api/v1/predict?top=0", "/api/v1/predict?top=1e9", "*")
+BELOW = "model classes history predict undo redo nosuch export/onnx/".split()
+BELOW += "classes/rename classes/remove learn learn/folder tray tray/1 tray/add tray/drop".split()
+BELOW += "tray/teach jobs jobs/1 jobs/1/cancel jobs/%00 jobs/..%2f..%2fhead.json".split()
+PATHS = "/ // * /docs /openapi.json /static/app.js /static/../app.py /static/%2e%2e/app.py".split()
+PATHS += ["/%00", "/" + "a" * 5000, "/api/v1/predict?top=0", "/api/v1/predict?top=1e9"]
 HEADERS = (
     "Host: evil.example",
     "Origin: http://evil.example",

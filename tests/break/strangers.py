@@ -1,6 +1,5 @@
 """What strangers hand over: pictures of other formats, models that refer to files, weights, numbers that are not finite."""
 
-import io
 import os
 import random
 import subprocess
@@ -8,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 from tests.helpers import tiny
+from tests.helpers.pictures import encode, noise
 
 from geodl.core.content import interpreting
 from geodl.core.decoding import FORMATS, Reference, open_image
@@ -23,6 +22,7 @@ from geodl.nets import build_network
 
 from . import damage
 from .harness import Refused, attempt, family
+from .models import DATA, part
 
 PROGRAMS = (
     b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
@@ -34,11 +34,8 @@ OTHERS = ("EPS", "PDF", "ICO", "TGA", "PCX", "SGI", "MSP", "XBM", "SPIDER", "DDS
 
 @cache
 def _picture(kind: str) -> bytes:
-    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     mode = {"MSP": "1", "XBM": "1", "SPIDER": "F"}.get(kind, "RGB")
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(buffer, format=kind)
-    return buffer.getvalue()
+    return encode(Image.fromarray(noise(32, 32, 3)).convert(mode), kind)
 
 
 @family("formats")
@@ -114,22 +111,13 @@ def _weights(name: str) -> dict[str, torch.Tensor]:
 
 # ------------------------------------------------------------------------------------------------------------ numbers
 
-DATA = tiny.dataset(classes=4, train=8)
-TRAINING = ("network", "epochs", "batch_size", "lr", "exemplars", "threads", "precision")
-QUICK = {name: tiny.OPTIONS[name] for name in TRAINING}
-
-
-def _part(*classes: int) -> tuple[torch.Tensor, list[str]]:
-    rows = torch.isin(DATA.train.labels, torch.tensor(classes))
-    return DATA.train.pixels[rows], [f"class {c}" for c in DATA.train.labels[rows].tolist()]
-
 
 @cache
 def _learned(method: str) -> Model:
     more = {"expansion": 64} if method == "analytic" else {}
-    learner = Learner(method=method, **QUICK | {"epochs": 1} | more)
-    learner.learn(*_part(0, 1))
-    learner.learn(*_part(2))
+    learner = Learner(tiny.config(method=method, epochs=1, **more))
+    learner.learn(*part(0, 1))
+    learner.learn(*part(2))
     return learner.known
 
 
@@ -158,7 +146,7 @@ def _numbers(draw: random.Random, folder: Path) -> None:
     rows = [i for i, label in enumerate(DATA.test.labels.tolist()) if label < 3]
     truth = [f"class {DATA.test.labels[i]}" for i in rows]
     attempt(lambda: learner.evaluate(DATA.test.pixels[rows], truth))
-    if isinstance(attempt(lambda: learner.learn(*_part(3))), Refused):
+    if isinstance(attempt(lambda: learner.learn(*part(3))), Refused):
         assert learner.model is damaged, "a step that was refused changed the model"
         return
     found = learner.known.to_tensors()

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-from tests.helpers.directories import Killed, break_at
+from tests.helpers.directories import Killed, break_at, save_progress
 
 from geodl.core import files
 from geodl.store import Directory
@@ -17,49 +16,21 @@ from geodl.store import Directory
 from .directories import KINDS, answers, comparable, put, save, sound
 from .harness import Refused, attempt, family
 
-WRITES: dict[str, Callable[[Path], Any]] = {}
+WRITES: dict[str, Callable[[Directory], Any]] = {
+    "save progress": lambda run: save_progress(run, 8),
+    "clear progress": Directory.clear_progress,
+    "commit": save,
+    "undo": Directory.undo,
+    "redo": lambda run: run.redo() if run.undone() else run.undo(),  # a run has nothing to redo
+    "forget": lambda run: run.commit({}, {}, states=1),
+}
 
 
-def write(operation: Callable[[Directory], Any]) -> Callable[[Directory], Any]:
-    """Register a write that takes the lock, as a new process would."""
-
-    def locking(path: Path) -> None:
-        run = Directory(path)
-        with run.lock():
-            operation(run)
-
-    WRITES[operation.__name__] = locking
-    return operation
-
-
-@write
-def save_progress(run: Directory) -> None:
-    run.save_progress({"weight": torch.ones(4)}, {"step": 8})
-
-
-@write
-def clear_progress(run: Directory) -> None:
-    run.clear_progress()
-
-
-@write
-def commit(run: Directory) -> None:
-    save(run, run.completed())
-
-
-@write
-def undo(run: Directory) -> None:
-    run.undo()
-
-
-@write
-def redo(run: Directory) -> None:
-    run.redo() if run.undone() else run.undo()  # a run has nothing to redo
-
-
-@write
-def forget(run: Directory) -> None:
-    run.commit({}, {}, states=1)
+def write(name: str, path: Path) -> None:
+    """Do a write as a new process would, which takes the lock."""
+    run = Directory(path)
+    with run.lock():
+        WRITES[name](run)
 
 
 @family("kills")
@@ -96,17 +67,16 @@ def _stopped(
     put(kind, path)
     steps: list[str] = []
     with mock.patch.object(files, "crash_point", lambda step, _: steps.append(step)):
-        WRITES[name](folder / "whole")
+        write(name, folder / "whole")
     old, new = comparable(sound(kind)), comparable(answers(folder / "whole"))
     crash = break_at(draw.randrange(len(steps)), failure, tear)
     with mock.patch.object(files, "crash_point", crash), also or nullcontext():
-        result = _caught(lambda: WRITES[name](path))
+        result = _caught(lambda: write(name, path))
     assert isinstance(result, Refused | Killed), f"{name} was not stopped"
     found = comparable(answers(path))
-    allowed = [old, new]
-    assert found in allowed, f"{name}: neither old nor new"
+    assert found in (old, new), f"{name}: neither old nor new"
     if found != new:
-        WRITES[name](path)
+        write(name, path)
     with Directory(path).lock():
         pass
     assert comparable(answers(path)) == new
