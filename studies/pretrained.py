@@ -27,7 +27,7 @@ SETTINGS = {
     "10 x 10": (10, 10),
 }
 """The classes of the first group and of each later one."""
-NETWORKS = {"frozen": [(50, 10)], "adapted": [(10,), (50,)]}
+NETWORKS: dict[str, list[tuple[int, ...]]] = {"frozen": [(50, 10)], "adapted": [(10,), (50,)]}
 """By way: the sizes of the first groups that share a network."""
 WIDTH, GAMMA = 5120, 0.01
 
