@@ -96,7 +96,7 @@ def draw(train: KeptFeatures, test: KeptFeatures, seed: int) -> tuple[float, flo
         many.append(rows if label in large else rows[:FEW])
     equal = fit(train.select(torch.cat(few)), classes, 0).fitted
     found = fit(train.select(torch.cat(many)), classes, 0).fitted
-    plain = Fitted(found.standardization, found.expansion, found.head, found.temperature)
+    plain = Fitted(found.expand, found.head, found.temperature)
     return balanced(equal, test), balanced(found, test), balanced(plain, test)
 
 

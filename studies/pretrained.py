@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from geodl import ClassIncremental, Learner, load
-from geodl.closed_form import RandomFeatures, Statistics, kept
+from geodl.closed_form import RandomFeatures, Statistics, kept, selected
 from geodl.core.keys import derive
 from geodl.data.images import with_rows
 from geodl.model.herding import first_of_each
@@ -63,7 +63,7 @@ def accuracies(train, test, first, each, seed):
         total, seen = total + expand.sums([part], labels[new], end), end
         head = total.solve(GAMMA).head.float()
         known = (wanted < end).nonzero().squeeze(1)
-        guessed = [expand([other], rows) @ head for rows in known.split(1000)]
+        guessed = [expand(selected(other, rows)) @ head for rows in known.split(1000)]
         right = torch.cat(guessed).argmax(1) == wanted[known]
         found.append(100 * float(right.double().mean()))
     return found

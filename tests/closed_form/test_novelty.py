@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from geodl.closed_form import Novelty
+from geodl.closed_form import Judgement, Novelty, calibrated
 from geodl.closed_form.kept_features import KeptFeatures, fit
 from geodl.closed_form.novelty import ALL, KNOWN, cosines, directions, left_out_nearness
 
@@ -103,11 +103,10 @@ def test_neither_a_high_score_nor_a_class_nearby_is_enough(learned):
         assert bool(found >= KNOWN) == is_known
 
 
-def test_one_known_image_in_twenty_is_called_unknown(learned):
-    _, _, fitted = learned
+def test_one_known_image_in_twenty_is_called_unknown():
     generator = torch.Generator().manual_seed(3)
     scores, near = torch.randn(2, 1000, generator=generator, dtype=torch.float64)
-    novelty = Novelty.unfitted({"deep": torch.ones(1, 64)}).fit(fitted.novelty.sums, scores, near)
+    novelty = Novelty.unfitted({"deep": torch.ones(1, 64)}).fit(scores, near)
     found = novelty.known(scores.unsqueeze(1), near)
     assert int((found < KNOWN - 1e-6).sum()) == 50
     # By the normal distribution five in a thousand are likelier unknown.
@@ -120,10 +119,10 @@ def test_images_that_were_measured_before_stay_known(learned):
     z, _, fitted = learned
     scores = fitted.scores({"deep": z}).amax(1)
     near = fitted.novelty.near({"deep": z})
-    later = fitted.novelty.fit(fitted.novelty.sums, torch.full((30,), 1.0), torch.full((30,), 0.99))
+    later = fitted.novelty.fit(torch.full((30,), 1.0), torch.full((30,), 0.99))
     assert (later.known(scores.unsqueeze(1), near) < KNOWN).double().mean() < 0.12
     first = Novelty.unfitted({"deep": z})
-    alone = first.fit(fitted.novelty.sums, torch.full((30,), 1.0), torch.full((30,), 0.99))
+    alone = first.fit(torch.full((30,), 1.0), torch.full((30,), 0.99))
     assert (alone.known(scores.unsqueeze(1), near) < KNOWN).all()
 
 
@@ -132,19 +131,18 @@ def test_what_is_not_fitted_calls_every_image_known(learned):
     unfitted = Novelty.unfitted({"shallow": z[:, :3], "deep": z})
     assert unfitted.level == "deep"
     assert not unfitted.fitted
-    sums = fitted.novelty.sums
-    same = unfitted.fit(sums, torch.empty(0), torch.empty(0))
-    assert same == replace(unfitted, sums=sums)
+    assert unfitted.fit(torch.empty(0), torch.empty(0)) is unfitted
+    same = replace(unfitted, sums=fitted.novelty.sums)
     assert (same.known(torch.full((3, 2), -9.0), torch.zeros(3)) == 1).all()
-    assert fitted.with_novelty(same).threshold == -math.inf
+    nobody = Judgement(torch.zeros(0).long(), torch.zeros(0, 2), torch.zeros(0))
+    assert calibrated(fitted.expand, fitted.head, nobody, same)[0].threshold == -math.inf
     # Images that cannot be judged leave what is known as it is.
-    kept = fitted.novelty.fit(sums + 1, torch.empty(0), torch.empty(0))
-    assert kept == replace(fitted.novelty, sums=kept.sums)
+    assert fitted.novelty.fit(torch.empty(0), torch.empty(0)) is fitted.novelty
 
 
 def test_equal_images_give_finite_probabilities():
     novelty = Novelty.unfitted({"deep": torch.ones(1, 3)})
-    found = novelty.fit(torch.ones(2, 3), torch.ones(4), torch.ones(4))
+    found = replace(novelty, sums=torch.ones(2, 3)).fit(torch.ones(4), torch.ones(4))
     assert float(found.known(torch.tensor([[1.0, 0.0]]), torch.ones(1))) == pytest.approx(KNOWN)
     assert float(found.known(torch.tensor([[0.9, 0.0]]), torch.ones(1))) == 0
 

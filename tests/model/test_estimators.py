@@ -82,7 +82,7 @@ def test_the_mathematics_is_that_of_the_closed_form():
     seed = int(np.random.RandomState(3).randint(2**31 - 1))
     rows = torch.tensor(x)
     expand = RandomFeatures.of({"x": rows}, 50, seed)
-    h = expand([{"x": rows}], torch.arange(len(y)))
+    h = expand({"x": rows})
     sums = Statistics.empty(50)
     sums.add(h, torch.tensor(y), 5)
     assert np.allclose(model.decision_function(x), h @ sums.solve(0.1).head, atol=1e-9)

@@ -16,7 +16,6 @@ from geodl.closed_form.choices import (
     Choice,
     choose,
     judged,
-    near_duplicates,
     temperature,
     threshold,
 )
@@ -30,13 +29,20 @@ from geodl.closed_form.dual import (
     solve_dual,
     targets_of,
 )
-from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, share_out
-from geodl.closed_form.fitted import Fitted
+from geodl.closed_form.expansion import (
+    Blocks,
+    Expansion,
+    Standardization,
+    kept,
+    selected,
+    share_out,
+)
+from geodl.closed_form.fitted import Fitted, Judgement, LeftOut, calibrated
 from geodl.closed_form.novelty import Novelty
 from geodl.closed_form.offsets import class_offsets, unequal
 from geodl.closed_form.primal import Primal, Statistics, solve
 from geodl.closed_form.random_features import RandomFeatures
-from geodl.closed_form.series import no_clues, series_of
+from geodl.closed_form.series import near_duplicates, no_clues, series_of
 
 __all__ = [
     "GAMMAS",
@@ -46,11 +52,14 @@ __all__ = [
     "Dual",
     "Expansion",
     "Fitted",
+    "Judgement",
+    "LeftOut",
     "Novelty",
     "Primal",
     "RandomFeatures",
     "Standardization",
     "Statistics",
+    "calibrated",
     "choose",
     "class_offsets",
     "class_weights",
@@ -63,6 +72,7 @@ __all__ = [
     "kernels",
     "near_duplicates",
     "no_clues",
+    "selected",
     "series_of",
     "share_out",
     "solve",

@@ -26,24 +26,6 @@ class Choice:
     gamma: float
 
 
-def near_duplicates(z: Tensor, least: float = 0.96) -> Tensor:
-    """Return groups, int64 (N,), equal for images of one series. z: (N, d), pooled features of the deepest level.
-
-    Two images belong together where the cosine of their features is above `least`, and so do friends of friends.
-    """
-    rows = F.normalize(z.float(), dim=1)
-    pairs = (rows @ rows.T > least).fill_diagonal_(True)
-    groups = torch.arange(len(rows))
-    for _ in range(
-        len(rows)
-    ):  # the least number in the neighborhood spreads, at most along the longest series
-        first = torch.where(pairs, groups, len(rows)).amin(1)
-        if torch.equal(first, groups):
-            break
-        groups = first
-    return groups
-
-
 def judged(labels: Tensor, groups: Tensor | None = None, barred: Tensor | None = None) -> Tensor:
     """Return which images (N,) leave-one-out can judge: those whose class has images outside their own group.
 

@@ -56,10 +56,7 @@ def doubts(dual: Dual, labels: Tensor, groups: Tensor) -> Doubts:
     fair = kin.any(1)
     if not (fair & rest).any():
         return Doubts.none()
-    found, likely, confidences = _beyond(scores, labels, fair & rest, DOUBTFUL)
-    rows = (fair & found).nonzero().squeeze(1)
-    rows = rows[confidences[rows].argsort(descending=True, stable=True)]
-    return Doubts(rows, likely[rows], confidences[rows].float())
+    return _surest_first(fair, *_beyond(scores, labels, fair & rest, DOUBTFUL))
 
 
 def doubts_at_sight(scores: Tensor, labels: Tensor) -> Doubts:
@@ -67,8 +64,12 @@ def doubts_at_sight(scores: Tensor, labels: Tensor) -> Doubts:
     if not len(labels):
         return Doubts.none()
     every = torch.ones_like(labels, dtype=torch.bool)
-    found, likely, confidences = _beyond(scores, labels, every, AT_SIGHT)
-    rows = found.nonzero().squeeze(1)
+    return _surest_first(every, *_beyond(scores, labels, every, AT_SIGHT))
+
+
+def _surest_first(fair: Tensor, found: Tensor, likely: Tensor, confidences: Tensor) -> Doubts:
+    """Return the doubts of images that were found, where they can be judged: all (N,)."""
+    rows = (fair & found).nonzero().squeeze(1)
     rows = rows[confidences[rows].argsort(descending=True, stable=True)]
     return Doubts(rows, likely[rows], confidences[rows].float())
 

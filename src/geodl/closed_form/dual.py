@@ -90,9 +90,8 @@ class Dual:
         return products @ self.coefficients - lost
 
     def _gone(self) -> Tensor:
-        return self.coefficients / self.inverse.diagonal().unsqueeze(
-            1
-        )  # (A_SS)^-1 a_S for a group S of one image
+        # (A_SS)^-1 a_S for a group S of one image.
+        return self.coefficients / self.inverse.diagonal().unsqueeze(1)
 
 
 def repeated(groups: Tensor | None) -> list[list[int]]:

@@ -34,6 +34,11 @@ def kept(z: Blocks) -> dict[str, Tensor]:
     return {name: block.clamp(-_HALF, _HALF).half() for name, block in z.items()}
 
 
+def selected(z: Blocks, rows: Tensor) -> dict[str, Tensor]:
+    """Return the features of some images: int64 or bool rows."""
+    return {name: block[rows] for name, block in z.items()}
+
+
 @dataclass(frozen=True)
 class Standardization:
     """Mean and inverse deviation of every coordinate, by block: float32 (d_b,), the inverse 0 where a coordinate is dead."""
@@ -50,9 +55,8 @@ class Standardization:
             rows, count = block.double(), max(len(block), 1)
             center = rows.sum(0) / count
             deviation = ((rows - center).square().sum(0) / count).sqrt()
-            alive = (
-                deviation > _DEAD * deviation.median()
-            )  # false too where every image has the same features
+            # False too where every image has the same features.
+            alive = deviation > _DEAD * deviation.median()
             mean[name] = center.float()
             scale[name] = torch.where(alive, 1 / deviation, 0.0).float()
         return cls(mean, scale)

@@ -10,11 +10,15 @@ from torch import Tensor
 
 from geodl.closed_form import (
     Blocks,
-    Doubts,
+    Choice,
     Dual,
     Expansion,
     Fitted,
+    Judgement,
+    LeftOut,
+    RandomFeatures,
     Standardization,
+    calibrated,
     choose,
     class_offsets,
     class_weights,
@@ -24,12 +28,12 @@ from geodl.closed_form import (
     kernel_of,
     kernels,
     no_clues,
+    selected,
     series_of,
     solve_dual,
     targets_of,
-    temperature,
 )
-from geodl.closed_form.novelty import Novelty, directions, left_out_nearness
+from geodl.closed_form.novelty import Novelty, left_out_nearness
 from geodl.closed_form.series import CLUES
 from geodl.core.tensors import shaped
 
@@ -82,9 +86,8 @@ class KeptFeatures:
 
     def select(self, rows: Tensor) -> "KeptFeatures":
         """Return the features of some of the images: int64 or bool rows."""
-        z = {name: block[rows] for name, block in self.z.items()}
         adapted = None if self.adapted is None else self.adapted[rows]
-        return KeptFeatures(z, self.labels[rows], self.clues[rows], adapted)
+        return KeptFeatures(selected(self.z, rows), self.labels[rows], self.clues[rows], adapted)
 
     def without(self, gone: int) -> "KeptFeatures":
         """Return what would be kept if a class had never been there."""
@@ -134,22 +137,16 @@ class KeptFeatures:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit to kept features, and what leave-one-out says of it: the predicted class (N,), -1 where it cannot be judged.
+    """A fit to kept features, and what leave-one-out says of it.
 
-    confidences: in that class, (N,); gamma: the ridge that was chosen; doubts: of the labels.
-    groups:      (N,), equal for images of one series, which is left out as a whole.
-    gains:       (N,), how much more often they would be right with all series (`Dual.gains`).
+    gamma: the ridge that was chosen; h: the random features of the images by level, of the levels that were chosen.
     """
 
     fitted: Fitted
+    left_out: LeftOut
     gamma: float
     dual: Dual
     h: Mapping[str, Tensor]
-    left_out: Tensor
-    confidences: Tensor
-    doubts: Doubts
-    groups: Tensor
-    gains: Tensor
 
 
 def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
@@ -158,60 +155,58 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     Temperature and threshold are fitted on the images as they are, also where prediction averages over mirrored copies: that
     would need the features of the copies of all images.
     """
-    standardization = Standardization.of(data.z)
     expansion = Expansion(dict.fromkeys(data.z, EACH), seed)
-    z = standardization(data.z)
-    h = expansion.blocks(z)
-    labels, names = data.labels, list(data.z)
-    groups = series_of(z, labels, data.clues)
-    some = share_of_each(labels, FEW)
-    part = {name: block[some] for name, block in h.items()}
-    choice = choose(
+    expand = RandomFeatures(Standardization.of(data.z), expansion)
+    z = expand.standardization(data.z)
+    h, groups = expansion.blocks(z), series_of(z, data.labels, data.clues)
+    choice = _chosen(h, data, groups)
+    chosen = {name: h[name] for name in choice.blocks}
+    del h, z  # hundreds of megabytes
+    dual = solve_dual(
+        kernel_of(chosen, chosen),
+        targets_of(data.labels, classes),
+        choice.gamma,
+        EACH * len(chosen),
+        class_weights(data.labels),
+        overwrite=True,
+    )
+    novelty = Novelty.unfitted(data.z).learned(data.z, data.labels, classes)
+    dual, judgement = _judged(dual, data, groups, novelty)
+    head = torch.cat([dual.head(chosen[name]) for name in sorted(chosen)])
+    fitted, left_out = calibrated(expand.of_blocks(chosen), head, judgement, novelty)
+    left_out = replace(left_out, doubts=doubts(dual, data.labels, groups))
+    return Fit(fitted, left_out, choice.gamma, dual, chosen)
+
+
+def _chosen(h: Blocks, data: KeptFeatures, groups: Tensor) -> Choice:
+    """Choose the deepest level, with more and more of those below it, and the ridge, on a part of the images."""
+    names, some = list(h), share_of_each(data.labels, FEW)
+    part = selected(h, some)
+    return choose(
         kernels(part, part),
-        expansion.sizes,
-        labels[some],
-        [
-            names[start:] for start in reversed(range(len(names)))
-        ],  # the deepest, with more and more of those below it
+        dict.fromkeys(names, EACH),
+        data.labels[some],
+        [names[start:] for start in reversed(range(len(names)))],
         balanced=True,
         groups=groups[some],
         barred=None if data.adapted is None else data.adapted[some],
     )
-    chosen = {name: h[name] for name in choice.blocks}
-    del h, z, part  # hundreds of megabytes
-    dual = solve_dual(
-        kernel_of(chosen, chosen),
-        targets_of(labels, classes),
-        choice.gamma,
-        EACH * len(chosen),
-        class_weights(labels),
-        overwrite=True,
-    )
-    scores = dual.leave_out(groups)
+
+
+def _judged(
+    dual: Dual, data: KeptFeatures, groups: Tensor, novelty: Novelty
+) -> tuple[Dual, Judgement]:
+    """Judge each image by the fit without its series; return the fit with offsets too."""
+    labels, counts = data.labels, torch.bincount(data.labels, minlength=dual.targets.shape[1])
     known = judged(labels, groups, data.adapted)
-    counts = torch.bincount(labels, minlength=classes)
-    offsets = class_offsets(scores[known], labels[known], counts)
-    if offsets is not None:  # which all that leave-one-out says of the fit includes from here on
-        scores, dual = scores + offsets, replace(dual, targets=dual.targets + offsets)
-    left_out = torch.where(known, scores.argmax(1), -1)
-    mean = {name: standardization.mean[name] for name in chosen}
-    scale = {name: standardization.scale[name] for name in chosen}
-    fitted = Fitted(
-        Standardization(mean, scale),
-        Expansion(dict.fromkeys(sorted(chosen), EACH), seed),
-        torch.cat([dual.head(chosen[name]) for name in sorted(chosen)]).float().contiguous(),
-        temperature(scores[known], labels[known]),
-        offsets=None if offsets is None else offsets.float(),
-    )
-    novelty = Novelty.unfitted(data.z)
-    deepest = data.z[novelty.level]
-    sums = directions(deepest, labels, novelty.sums, classes)
-    near = left_out_nearness(deepest, labels, sums, groups)
-    novelty = novelty.fit(sums, scores[known].amax(1), near[known])
-    fitted = fitted.with_novelty(novelty)
-    confidences = fitted.confidences(scores, near)
-    doubtful, gains = doubts(dual, labels, groups), dual.gains(labels, groups)
-    return Fit(fitted, choice.gamma, dual, chosen, left_out, confidences, doubtful, groups, gains)
+    scores = dual.leave_out(groups)[known]
+    offsets = class_offsets(scores, labels[known], counts)
+    if offsets is not None:
+        scores = scores + offsets
+        dual = replace(dual, targets=dual.targets + offsets)
+    near = left_out_nearness(data.z[novelty.level], labels, novelty.sums, groups)[known]
+    rows, gains = known.nonzero().squeeze(1), dual.gains(labels, groups)[known]
+    return dual, Judgement(labels[known], scores, near, offsets, rows, groups[known], gains)
 
 
 def turned_classes(
@@ -219,17 +214,17 @@ def turned_classes(
 ) -> tuple[int, ...]:
     """Return the classes whose mirrored copies look like another. mirrored: features of the copies of the images `rows`, (R, d_b)."""
     fitted, labels = found.fitted, data.labels
-    h = fitted.expansion.blocks(
-        fitted.standardization(kept({name: mirrored[name] for name in found.h}))
-    )
-    products = kernel_of(h, found.h)
+    standardized = fitted.expand.standardization(kept({name: mirrored[name] for name in found.h}))
+    products = kernel_of(fitted.expand.expansion.blocks(standardized), found.h)
     scores = found.dual.leave_out_for(rows, products)
     copies = (scores if fitted.offsets is None else scores + fitted.offsets).argmax(1)
     # Without the image alone for both: its series would help the copies only.
     originals = found.dual.leave_out()[rows].argmax(1)
     turned = []
+    assert found.left_out.rows is not None
+    judged = torch.isin(rows, found.left_out.rows)
     for label in sorted(set(labels[rows].tolist())):
-        mine = (labels[rows] == label) & (found.left_out[rows] >= 0)
+        mine = (labels[rows] == label) & judged
         worse = (copies[mine] != label).sum() - (originals[mine] != label).sum()
         if int(mine.sum()) and int(worse) >= max(2, math.ceil(CONFUSED * int(mine.sum()))):
             turned.append(label)
@@ -257,8 +252,6 @@ def share_of_each(labels: Tensor, most: int) -> Tensor:
         return torch.arange(len(labels))
     counts = torch.bincount(labels)
     share = (counts * most / len(labels)).long().clamp(min=2)
-    chosen = [
-        (labels == c).nonzero().squeeze(1)[: int(share[c])]
-        for c in counts.nonzero().squeeze(1).tolist()
-    ]
+    present = counts.nonzero().squeeze(1).tolist()
+    chosen = [(labels == c).nonzero().squeeze(1)[: int(share[c])] for c in present]
     return torch.cat(chosen).sort().values

@@ -87,29 +87,30 @@ class Novelty:
     both: Scale
     odds: Scale
 
-    def fit(self, sums: Tensor, scores: Tensor, near: Tensor) -> Novelty:
-        """Measure images, each left out: their largest scores and their nearness, (N,), beside those measured before.
+    def learned(self, z: Blocks, labels: Tensor, classes: int) -> Novelty:
+        """Add the directions of images by their features z: (N, d_b) by block; labels: int64 (N,)."""
+        return replace(self, sums=directions(z[self.level], labels, self.sums, classes))
 
-        sums: as of the class. Without any image only they are replaced.
-        """
+    def fit(self, scores: Tensor, near: Tensor) -> Novelty:
+        """Measure images, each left out: their largest scores and their nearness, (N,), beside those measured before."""
         if not len(scores):
-            return replace(self, sums=sums)
+            return self
         latest = torch.stack([scores, near.to(scores)], dim=1).float()
         measured = torch.cat([self.measured, latest])
         measured = measured[:: -(-len(measured) // MEASURED)]
         scores, near = measured.double().unbind(1)
         score, nearness = Scale.of(scores), Scale.of(near)
         both = Scale.of(WEIGHT * score(scores) + nearness(near))
-        found = Novelty(self.level, sums, measured, score, nearness, both, ALL)
+        found = Novelty(self.level, self.sums, measured, score, nearness, both, ALL)
         measures = found.measure(scores, near)
         lowest = threshold(measures, REJECTED)
         spread = (float(measures.median()) - lowest) / _deviations(REJECTED)
         width = max(spread * (_deviations(DOUBTED) - _deviations(REJECTED)), LEAST)
         return replace(found, odds=Scale(lowest - width, width / math.log(KNOWN / (1 - KNOWN))))
 
-    def refitted(self, scores: Tensor, near: Tensor) -> Novelty:
-        """Measure images, as `fit` does, in place of those measured before."""
-        return replace(self, measured=self.measured[:0]).fit(self.sums, scores, near)
+    def forgetful(self) -> Novelty:
+        """Return it without the measures of images, which the next fit replaces."""
+        return replace(self, measured=self.measured[:0])
 
     @classmethod
     def unfitted(cls, z: Blocks) -> Novelty:

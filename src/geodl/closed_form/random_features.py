@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from geodl.closed_form.expansion import Blocks, Expansion, Standardization, share_out
+from geodl.closed_form.expansion import Blocks, Expansion, Standardization, selected, share_out
 from geodl.closed_form.primal import Statistics
 from geodl.core.ranks import Ranks
 
@@ -29,14 +29,23 @@ class RandomFeatures:
         widths = {name: z[name].shape[1] for name in sorted(z)}
         return cls(Standardization.of(z), Expansion(share_out(width, widths), seed))
 
-    def __call__(self, views: Sequence[Blocks], rows: Tensor) -> Tensor:
-        """Return h (n, M) of some images: the mean over their views.
+    def of_blocks(self, names: Collection[str]) -> RandomFeatures:
+        """Return those of some blocks alone."""
+        mean, scale = self.standardization.mean, self.standardization.scale
+        measured = Standardization(
+            {name: mean[name] for name in names}, {name: scale[name] for name in names}
+        )
+        sizes = {name: self.expansion.sizes[name] for name in sorted(names)}
+        return RandomFeatures(measured, Expansion(sizes, self.expansion.seed))
+
+    def __call__(self, *views: Blocks) -> Tensor:
+        """Return h (n, M) of images: the mean over their views.
 
         The head is linear, so that the mean of h gives the mean of the scores.
         """
         each = []
         for view in views:
-            z = {name: view[name][rows] for name in self.expansion.sizes}
+            z = {name: view[name] for name in self.expansion.sizes}
             each.append(self.expansion(self.standardization(z)))
         return each[0] if len(each) == 1 else torch.stack(each).mean(0)
 
@@ -51,6 +60,7 @@ class RandomFeatures:
         """Return the sums over all images, each rank having added its share."""
         found = Statistics.empty(self.expansion.width, classes)
         for rows in torch.split(torch.arange(ranks.rank, len(labels), ranks.world), CHUNK):
-            found.add(self(views, rows), labels[rows], classes)
+            some = [selected(view, rows) for view in views]
+            found.add(self(*some), labels[rows], classes)
         parts = (found.upper, found.sums, found.counts)
         return Statistics(*(ranks.add_up(part, device) for part in parts))

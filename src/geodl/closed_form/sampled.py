@@ -1,13 +1,14 @@
 """Sums over all images, and the features of some: whole series of each class, by which a fit to the sums is judged."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from geodl.closed_form import (
     Dual,
+    Judgement,
+    Novelty,
     Primal,
     RandomFeatures,
     Standardization,
@@ -16,9 +17,9 @@ from geodl.closed_form import (
     no_clues,
     series_of,
     targets_of,
-    temperature,
 )
 from geodl.closed_form.kept_features import KeptFeatures
+from geodl.closed_form.novelty import left_out_nearness
 
 LEAST, MOST, TOTAL = 20, 120, 3000
 """Images whose features are kept: of a class at least and at most, and of all classes about."""
@@ -72,31 +73,23 @@ def moved_within(sample: KeptFeatures, images: KeptFeatures, row: int) -> KeptFe
     return replace(sample, labels=labels, clues=clues).select(labels >= 0)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What leaving out whole series of a sample says of all classes.
-
-    rows: (n,) the images of the sample that it can judge; scores: (n, classes), theirs; gains: (n,), as `Dual.gains`.
-    """
-
-    rows: Tensor
-    scores: Tensor
-    gains: Tensor
-    temperature: float
-    offsets: Tensor | None
-
-
 def judge_by_sample(
-    solved: Primal, counts: Tensor, sample: KeptFeatures, expand: RandomFeatures
+    solved: Primal,
+    counts: Tensor,
+    sample: KeptFeatures,
+    expand: RandomFeatures,
+    novelty: Novelty | None = None,
 ) -> Judgement:
-    """Leave series of a sample out of a fit to sums that hold them. counts: (classes,), all images."""
+    """Leave series of a sample out of a fit to sums that hold them. counts: (classes,), all images, as `novelty` knows them."""
     labels, groups = sample.labels, sample.clues[:, 0]
-    h, targets = expand([sample.z], torch.arange(len(labels))), targets_of(labels, len(counts))
+    h, targets = expand(sample.z), targets_of(labels, len(counts))
     duals: dict[int, tuple[Tensor, Dual]] = {}
     for label in torch.unique(labels).tolist():
         rows = (labels == label).nonzero().squeeze(1)
         duals[label] = rows, dual_of(solved, h[rows], targets[rows])
-    scores = _left_out(duals, targets, groups)
+    scores = torch.zeros_like(targets)
+    for rows, dual in duals.values():
+        scores[rows] = dual.leave_out(groups[rows])
     known = (counts[labels] > (groups.unsqueeze(1) == groups).sum(1)) & (len(counts) > 1)
     if sample.adapted is not None:
         known &= ~sample.adapted
@@ -110,13 +103,10 @@ def judge_by_sample(
     gains = torch.zeros(len(labels), dtype=torch.float64)
     for rows, dual in duals.values():
         gains[rows] = dual.gains(labels[rows], groups[rows])
-    heat = temperature(scores[known], labels[known])
-    return Judgement(known.nonzero().squeeze(1), scores[known], gains[known], heat, offsets)
-
-
-def _left_out(duals: Mapping[int, tuple[Tensor, Dual]], targets: Tensor, groups: Tensor) -> Tensor:
-    """Return the scores (n, classes) of each image by the fit without its series."""
-    scores = torch.zeros_like(targets)
-    for rows, dual in duals.values():
-        scores[rows] = dual.leave_out(groups[rows])
-    return scores
+    near = None
+    if novelty is not None:
+        z = sample.z[novelty.level]
+        near = left_out_nearness(z, labels, novelty.sums, groups)[known]
+    return Judgement(
+        labels[known], scores[known], near, offsets, series=groups[known], gains=gains[known]
+    )

@@ -48,6 +48,15 @@ def series_of(z: Blocks, labels: Tensor, clues: Tensor) -> Tensor:
     return groups
 
 
+def near_duplicates(z: Tensor, least: float) -> Tensor:
+    """Return groups, int64 (N,), equal for images of one series. z: (N, d), pixels or features.
+
+    Two images belong together where the cosine of their rows is above `least`, and so do friends of friends.
+    """
+    rows = F.normalize(z.float(), dim=1)
+    return _joined(rows @ rows.T > least)
+
+
 def _pairs(alike: Tensor, clues: Tensor) -> Tensor:
     """Return which images of a class belong together, bool (n, n). alike: their cosines (n, n)."""
     given, folder, name, frame, time = clues.T

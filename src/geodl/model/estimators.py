@@ -19,6 +19,7 @@ from geodl.closed_form import (
     judged,
     kernels,
     no_clues,
+    selected,
     solve_dual,
     targets_of,
     temperature,
@@ -244,7 +245,7 @@ def _solved_rows(
     """Fit to all rows (dual form)."""
     expand = RandomFeatures.of(data.z, width, seed)
     labels = data.labels
-    h = expand([data.z], torch.arange(len(labels)))
+    h = expand(data.z)
     kernel = _products(h)
     if gamma is None:
         some = share_of_each(labels, FEW)
@@ -261,7 +262,7 @@ def _summed(data: KeptFeatures, width: int, gamma: float | None, seed: int) -> _
     expand = RandomFeatures.of(data.z, width, seed)
     if gamma is None:
         some = share_of_each(data.labels, FEW)
-        h = expand([data.z], some)
+        h = expand(selected(data.z, some))
         gamma = _chosen_ridge(h, _products(h), data.labels[some])
     classes = int(data.labels.max()) + 1
     total = _added_up(expand, data, classes)
@@ -283,7 +284,7 @@ def _solved_sums(state: _Sums) -> _Solution:
     solved = statistics.solve(state.gamma)
     known = (statistics.counts[sample.labels] > 1) & (state.classes > 1)
     some = sample.select(known)
-    h = state.expand([some.z], torch.arange(len(some.labels)))
+    h = state.expand(some.z)
     scores = solved.leave_one_out(h, targets_of(some.labels, state.classes))
     return _calibrated(
         state.expand, solved.head, state.gamma, scores, some.labels, statistics.counts
@@ -300,7 +301,7 @@ def _calibrated(
 ) -> _Solution:
     """Fit the temperature to leave-one-out scores (n, classes) of rows with labels (n,)."""
     heat = temperature(scores, labels)
-    fitted = Fitted(expand.standardization, expand.expansion, head, heat)
+    fitted = Fitted(expand, head, heat)
     if not len(labels):
         return _Solution(fitted, gamma, math.nan, counts)
     judged_of_each = torch.bincount(labels, minlength=len(counts))

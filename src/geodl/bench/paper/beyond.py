@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -175,7 +174,7 @@ def _learned(
         if expand is None:  # once, since neither network nor expansion moves
             seed = derive(config.seed, "expansion")
             expand = RandomFeatures.of(z[View()], options.expansion, seed)
-            tested = _expanded(expand, readings, partial(read, test), len(test))
+            tested = _expanded(expand, readings, partial(read, test))
         heads = {}
         for fitted in fits:
             for part in fitted:
@@ -190,17 +189,13 @@ def _learned(
 
 
 def _expanded(
-    expand: RandomFeatures,
-    readings: Mapping[str, Reading],
-    read: Callable[[View], Blocks],
-    count: int,
+    expand: RandomFeatures, readings: Mapping[str, Reading], read: Callable[[View], Blocks]
 ) -> dict[tuple[View, ...], Tensor]:
     """Return the random features (N, M) of the test images: their means over the views that are tested together."""
     each = cache(read)
     found = {}
     for reading in readings.values():
-        views = [each(view) for view in reading.tested]
-        found[reading.tested] = expand(views, torch.arange(count))
+        found[reading.tested] = expand(*map(each, reading.tested))
     return found
 
 

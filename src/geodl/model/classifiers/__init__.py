@@ -1,5 +1,6 @@
 """How features are read: one file for each classifier."""
 
+from geodl.closed_form import LeftOut
 from geodl.model.classifiers.ame import Ame
 from geodl.model.classifiers.analytic import ClosedForm
 from geodl.model.classifiers.base import (
@@ -7,7 +8,6 @@ from geodl.model.classifiers.base import (
     Adapted,
     Classifier,
     Evidence,
-    LeftOut,
     Scorer,
     Stored,
     default_classifier,

@@ -14,39 +14,21 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from geodl.closed_form import (
-    Blocks,
-    Fitted,
-    RandomFeatures,
-    Statistics,
-    kept,
-)
-from geodl.closed_form.kept_features import (
-    KeptFeatures,
-    fit,
-    same_image,
-)
+from geodl.closed_form import Blocks, Fitted, LeftOut, Statistics, kept
+from geodl.closed_form.kept_features import KeptFeatures, fit, same_image
 from geodl.closed_form.sampled import moved_within
 from geodl.config import RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.keys import derive
 from geodl.core.tensors import part
 from geodl.core.text import listed
-from geodl.model.classifiers.base import (
-    Adapted,
-    Classifier,
-    Evidence,
-    LeftOut,
-    Scorer,
-    Stored,
-    Tensors,
-)
+from geodl.model.classifiers.base import Adapted, Classifier, Evidence, Scorer, Stored, Tensors
 from geodl.model.classifiers.fitting import (
     ClosedFormOptions,
     Sums,
     fit_features,
     fit_sums,
-    left_out_of,
+    mirrors,
 )
 from geodl.model.features import Features
 from geodl.nets import Network
@@ -97,8 +79,9 @@ class ClosedForm(Classifier):
             raise TrainingError("only the newest phase keeps the sums that learning continues from")
         switched = last is not None and isinstance(last.state, Sums)
         keeps = evidence.config.of(ClosedFormOptions).keep_features and not switched
-        found = (fit_features if keeps else fit_sums)(evidence, last)
-        return cls(*found, evidence.adapted or (last.adapted if last else None))
+        fitted, judged, turned, state = (fit_features if keeps else fit_sums)(evidence, last)
+        adapted = evidence.adapted or (last.adapted if last else None)
+        return cls(fitted, judged, mirrors(evidence.config), turned, state, adapted)
 
     @property
     def keeps(self) -> bool:
@@ -113,7 +96,7 @@ class ClosedForm(Classifier):
             novelty=self.fitted.novelty,
             threshold=self.fitted.threshold,
             mirrors=self.mirror and self.keeps,
-            levels=tuple(self.fitted.expansion.sizes),
+            levels=tuple(self.fitted.expand.expansion.sizes),
         )
 
     def without(self, row: int) -> Self:
@@ -146,8 +129,7 @@ class ClosedForm(Classifier):
         z = kept(z)  # as they were added
         assert isinstance(self.state, Sums)
         statistics, gamma, sample = self.state.statistics, self.state.gamma, self.state.sample
-        expand = RandomFeatures(self.fitted.standardization, self.fitted.expansion)
-        classes = len(statistics.counts)
+        expand, classes = self.fitted.expand, len(statistics.counts)
         total = statistics - expand.sums([z], old, classes)
         if row >= 0:
             total = total + expand.sums([z], torch.full_like(old, row), classes)
@@ -165,8 +147,8 @@ class ClosedForm(Classifier):
         return replace(self, state=replace(self.state, labels=labels).select(labels >= 0))
 
     def _refitted(self, data: KeptFeatures) -> Self:
-        found = fit(data, int(data.labels.max()) + 1, self.fitted.expansion.seed)
-        return replace(self, fitted=found.fitted, judged=left_out_of(found, data), state=data)
+        found = fit(data, int(data.labels.max()) + 1, self.fitted.expand.expansion.seed)
+        return replace(self, fitted=found.fitted, judged=found.left_out, state=data)
 
     def kept_rows(self, found: Features) -> Tensor:
         """Return which of the kept features are of the same images, (N,), -1: none."""
@@ -176,14 +158,9 @@ class ClosedForm(Classifier):
 
     def tensors(self) -> Tensors:
         """Return head, standardization, leave-one-out, and the kept features."""
-        judged = self.judged
-        found = self.fitted.to_tensors()
-        found["validated"] = torch.stack([judged.labels, judged.predictions], dim=1)
+        found = self.fitted.to_tensors() | self.judged.to_tensors()
         found["mirrors"] = torch.tensor(self.keeps)
         found["turned"] = torch.tensor(self.turned, dtype=torch.int64)
-        names = ("confidences", "rows", "series", "gains")
-        optional = {name: getattr(judged, name) for name in names}
-        found |= {name: each for name, each in optional.items() if each is not None}
         if self.adapted is not None:
             found["adapting"] = self.adapted.to_tensor()
         if isinstance(self.state, KeptFeatures):
@@ -225,7 +202,7 @@ class ClosedForm(Classifier):
         return cls(
             fitted,
             judged,
-            mirror=config.of(ClosedFormOptions).mirror and config.flip,
+            mirror=mirrors(config),
             turned=_turned(tensors),
             state=state,
             adapted=None if adapting is None else Adapted.from_tensor(adapting),

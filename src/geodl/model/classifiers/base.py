@@ -13,12 +13,11 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from geodl.closed_form import Doubts, Novelty
+from geodl.closed_form import LeftOut, Novelty
 from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.ranks import Ranks
-from geodl.core.tensors import shaped
 from geodl.data.images import Images
 from geodl.model.features import Features
 from geodl.model.memory import Memory
@@ -96,63 +95,6 @@ class Scorer:
         if self.novelty is not None:
             probabilities = probabilities * measure.unsqueeze(1)
         return probabilities, measure < self.threshold
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """What the fit without an image predicts for it, for learned images whose class can be judged.
-
-    labels, predictions: int64 (N,).
-    confidences: 0..1 (N,); None where they were not kept.
-    rows:        (N,) places of the images among those whose features are kept; None without these.
-    latest:      (n,) places of the last phase's images among those whose features are kept; not stored.
-    doubts:      images whose labels the others contradict, by these places or, where no features are kept, by their position in
-                 the last phase; not stored.
-    series:      (N,), equal for images of one series, which was left out as a whole; None: each was left out alone.
-    gains:       (N,), how much more often they would be right by a fit with all series of their class.
-    """
-
-    labels: Tensor
-    predictions: Tensor
-    confidences: Tensor | None
-    rows: Tensor | None = None
-    latest: Tensor | None = None
-    doubts: Doubts | None = None
-    series: Tensor | None = None
-    gains: Tensor | None = None
-
-    @classmethod
-    def from_tensors(cls, tensors: Tensors) -> Self:
-        """Return what was stored: `validated`, labels beside predictions, and what else there is."""
-        pairs = shaped(tensors["validated"], "validated", None, 2, dtype=torch.int64)
-        kinds = {"confidences": None, "rows": torch.int64, "series": torch.int64, "gains": None}
-        more = {
-            name: shaped(tensors[name], name, len(pairs), dtype=dtype)
-            for name, dtype in kinds.items()
-            if name in tensors
-        }
-        labels, predictions = (each.contiguous() for each in pairs.T)
-        confidences, rows, series, gains = map(more.get, kinds)
-        return cls(labels, predictions, confidences, rows, series=series, gains=gains)
-
-    @property
-    def mistaken(self) -> Tensor | None:
-        """Which of the last phase's images are predicted wrongly, (n,) bool, where that is known."""
-        if self.latest is None or self.rows is None:
-            return None
-        return torch.isin(self.latest, self.rows[self.labels != self.predictions])
-
-    def without(self, row: int) -> "LeftOut":
-        """Leave out images that are, or are predicted to be, of a class; those after it move up."""
-        stay = (self.labels != row) & (self.predictions != row)
-        labels, predictions = self.labels[stay], self.predictions[stay]
-        return LeftOut(
-            labels - (labels > row).long(),
-            predictions - (predictions > row).long(),
-            None if self.confidences is None else self.confidences[stay],
-            series=None if self.series is None else self.series[stay],
-            gains=None if self.gains is None else self.gains[stay],
-        )
 
 
 @dataclass(frozen=True)

@@ -12,30 +12,25 @@ from geodl.closed_form import (
     Blocks,
     Expansion,
     Fitted,
+    Judgement,
+    LeftOut,
+    Novelty,
+    Primal,
     RandomFeatures,
     Statistics,
+    calibrated,
     doubts_at_sight,
     kept,
+    selected,
     targets_of,
-    temperature,
-    threshold,
 )
-from geodl.closed_form.kept_features import (
-    Fit,
-    KeptFeatures,
-    fit,
-    share_of_each,
-    turned_classes,
-)
-from geodl.closed_form.novelty import REJECTED, Novelty, directions, left_out_nearness
-from geodl.closed_form.sampled import Judgement, judge_by_sample, sample_of
+from geodl.closed_form.kept_features import Fit, KeptFeatures, fit, share_of_each, turned_classes
+from geodl.closed_form.novelty import left_out_nearness
+from geodl.closed_form.sampled import judge_by_sample, sample_of
 from geodl.config import Options, RunConfig
 from geodl.core.keys import derive
 from geodl.data.images import Images
-from geodl.model.classifiers.base import (
-    Evidence,
-    LeftOut,
-)
+from geodl.model.classifiers.base import Evidence
 from geodl.model.herding import first_of_each
 
 if TYPE_CHECKING:
@@ -96,8 +91,8 @@ class Sums:
     sample: KeptFeatures | None = None
 
 
-Fitting = tuple[Fitted, LeftOut, bool, tuple[int, ...], Sums | KeptFeatures]
-"""The fields of a `ClosedForm`."""
+Fitting = tuple[Fitted, LeftOut, tuple[int, ...], Sums | KeptFeatures]
+"""The fields of a `ClosedForm` that a phase changes."""
 
 
 def fit_sums(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
@@ -115,27 +110,24 @@ def fit_sums(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
         expand = RandomFeatures.of(z, options.expansion, derive(config.seed, "expansion"))
     else:
         # The first standardization for good: the images of earlier phases are gone.
-        expand = RandomFeatures(last.fitted.standardization, last.fitted.expansion)
-    total = expand.sums(views, labels, evidence.classes, evidence.ranks, evidence.device)
-    gamma = None
+        expand = last.fitted.expand
+    sums = Sums(expand.sums(views, labels, evidence.classes, evidence.ranks, evidence.device))
     if before is not None:
-        total, gamma = before.statistics + total, before.gamma
-    sums = Sums(total.rounded(), gamma)
-    del total
-    if before is not None and before.sample is not None:
+        sums = replace(before, statistics=before.statistics + sums.statistics)
+    sums = replace(sums, statistics=sums.statistics.rounded())
+    if sums.sample is not None:
         new = KeptFeatures.of(z, labels, images.clues)
-        sums = replace(sums, sample=sample_of(new, expand, evidence.classes, before.sample))
-    mirror, turned = options.mirror and config.flip, last.turned if last else ()
+        sums = replace(sums, sample=sample_of(new, expand, evidence.classes, sums.sample))
+    turned = last.turned if last else ()
 
     def copies(rows: Tensor) -> Blocks:
         return evidence.read(images.select(rows), mirror=True).levels
 
-    averaged = mirror and not turned and not options.mirror_training
+    averaged = mirrors(config) and not turned and not options.mirror_training
     rows = _judges(len(labels), evidence.adapted.images if evidence.adapted else None)
-    judging = _Judging(views, labels, rows, copies if averaged else None)
+    some = _Some(views, labels, rows, copies if averaged else None)
     novelty = last.fitted.novelty if last else Novelty.unfitted(z)
-    fitted, judged = _solved(options, sums, expand, judging, novelty)
-    return fitted, judged, mirror, turned, sums
+    return *_solved(options.gamma, sums, expand, some, novelty), turned, sums
 
 
 def fit_features(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
@@ -145,27 +137,31 @@ def fit_features(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
     them, for good.
     """
     config, classes = evidence.config, evidence.classes
-    options = config.of(ClosedFormOptions)
-    mirror, turned = options.mirror and config.flip, last.turned if last else ()
     data, latest = _joined(evidence, last)
     rows = share_of_each(data.labels, MOST if len(data.labels) <= MOST else PART)
     part = data.select(rows)
     found = fit(part, classes, derive(config.seed, "expansion"))
+    turned = last.turned if last else ()
     if config.flip and not turned:
         turned = _turned_by_mirroring(evidence, found, part, rows, latest)
-    if len(data.labels) <= MOST:
-        return found.fitted, left_out_of(found, data, latest), mirror, turned, data
-    expand = RandomFeatures(found.fitted.standardization, _narrowed(found.fitted.expansion))
-    gamma = float(torch.tensor(found.gamma))  # as it will be read from a file
-    doubted = found.doubts.at(rows)
+    fitted, judged, gamma = found.fitted, found.left_out, found.gamma
     del found  # it takes as much memory as the sums
+    if len(data.labels) <= MOST:
+        return fitted, replace(judged, latest=latest), turned, data
+    expand = replace(fitted.expand, expansion=_narrowed(fitted.expand.expansion))
+    gamma = float(torch.tensor(gamma))  # as it will be read from a file
     total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
     sums = Sums(total.rounded(), gamma, sample_of(data, expand, classes))
     del total
-    judging = _Judging([data.z], data.labels, _judges(len(data.labels), data.adapted))
-    fitted, judged = _solved(options, sums, expand, judging, Novelty.unfitted(data.z))
-    judged = replace(judged, latest=latest, doubts=doubted)
-    return fitted, judged, mirror, turned, sums
+    some = _Some([data.z], data.labels, _judges(len(data.labels), data.adapted))
+    doubts = judged.doubts and judged.doubts.at(rows)
+    fitted, judged = _solved(gamma, sums, expand, some, Novelty.unfitted(data.z))
+    return fitted, replace(judged, latest=latest, doubts=doubts), turned, sums
+
+
+def mirrors(config: RunConfig) -> bool:
+    """Return whether scores are averaged over mirrored copies, where these keep the class."""
+    return config.of(ClosedFormOptions).mirror and config.flip
 
 
 def _narrowed(expansion: Expansion) -> Expansion:
@@ -212,22 +208,6 @@ def _turned_by_mirroring(
     return turned_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
 
 
-def left_out_of(found: Fit, data: KeptFeatures, latest: Tensor | None = None) -> LeftOut:
-    """Return what leave-one-out says of the images that it can judge."""
-    rows = (found.left_out >= 0).nonzero().squeeze(1)
-    labels, predictions = data.labels[rows], found.left_out[rows]
-    return LeftOut(
-        labels,
-        predictions,
-        found.confidences[rows].float(),
-        rows,
-        latest,
-        found.doubts,
-        series=found.groups[rows],
-        gains=found.gains[rows].float(),
-    )
-
-
 def _judges(count: int, adapted: Tensor | None) -> Tensor:
     """Return about JUDGED rows of so many images, evenly spread; none that the network was adapted to, (N,) bool."""
     rows = torch.arange(count) if adapted is None else (~adapted).nonzero().squeeze(1)
@@ -235,7 +215,7 @@ def _judges(count: int, adapted: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Judging:
+class _Some:
     """Images of a phase: their features by view, their labels, and the rows of those that leave-one-out judges.
 
     copies: gives the features of mirrored copies, where prediction averages over them.
@@ -246,76 +226,45 @@ class _Judging:
     rows: Tensor
     copies: Callable[[Tensor], Blocks] | None = None
 
+    def judged(
+        self, solved: Primal, counts: Tensor, expand: RandomFeatures, novelty: Novelty | None
+    ) -> tuple[Tensor, Judgement]:
+        """Return which images are judged, each by the fit without it, and how. counts: (classes,), all images."""
+        # Without its only image nothing is known of a class; a single class leaves nothing to judge.
+        rows = self.rows[(counts[self.labels[self.rows]] > 1) & (len(counts) > 1)]
+        labels = self.labels[rows]
+        h, both, copies = expand(*(selected(view, rows) for view in self.views)), None, None
+        if self.copies is not None and len(rows):
+            copies = self.copies(rows)
+            both = (h + expand(copies)) / 2
+        scores = solved.leave_one_out(h, targets_of(labels, len(counts)), both)
+        near = None
+        if novelty is not None:
+            z = self.views[0][novelty.level][rows]
+            near = left_out_nearness(z, labels, novelty.sums)
+            if copies is not None:
+                mirrored = copies[novelty.level]
+                near = (near + left_out_nearness(z, labels, novelty.sums, views=mirrored)) / 2
+        return rows, Judgement(labels, scores, near)
+
 
 def _solved(
-    options: ClosedFormOptions,
-    sums: Sums,
-    expand: RandomFeatures,
-    judging: _Judging,
-    novelty: Novelty | None,
+    gamma: float, sums: Sums, expand: RandomFeatures, some: _Some, novelty: Novelty | None
 ) -> tuple[Fitted, LeftOut]:
     """Fit the head to sums, and temperature and novelty to leave-one-out of some of the images.
 
-    novelty: that of the phase before; None: version 0.2 kept none.
+    gamma: unless one was chosen; novelty: that of the phase before; None: version 0.2 kept none.
     """
-    views, labels, counts = judging.views, judging.labels, sums.statistics.counts
-    solved = sums.statistics.solve(options.gamma if sums.gamma is None else sums.gamma)
-    # Without its only image nothing is known of a class; a single class leaves nothing to judge.
-    some = judging.rows
-    some = some[(counts[labels[some]] > 1) & (len(counts) > 1)]
-    h, both, copies = expand(views, some), None, None
-    if judging.copies is not None and len(some):
-        copies = judging.copies(some)
-        both = (h + expand([copies], torch.arange(len(some)))) / 2
-    scores = solved.leave_one_out(h, targets_of(labels[some], len(counts)), both)
-    found = None if sums.sample is None else judge_by_sample(solved, counts, sums.sample, expand)
-    offsets = None if found is None else found.offsets
-    if offsets is not None:
-        scores = scores + offsets
-    fitted = Fitted(
-        expand.standardization,
-        expand.expansion,
-        solved.head.float().contiguous(),
-        found.temperature if found else temperature(scores, labels[some]),
-        threshold(scores.amax(1), REJECTED),
-        offsets=None if offsets is None else offsets.float(),
-    )
-    near = torch.zeros(len(some))
+    counts = sums.statistics.counts
+    solved = sums.statistics.solve(gamma if sums.gamma is None else sums.gamma)
     if novelty is not None:
-        z, own = views[0][novelty.level], labels[some]
-        total = directions(z, labels, novelty.sums, len(counts))
-        near = left_out_nearness(z[some], own, total)
-        if copies is not None:
-            near = (near + left_out_nearness(z[some], own, total, views=copies[novelty.level])) / 2
-        novelty = novelty.fit(total, scores.amax(1), near)
-        if found is not None:
-            novelty = novelty.refitted(
-                found.scores.amax(1), _near(novelty, sums.sample)[found.rows]
-            )
-        fitted = fitted.with_novelty(novelty)
-    judged = LeftOut(labels[some], scores.argmax(1), fitted.confidences(scores, near).float())
-    if found is not None:
-        judged = _judged_by(found, fitted, sums.sample)
-    return fitted, replace(judged, doubts=doubts_at_sight(scores, labels[some]).at(some))
-
-
-def _near(novelty: Novelty, sample: KeptFeatures | None) -> Tensor:
-    """Return the nearness (N,) of the images of a sample, each without its series."""
-    assert sample is not None
-    z = sample.z[novelty.level]
-    return left_out_nearness(z, sample.labels, novelty.sums, sample.clues[:, 0])
-
-
-def _judged_by(found: Judgement, fitted: Fitted, sample: KeptFeatures | None) -> LeftOut:
-    """Return what leaving out whole series says of the images of a sample."""
-    assert sample is not None
-    labels, groups = sample.labels, sample.clues[:, 0]
-    near = _near(fitted.novelty, sample) if fitted.novelty else torch.zeros(len(labels))
-    rows, scores = found.rows, found.scores
-    return LeftOut(
-        labels[rows],
-        scores.argmax(1),
-        fitted.confidences(scores, near[rows]).float(),
-        series=groups[rows],
-        gains=found.gains.float(),
-    )
+        novelty = novelty.learned(some.views[0], some.labels, len(counts))
+    rows, by_image = some.judged(solved, counts, expand, novelty)
+    found, scores = by_image, by_image.scores
+    if sums.sample is not None:  # whole series judge instead
+        found = judge_by_sample(solved, counts, sums.sample, expand, novelty)
+        scores = scores if found.offsets is None else scores + found.offsets
+        if novelty is not None and by_image.near is not None:
+            novelty = novelty.fit(scores.amax(1), by_image.near).forgetful()
+    fitted, judged = calibrated(expand, solved.head, found, novelty)
+    return fitted, replace(judged, doubts=doubts_at_sight(scores, some.labels[rows]).at(rows))
