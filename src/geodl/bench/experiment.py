@@ -120,7 +120,8 @@ def run_config(
     threads, precision = _machine(config, path, fresh)
     shared = SharedBase(cache, _base_data(config, scenario)) if cache is not None else None
     learner = Learner(config, stop=stop, shared_base=shared, decided_precision=precision)
-    learner.check()  # a network that cannot be built is no reason to make a directory
+    if fresh or not exists(path):
+        learner.check()  # a network that cannot be built is no reason to make a directory
     ranks = learner.trainer.ranks
     if ranks.is_main_process:
         store = Directory.create_or_open(

@@ -19,11 +19,11 @@ from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.loop import Trainer
 from geodl.learning.shared_base import SharedBase, run_stages
 from geodl.methods import Method, Phase
-from geodl.model.classifiers import Evidence, fittable
+from geodl.model.classifiers import Classifier, Evidence, fittable
 from geodl.model.features import Features, class_means
-from geodl.model.memory import Memory, quota
+from geodl.model.memory import Memory
 from geodl.model.model import Model, Weights
-from geodl.nets import CosineHead, Network, Own, build_network, frozen_copy
+from geodl.nets import Backbone, CosineHead, Network, Own, build_backbone, frozen_copy, with_head
 
 
 def learn(
@@ -35,7 +35,7 @@ def learn(
     seen: Images | None = None,
     checkpoints: Checkpoints | None = None,
     base: SharedBase | None = None,
-    backbone: Own | None = None,
+    backbone: Backbone | None = None,
     now: Features | None = None,
 ) -> Model:
     """Return the model that also knows the classes of these images; `model` stays as it is.
@@ -48,22 +48,22 @@ def learn(
         seen: all earlier images, which joint training alone needs.
         checkpoints: where checkpoints go; an interrupted group resumes from the last one.
         base: trained base phases that runs share.
-        backbone: of a new model, in place of the one that the options name.
+        backbone: what a new network begins with; None: it is built as the options say.
         now: the network's features of these images, where it stands still and they were taken before.
     """
-    phase, classes = begin(model, images, method, trainer, seen, backbone)
+    phase, classes = begin(model, images, method, trainer, seen, backbone)  # line 1
     if len(classes) > 1:  # of a single class there is nothing to learn
         run_stages(trainer, method, phase, checkpoints, base)  # lines 2 and 5 to 14
     phase.now = phase.read(phase.at_hand) if now is None else now
-    memory = _exemplars(method, phase)  # lines 3 and 16
-    evidence = _evidence(model, method, phase, memory)
+    share = method.share(len(classes))
+    memory = method.exemplars(phase, share - method.held_out(share))  # lines 3 and 16
     return Model(
         config=method.config,
         classes=classes,
         weights=Weights.of(method.config.network, phase.network),
         transform=phase.transform,
         memory=memory,
-        classifiers=evidence.fit_all(fittable(method.frozen)),
+        classifiers=_classifiers(model, method, phase, memory),
         phases=phase.index + 1,
     )
 
@@ -74,51 +74,63 @@ def begin(
     method: Method,
     trainer: Trainer,
     seen: Images | None = None,
-    backbone: Own | None = None,
+    backbone: Backbone | None = None,
 ) -> tuple[Phase, tuple[str, ...]]:
     """Return the next phase, ready to be trained, and the names of all classes known with it."""
     config, index = method.config, model.phases if model else 0
-    if method.joint and model is not None:
-        if seen is None:
-            raise ConfigError("joint training needs all earlier images: they are not saved")
-        images = merged([seen, images])
-    images, classes = _numbered(images, model.classes if model else ())
-    if model is None and len(classes) == 1 and method.trains(0):
-        raise ConfigError(
-            f"method = {config.method!r}: the first group needs two classes or more, since one "
-            "leaves nothing to tell apart"
-        )
+    images, classes = _group(model, images, method, seen)
     transform = model.transform if model else transform_of(config, images)
     last = None if model is None or method.joint else model.network
     old = 0 if last is None else last.head.classes
-    network = _grown(last, len(classes), method, index, backbone)  # line 1, or Phi_t from Phi_{t-1}
+    if last is None:
+        network = initial_network(method, len(classes), backbone or initial_backbone(method))
+    else:
+        network = _grown(last, len(classes), derive(config.seed, "rows", index))
     trainer.place(network)
     memory = model.memory if model and last else Memory(store_images=config.store_images)
-    held = method.held_out(quota(len(classes), config.exemplars, config.memory_budget))
+    held = method.held_out(method.share(len(classes)))
     images, memory = memory.hold_out(images, range(old, len(classes)), held, config.seed)
-    levels = levels_of(method, network)
-    teacher = None
-    if last is not None and method.trains(index):
-        teacher = frozen_copy(last).to(trainer.device)
+    read = partial(trainer.features, transform=transform, levels=levels_of(method, network))
     phase = Phase(
         index=index,
         config=config,
         transform=transform,
         network=network,
-        teacher=teacher,
+        teacher=None,
         images=images,
         memory=memory,
         old=old,
         new=len(classes) - old,
-        read=partial(trainer.features, network, transform=transform, levels=levels),
+        read=partial(read, network),
         device=trainer.device,
         ranks=trainer.ranks,
         autocast=lambda: trainer.fabric.autocast(),
     )
-    if teacher is not None:
-        phase.before = trainer.features(teacher, phase.at_hand, transform, levels=levels)
+    if last is not None and method.trains(index):
+        phase.teacher = frozen_copy(last).to(trainer.device)
+        phase.before = read(phase.teacher, phase.at_hand)
     _prepare_head(method, phase)
     return phase, classes
+
+
+def _group(
+    model: Model | None, images: Images, method: Method, seen: Images | None
+) -> tuple[Images, tuple[str, ...]]:
+    """Return the images to learn with rows of the head as labels, and the names of all classes: known ones first."""
+    if method.joint and model is not None:
+        if seen is None:
+            raise ConfigError("joint training needs all earlier images: they are not saved")
+        images = merged([seen, images])
+    if not len(images):
+        raise DataError("no images given: at least one is needed")
+    new = [images.names[label] for label in sorted(set(images.labels.tolist()))]
+    classes = tuple(dict.fromkeys([*(model.classes if model else ()), *new]))
+    if model is None and len(classes) == 1 and method.trains(0):
+        raise ConfigError(
+            f"method = {method.config.method!r}: the first group needs two classes or more, since one "
+            "leaves nothing to tell apart"
+        )
+    return with_rows(images, classes), classes
 
 
 def merged(parts: Sequence[Images]) -> Images:
@@ -127,41 +139,25 @@ def merged(parts: Sequence[Images]) -> Images:
     return concat([with_rows(part, names) for part in parts])
 
 
-def _numbered(images: Images, known: Sequence[str]) -> tuple[Images, tuple[str, ...]]:
-    """Return the images with rows of the head as labels, and all class names: known ones first."""
-    if not len(images):
-        raise DataError("no images given: at least one is needed")
-    new = [images.names[label] for label in sorted(set(images.labels.tolist()))]
-    classes = tuple(dict.fromkeys([*known, *new]))
-    return with_rows(images, classes), classes
+def initial_backbone(method: Method, own: Own | None = None) -> Backbone:
+    """Return the backbone that the first phase starts from; own: in place of the one that the options name."""
+    config, seed = method.config, derive(method.config.seed, "network")
+    weights, pretrained = config.weights, config.pretrained
+    return build_backbone(own or config.network, seed=seed, weights=weights, pretrained=pretrained)
 
 
-def _grown(
-    last: Network | None, classes: int, method: Method, index: int, backbone: Own | None
-) -> Network:
-    """Return the network that is trained, with a row of the head for each class."""
-    config = method.config
-    if last is None:
-        return initial_network(method, classes, backbone)
+def initial_network(method: Method, classes: int, backbone: Backbone) -> Network:
+    """Return a backbone under the head that the first phase starts from."""
+    config, seed = method.config, derive(method.config.seed, "network")
+    return with_head(backbone, classes, head=method.head, scale=config.scale, seed=seed)
+
+
+def _grown(last: Network, classes: int, seed: int) -> Network:
+    """Return Phi_t as it begins: Phi_{t-1} with a row of the head for each class."""
     network = deepcopy(last)
     if classes > network.head.classes:
-        new = classes - network.head.classes
-        network.head.grow(new, derive(config.seed, "rows", index))
+        network.head.grow(classes - network.head.classes, seed)
     return network
-
-
-def initial_network(method: Method, classes: int, backbone: Own | None = None) -> Network:
-    """Return the network that the first phase starts from."""
-    config = method.config
-    return build_network(
-        backbone or config.network,
-        classes,
-        head=method.head,
-        scale=config.scale,
-        seed=derive(config.seed, "network"),
-        weights=config.weights,
-        pretrained=config.pretrained,
-    )
 
 
 def _prepare_head(method: Method, phase: Phase) -> None:
@@ -176,17 +172,12 @@ def _prepare_head(method: Method, phase: Phase) -> None:
         head.freeze(absent)
 
 
-def _exemplars(method: Method, phase: Phase) -> Memory:
-    """Return the memory for the next phase, chosen under the network as it is now."""
-    config = phase.config
-    share = quota(phase.old + phase.new, config.exemplars, config.memory_budget)
-    return method.exemplars(phase, share - method.held_out(share))
-
-
-def _evidence(model: Model | None, method: Method, phase: Phase, memory: Memory) -> Evidence:
-    """Return what the classifiers are fitted from."""
+def _classifiers(
+    model: Model | None, method: Method, phase: Phase, memory: Memory
+) -> dict[str, Classifier]:
+    """Return the classifiers, fitted to what the phase leaves."""
     assert phase.now is not None
-    return Evidence(
+    evidence = Evidence(
         config=phase.config,
         network=phase.network,
         at_hand=phase.at_hand,
@@ -203,6 +194,7 @@ def _evidence(model: Model | None, method: Method, phase: Phase, memory: Memory)
         adapted=phase.adapted,
         previous=model.classifiers if model and phase.old else {},
     )
+    return evidence.fit_all(fittable(method.frozen))
 
 
 def levels_of(method: Method, network: Network) -> tuple[str, ...]:

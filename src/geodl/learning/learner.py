@@ -19,7 +19,7 @@ from geodl.data.batches import Transform, transform_of
 from geodl.data.images import Images, insist_on_images
 from geodl.data.intake import labelled, with_rows
 from geodl.data.names import class_name
-from geodl.learning.algorithm import initial_network, learn, merged
+from geodl.learning.algorithm import initial_backbone, learn, merged
 from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.evaluation import evaluate
 from geodl.learning.hub import fetched
@@ -32,7 +32,7 @@ from geodl.model.memory import Memory
 from geodl.model.metrics import Confusion
 from geodl.model.model import Model
 from geodl.model.recognizer import Predictions
-from geodl.nets import OWN, Network, Own, check_network
+from geodl.nets import OWN, Backbone, Network, Own, check_network
 from geodl.store import Directory
 
 
@@ -73,7 +73,8 @@ class Learner:
         decided_precision: str | None = None,
         **options: Any,
     ) -> None:
-        self._backbone = None if isinstance(network, str) else network
+        self._own = None if isinstance(network, str) else network
+        self._backbone: Backbone | None = None
         self.config = config if config is not None else _configured(options, method, network)
         if config is None:  # that of a stored model may be from another machine
             device_kind(self.config.accelerator)
@@ -156,6 +157,9 @@ class Learner:
         The model changes only when the whole group is learned.
         """
         train = labelled(images, labels)
+        if self.model is None or self.method.joint:
+            self.check()
+        backbone, self._backbone = self._backbone, None
         self.model = learn(
             self.model,
             train,
@@ -164,7 +168,7 @@ class Learner:
             seen=self.seen,
             checkpoints=progress,
             base=self._shared_base,
-            backbone=self._backbone,
+            backbone=backbone,
             now=now,
         )
         if self.method.joint:
@@ -300,8 +304,8 @@ class Learner:
         return with_rows(given, classes)
 
     def check(self) -> None:
-        """Raise an error where the network cannot be built as it is configured."""
-        initial_network(self.method, 1, self._backbone)
+        """Build the backbone of a new model, which `learn` takes; an error where that cannot be done."""
+        self._backbone = self._backbone or initial_backbone(self.method, self._own)
 
 
 def _continued(model: Model, config: RunConfig) -> Model:

@@ -23,7 +23,6 @@ from geodl.learning.angles import watching_angles
 from geodl.learning.checkpoint import Checkpoint, Checkpoints
 from geodl.learning.loop import StageRun, Trainer
 from geodl.methods import Method, Phase
-from geodl.model.memory import quota
 from geodl.nets import BACKBONES
 
 # To be raised whenever training computes something else than before.
@@ -118,7 +117,7 @@ def base_options(method: Method, classes: int) -> dict[str, Any]:
     """Return what the base phase depends on of a method and its options; classes: how many it learns."""
     config = method.config
     return {
-        "held out": method.held_out(quota(classes, config.exemplars, config.memory_budget)),
+        "held out": method.held_out(method.share(classes)),
         "head": method.head,
         "loss": method.base_loss or _own(method),
         "code": _foreign_code(config),

@@ -14,14 +14,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from geodl.closed_form import Standardization, series_of
+from geodl.closed_form.expansion import Standardization
 from geodl.closed_form.kept_features import KeptFeatures, fit, share_of_each
+from geodl.closed_form.series import series_of
 from geodl.core.keys import derive
 from geodl.data.batches import Batch
 from geodl.methods.method import Losses, Phase, Schedule, Stage
 from geodl.model.classifiers import Adapted
 from geodl.model.features import Features, class_means
-from geodl.nets import Backbone, CosineHead, build_network
+from geodl.nets import Backbone, CosineHead, build_backbone
 
 APART = 0.2
 """The share of each class that is set apart."""
@@ -43,10 +44,8 @@ class Adaptation:
         """The network as it was before: that in the phase may be from a checkpoint."""
         config = self.phase.config
         weights, pretrained = config.weights, config.pretrained
-        network = build_network(
-            config.network, 1, head="cosine", weights=weights, pretrained=pretrained
-        )
-        return network.backbone.to(self.phase.device)
+        found = build_backbone(config.network, weights=weights, pretrained=pretrained)
+        return found.to(self.phase.device)
 
     @cached_property
     def before(self) -> Features:

