@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from geodl.closed_form import Expansion, Standardization, Statistics, share_out
+from geodl.closed_form.expansion import Expansion, Standardization, share_out
+from geodl.closed_form.primal import Statistics
 
 WIDTHS = {"stage1": 64, "stage2": 128, "stage3": 256}
 BATCH = 500

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from geodl import IncrementalClassifier
-from geodl.closed_form import Fitted
+from geodl.closed_form.fitted import Fitted
 from geodl.closed_form.kept_features import KeptFeatures, fit
 from geodl.data.dataset import load
 from geodl.data.images import ArrayImages, Images, concat

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from geodl import ClassIncremental, Learner, load
-from geodl.closed_form import Expansion, Standardization, Statistics, share_out
+from geodl.closed_form.expansion import Expansion, Standardization, share_out
+from geodl.closed_form.primal import Statistics
 from geodl.core.keys import derive
 from geodl.data.images import concat
 from geodl.learning.saving import load_model

@@ -15,7 +15,9 @@ from pathlib import Path
 import torch
 
 from geodl import ClassIncremental, Learner, load
-from geodl.closed_form import RandomFeatures, Statistics, kept, selected
+from geodl.closed_form.expansion import kept, selected
+from geodl.closed_form.primal import Statistics
+from geodl.closed_form.random_features import RandomFeatures
 from geodl.core.keys import derive
 from geodl.data.images import with_rows
 from geodl.model.herding import first_of_each

@@ -16,7 +16,8 @@ import torch
 
 from geodl import Learner
 from geodl.bench.paper.beyond import shifted
-from geodl.closed_form import Expansion, Standardization, Statistics, kept, share_out, solve
+from geodl.closed_form.expansion import Expansion, Standardization, kept, share_out
+from geodl.closed_form.primal import Statistics, solve
 from geodl.data.batches import Batches, evaluation
 from geodl.data.images import concat
 from geodl.model.features import class_means, nearest_mean

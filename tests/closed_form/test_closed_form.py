@@ -8,24 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geodl.closed_form import (
-    Expansion,
-    Standardization,
-    Statistics,
-    choose,
-    class_weights,
-    judged,
-    kept,
-    kernels,
-    primal,
-    share_out,
-    solve,
-    solve_dual,
-    targets_of,
-    temperature,
-    threshold,
-)
-from geodl.closed_form.primal import solve_refined
+from geodl.closed_form import primal
+from geodl.closed_form.choices import choose, judged, temperature, threshold
+from geodl.closed_form.dual import class_weights, kernels, solve_dual, targets_of
+from geodl.closed_form.expansion import Expansion, Standardization, kept, share_out
+from geodl.closed_form.primal import Statistics, solve, solve_refined
 from geodl.core.errors import ConfigError, TrainingError
 
 seeds = st.integers(0, 2**32 - 1)

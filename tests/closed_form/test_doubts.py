@@ -2,8 +2,8 @@
 
 import torch
 
-from geodl.closed_form import class_weights, doubts, kernels, solve_dual, targets_of
-from geodl.closed_form.doubts import leave_out_suspects
+from geodl.closed_form.doubts import doubts, leave_out_suspects
+from geodl.closed_form.dual import class_weights, kernels, solve_dual, targets_of
 
 
 def clusters(classes: int, each: int, spread: float = 0.3):

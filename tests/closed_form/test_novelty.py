@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from geodl.closed_form import Judgement, Novelty, calibrated
+from geodl.closed_form.fitted import Judgement, calibrated
 from geodl.closed_form.kept_features import KeptFeatures, fit
-from geodl.closed_form.novelty import ALL, KNOWN, cosines, directions, left_out_nearness
+from geodl.closed_form.novelty import ALL, KNOWN, Novelty, cosines, directions, left_out_nearness
 
 
 def features(count, centers, seed=0, noise=0.5):

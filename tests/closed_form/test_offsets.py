@@ -5,16 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from geodl.closed_form import (
-    RandomFeatures,
-    class_offsets,
-    class_weights,
-    dual_of,
-    solve_dual,
-    targets_of,
-    unequal,
-)
+from geodl.closed_form.dual import class_weights, dual_of, solve_dual, targets_of
 from geodl.closed_form.kept_features import KeptFeatures
+from geodl.closed_form.offsets import class_offsets, unequal
+from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.sampled import judge_by_sample, moved_within, sample_of
 
 

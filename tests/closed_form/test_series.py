@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from geodl.closed_form import class_weights, solve_dual, targets_of
+from geodl.closed_form.dual import class_weights, solve_dual, targets_of
 from geodl.closed_form.series import ALIKE, NEXT, PAUSE, no_clues, runs_of, series_of
 
 GIVEN, FOLDER, NAME, FRAME, TIME = range(5)

@@ -14,7 +14,7 @@ from studies.drift import moved
 from tests.helpers import tiny
 
 from geodl import ClassIncremental, Learner
-from geodl.closed_form import Statistics
+from geodl.closed_form.primal import Statistics
 from geodl.core.events import EpochEnded
 from geodl.methods import METHODS
 

@@ -9,7 +9,8 @@ from tests.helpers import tiny
 from torch import Tensor
 from torch.nn import functional as F
 
-from geodl.closed_form import kept_features, temperature
+from geodl.closed_form import kept_features
+from geodl.closed_form.choices import temperature
 from geodl.closed_form.kept_features import KeptFeatures
 from geodl.closed_form.novelty import Scale
 from geodl.core.errors import ConfigError, TrainingError

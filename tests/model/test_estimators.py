@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import geodl
-from geodl.closed_form import RandomFeatures, Statistics
+from geodl.closed_form.primal import Statistics
+from geodl.closed_form.random_features import RandomFeatures
 from geodl.core.errors import ConfigError, DataError
 from geodl.data import load
 

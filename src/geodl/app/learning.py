@@ -27,7 +27,7 @@ from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
 from geodl.app.reading import note_panoramas, read, reader_of, start_of, threads_of
 from geodl.app.state import KnownClass, State, accuracy_of, save
-from geodl.closed_form import unequal
+from geodl.closed_form.offsets import unequal
 from geodl.config import RunConfig
 from geodl.core import events
 from geodl.core.content import fingerprint

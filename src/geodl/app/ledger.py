@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from geodl.closed_form import Doubts
+from geodl.closed_form.doubts import Doubts
 from geodl.core.tensors import part, shaped
 from geodl.model.classifiers import LeftOut
 

@@ -12,8 +12,8 @@ from geodl.app.finding import placed
 from geodl.app.ledger import short_hashes
 from geodl.app.series import clues_of
 from geodl.app.state import KnownClass, State
-from geodl.closed_form import near_duplicates
 from geodl.closed_form.kept_features import mirroring_changes_nothing
+from geodl.closed_form.series import near_duplicates
 from geodl.core.errors import DataError
 from geodl.core.keys import derive
 from geodl.data.batches import resized

@@ -12,7 +12,7 @@ from typing import Any
 from geodl.app.choices import VALIDATION
 from geodl.app.classifier import Evaluation
 from geodl.cli.display import Display, console, errors, plain, progress_bar, say, table
-from geodl.closed_form import unequal
+from geodl.closed_form.offsets import unequal
 from geodl.core import events
 from geodl.core.text import count, duration, listed, readable
 from geodl.data.dataset import Skipped

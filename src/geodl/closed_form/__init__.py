@@ -9,76 +9,7 @@ images are kept (*dual* form), with ``K = H H'`` (N x N) and a weight w_i for ea
     ``A = (K + lambda W^-1)^-1``,  ``a = A Y``,  ``head = H' a``,  ``lambda = gamma tr(W K) / M``.
 What the fit without some image would say of it needs no second fit (`leave_one_out`, `leave_out`): blocks and gamma are
 chosen, temperature and threshold fitted on that, never on test images.
+
+From features to h: `expansion`, `random_features`. Solving: `primal`, `dual`. Leave-one-out: `choices`, `offsets`, `novelty`, `doubts`,
+`series`. Fits to images: `kept_features`, `sampled`; what is left of them: `fitted`.
 """
-
-from geodl.closed_form.choices import (
-    GAMMAS,
-    Choice,
-    choose,
-    judged,
-    temperature,
-    threshold,
-)
-from geodl.closed_form.doubts import Doubts, doubts, doubts_at_sight
-from geodl.closed_form.dual import (
-    Dual,
-    class_weights,
-    dual_of,
-    kernel_of,
-    kernels,
-    solve_dual,
-    targets_of,
-)
-from geodl.closed_form.expansion import (
-    Blocks,
-    Expansion,
-    Standardization,
-    kept,
-    selected,
-    share_out,
-)
-from geodl.closed_form.fitted import Fitted, Judgement, LeftOut, calibrated
-from geodl.closed_form.novelty import Novelty
-from geodl.closed_form.offsets import class_offsets, unequal
-from geodl.closed_form.primal import Primal, Statistics, solve
-from geodl.closed_form.random_features import RandomFeatures
-from geodl.closed_form.series import near_duplicates, no_clues, series_of
-
-__all__ = [
-    "GAMMAS",
-    "Blocks",
-    "Choice",
-    "Doubts",
-    "Dual",
-    "Expansion",
-    "Fitted",
-    "Judgement",
-    "LeftOut",
-    "Novelty",
-    "Primal",
-    "RandomFeatures",
-    "Standardization",
-    "Statistics",
-    "calibrated",
-    "choose",
-    "class_offsets",
-    "class_weights",
-    "doubts",
-    "doubts_at_sight",
-    "dual_of",
-    "judged",
-    "kept",
-    "kernel_of",
-    "kernels",
-    "near_duplicates",
-    "no_clues",
-    "selected",
-    "series_of",
-    "share_out",
-    "solve",
-    "solve_dual",
-    "targets_of",
-    "temperature",
-    "threshold",
-    "unequal",
-]

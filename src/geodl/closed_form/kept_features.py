@@ -8,33 +8,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from geodl.closed_form import (
-    Blocks,
-    Choice,
-    Dual,
-    Expansion,
-    Fitted,
-    Judgement,
-    LeftOut,
-    RandomFeatures,
-    Standardization,
-    calibrated,
-    choose,
-    class_offsets,
-    class_weights,
-    doubts,
-    judged,
-    kept,
-    kernel_of,
-    kernels,
-    no_clues,
-    selected,
-    series_of,
-    solve_dual,
-    targets_of,
-)
+from geodl.closed_form.choices import Choice, choose, judged
+from geodl.closed_form.doubts import doubts
+from geodl.closed_form.dual import Dual, class_weights, kernel_of, kernels, solve_dual, targets_of
+from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, selected
+from geodl.closed_form.fitted import Fitted, Judgement, LeftOut, calibrated
 from geodl.closed_form.novelty import Novelty, left_out_nearness
-from geodl.closed_form.series import CLUES
+from geodl.closed_form.offsets import class_offsets
+from geodl.closed_form.random_features import RandomFeatures
+from geodl.closed_form.series import CLUES, no_clues, series_of
 from geodl.core.tensors import shaped
 
 EACH = 2048

@@ -5,21 +5,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from geodl.closed_form import (
-    Dual,
-    Judgement,
-    Novelty,
-    Primal,
-    RandomFeatures,
-    Standardization,
-    class_offsets,
-    dual_of,
-    no_clues,
-    series_of,
-    targets_of,
-)
+from geodl.closed_form.dual import Dual, dual_of, targets_of
+from geodl.closed_form.expansion import Standardization
+from geodl.closed_form.fitted import Judgement
 from geodl.closed_form.kept_features import KeptFeatures
-from geodl.closed_form.novelty import left_out_nearness
+from geodl.closed_form.novelty import Novelty, left_out_nearness
+from geodl.closed_form.offsets import class_offsets
+from geodl.closed_form.primal import Primal
+from geodl.closed_form.random_features import RandomFeatures
+from geodl.closed_form.series import no_clues, series_of
 
 LEAST, MOST, TOTAL = 20, 120, 3000
 """Images whose features are kept: of a class at least and at most, and of all classes about."""

@@ -11,20 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from geodl.closed_form import (
-    Fitted,
-    RandomFeatures,
-    Statistics,
-    choose,
-    judged,
-    kernels,
-    no_clues,
-    selected,
-    solve_dual,
-    targets_of,
-    temperature,
-)
+from geodl.closed_form.choices import choose, judged, temperature
+from geodl.closed_form.dual import kernels, solve_dual, targets_of
+from geodl.closed_form.expansion import selected
+from geodl.closed_form.fitted import Fitted
 from geodl.closed_form.kept_features import FEW, KeptFeatures, share_of_each
+from geodl.closed_form.primal import Statistics
+from geodl.closed_form.random_features import RandomFeatures
+from geodl.closed_form.series import no_clues
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, MissingExtraError
 from geodl.core.ranks import Ranks

@@ -1,6 +1,6 @@
 """How features are read: one file for each classifier."""
 
-from geodl.closed_form import LeftOut
+from geodl.closed_form.fitted import LeftOut
 from geodl.model.classifiers.ame import Ame
 from geodl.model.classifiers.analytic import ClosedForm
 from geodl.model.classifiers.base import (

@@ -14,8 +14,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from geodl.closed_form import Blocks, Fitted, LeftOut, Statistics, kept
+from geodl.closed_form.expansion import Blocks, kept
+from geodl.closed_form.fitted import Fitted, LeftOut
 from geodl.closed_form.kept_features import KeptFeatures, fit, same_image
+from geodl.closed_form.primal import Statistics
 from geodl.closed_form.sampled import moved_within
 from geodl.config import RunConfig
 from geodl.core.errors import TrainingError

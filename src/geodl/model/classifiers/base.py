@@ -13,7 +13,8 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from geodl.closed_form import LeftOut, Novelty
+from geodl.closed_form.fitted import LeftOut
+from geodl.closed_form.novelty import Novelty
 from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
 from geodl.core.errors import TrainingError

@@ -8,24 +8,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from geodl.closed_form import (
-    Blocks,
-    Expansion,
-    Fitted,
-    Judgement,
-    LeftOut,
-    Novelty,
-    Primal,
-    RandomFeatures,
-    Statistics,
-    calibrated,
-    doubts_at_sight,
-    kept,
-    selected,
-    targets_of,
-)
+from geodl.closed_form.doubts import doubts_at_sight
+from geodl.closed_form.dual import targets_of
+from geodl.closed_form.expansion import Blocks, Expansion, kept, selected
+from geodl.closed_form.fitted import Fitted, Judgement, LeftOut, calibrated
 from geodl.closed_form.kept_features import Fit, KeptFeatures, fit, share_of_each, turned_classes
-from geodl.closed_form.novelty import left_out_nearness
+from geodl.closed_form.novelty import Novelty, left_out_nearness
+from geodl.closed_form.primal import Primal, Statistics
+from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.sampled import judge_by_sample, sample_of
 from geodl.config import Options, RunConfig
 from geodl.core.keys import derive
