@@ -265,9 +265,9 @@ class Shown:
         """Show images to a model."""
         none = torch.zeros(len(part.labels), dtype=torch.int64)
         answers = scorer.answers(*(as_features(view, none) for view in part.views))
-        probabilities, unknown = scorer.judge(answers)
-        confidences, predictions = probabilities.max(dim=1)
-        return cls(confidences, predictions, answers.measure, unknown, answers.scores.amax(1))
+        confidences, predictions = answers.probabilities.max(dim=1)
+        largest = answers.scores.amax(1)
+        return cls(confidences, predictions, answers.measure, answers.unknown, largest)
 
 
 def area(known: Tensor, others: Tensor) -> float:

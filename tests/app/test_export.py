@@ -219,12 +219,12 @@ def test_any_learner_can_be_exported(saved, digits, tmp_path, name):
         for classifier, confidences in found.items():
             recognizer = learner.recognizer(classifier)
             recognizer = replace(recognizer, transform=replace(recognizer.transform, crop="pad"))
-            wanted, strange = recognizer.recognize(
+            wanted = recognizer.answers(
                 ArrayImages(pixels[:count], torch.zeros(count, dtype=torch.int64))
             )
-            assert np.abs(confidences - wanted.numpy()).max() < 1e-4
+            assert np.abs(confidences - wanted.probabilities.numpy()).max() < 1e-4
             if classifier == "analytic":
-                assert unknown.tolist() == strange.tolist()
+                assert unknown.tolist() == wanted.unknown.tolist()
                 assert float(metadata["threshold"]) == recognizer.scorer.threshold
                 assert 1 / float(metadata["temperature"]) == pytest.approx(recognizer.scorer.scale)
                 assert (

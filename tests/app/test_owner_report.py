@@ -225,7 +225,7 @@ def test_a_learner_that_was_saved_by_itself_has_a_page(frozen, tmp_path):
 def test_learned_images_are_judged_by_the_fit_without_them(frozen):
     learner, images = frozen.learner.known, frozen.images
     found = learner.judged(images)
-    assert not torch.equal(found.predictions, learner.recognizer().recognize(images)[0].argmax(1))
+    assert not torch.equal(found.predictions, learner.recognizer().answers(images).scores.argmax(1))
     assert (
         Confusion.of(images.labels, found.predictions, learner.classes).counts.tolist()
         == learner.left_out().counts.tolist()

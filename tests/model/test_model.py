@@ -52,7 +52,7 @@ def learner() -> ScenarioLearner:
 
 def scores(model: Model, images: Any) -> dict[str, torch.Tensor]:
     """Return what every classifier of a model makes of images."""
-    return {name: model.recognizer(name).scores(images) for name in model.classifiers}
+    return {name: model.recognizer(name).answers(images).scores for name in model.classifiers}
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

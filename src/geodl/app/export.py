@@ -61,10 +61,9 @@ class Exported(nn.Module):
         mirrors = any(scorer.mirrors for scorer in self.scorers.values())
         seen = [x, x.flip(3)] if mirrors else [x]
         views = [self._features(view.contiguous()) for view in seen]
-        answers = {name: scorer.answers(*views) for name, scorer in self.scorers.items()}
-        found = {name: self.scorers[name].judge(each) for name, each in answers.items()}
-        strange = [found[self.default][1]] if self.rejects else []
-        return (*(confidences for confidences, _ in found.values()), *strange)
+        found = {name: scorer.answers(*views) for name, scorer in self.scorers.items()}
+        strange = [found[self.default].unknown] if self.rejects else []
+        return (*(each.probabilities for each in found.values()), *strange)
 
     def _features(self, x: Tensor) -> Features:
         output, levels = self.network.with_levels(x, self.levels)
@@ -188,13 +187,12 @@ def _compare(model: Model, graph: Exported, data: bytes, pixels: Tensor) -> floa
     theirs, worst = dict(zip(graph.outputs, answers, strict=True)), 0.0
     for name in graph.scorers:
         recognizer = replace(model.recognizer(name), transform=transform)
-        answered = recognizer.answers(images)
-        confidences, strange = recognizer.scorer.judge(answered)
-        worst = max(worst, float((theirs[name] - confidences).abs().max()))
+        ours = recognizer.answers(images)
+        worst = max(worst, float((theirs[name] - ours.probabilities).abs().max()))
         # Nearer to the threshold rounding may decide.
-        clear = (answered.measure - recognizer.scorer.threshold).abs() > TOLERANCE
+        clear = (ours.measure - recognizer.scorer.threshold).abs() > TOLERANCE
         rejects = graph.rejects and name == graph.default
-        if rejects and not torch.equal(theirs[UNKNOWN][clear], strange[clear]):
+        if rejects and not torch.equal(theirs[UNKNOWN][clear], ours.unknown[clear]):
             raise TrainingError("not written: the file calls other images unknown than the model")
     if not worst <= TOLERANCE:
         raise TrainingError(f"not written: the file differs from the model by {worst:.2g}")

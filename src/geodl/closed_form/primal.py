@@ -55,9 +55,8 @@ class Statistics:
         for start in range(0, rows.shape[1], PANEL):
             panel = slice(start, start + PANEL)
             self.upper[panel, start:].addmm_(rows[:, panel].T, rows[:, start:])
-        present = torch.bincount(
-            labels
-        ).nonzero()  # so that the cost does not grow with the classes seen
+        # The cost does not grow with the classes seen.
+        present = torch.bincount(labels).nonzero()
         self.sums[present.squeeze(1)] += (present == labels).double() @ rows
         self.counts += torch.bincount(labels, minlength=len(self.counts))
 

@@ -61,18 +61,14 @@ class _Subspace(Function):
         _once_only()
         spectrum, keep = ctx.spectrum, ctx.keep.unsqueeze(-2)  # (..., 1, n)
         n, left = keep.shape[-1], spectrum.left
-        right = spectrum.right * spectrum.in_rank.unsqueeze(
-            -2
-        )  # beyond the rank there are no directions
+        # Beyond the rank there are no directions.
+        right = spectrum.right * spectrum.in_rank.unsqueeze(-2)
         grad = grad * keep
-        s_j, s_i = (
-            torch.where(keep, spectrum.values[..., None, :n], torch.inf),
-            spectrum.values.unsqueeze(-1),
-        )
+        s_j = torch.where(keep, spectrum.values[..., None, :n], torch.inf)
+        s_i = spectrum.values.unsqueeze(-1)
         largest = spectrum.values[..., :1, None]
-        noise = (
-            16 * largest * (spectrum.eps * s_j + _FLOAT64_EPS * largest)
-        )  # of the data, and of our own arithmetic
+        # Of the data, and of our own arithmetic.
+        noise = 16 * largest * (spectrum.eps * s_j + _FLOAT64_EPS * largest)
         gap = s_j**2 - s_i**2  # (..., k, n)
         kept_i = torch.nn.functional.pad(ctx.keep, (0, spectrum.values.shape[-1] - n)).unsqueeze(-1)
         turn = torch.where(keep & ~kept_i & (gap > noise), (right.mT @ grad) / gap, 0.0)

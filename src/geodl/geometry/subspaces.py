@@ -51,9 +51,8 @@ class Spectrum:
     def of(cls, z: Tensor, center: bool, eps: float) -> Self:
         """Decompose a float64 batch z: (..., batch, d) of data with relative precision eps."""
         batch, d = z.shape[-2:]
-        noise = eps * torch.linalg.vector_norm(z.detach(), dim=(-2, -1)).unsqueeze(
-            -1
-        )  # what centering may leave
+        # What centering may leave.
+        noise = eps * torch.linalg.vector_norm(z.detach(), dim=(-2, -1)).unsqueeze(-1)
         if center:
             z = z - z[..., :1, :]  # rows that are all alike leave exactly nothing
             z = z - z.mean(-2, keepdim=True)
@@ -129,9 +128,8 @@ def principal_angles(p: Tensor, q: Tensor) -> Tensor:
     """
     check_bases(p, q)
     dtype = working_dtype(p, q)
-    wide, narrow = (
-        (p.double(), q.double()) if p.shape[-1] >= q.shape[-1] else (q.double(), p.double())
-    )
+    wide, narrow = (p, q) if p.shape[-1] >= q.shape[-1] else (q, p)
+    wide, narrow = wide.double(), narrow.double()
     overlap = wide.mT @ narrow
     cosines = torch.linalg.svdvals(overlap)
     # What is left of `narrow` outside `wide`. Its singular values are the sines also among many tiny angles, where

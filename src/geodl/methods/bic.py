@@ -88,23 +88,13 @@ class Bic(Method):
 
         def finish() -> None:
             # In the head, so that predictors, exports and the next phase's teacher see corrected logits.
-            head.correct(
-                range(old, head.classes), correction.alpha.detach(), correction.beta.detach()
-            )
+            alpha, beta = correction.alpha.detach(), correction.beta.detach()
+            head.correct(range(old, head.classes), alpha, beta)
 
         rate, epochs = self.options.correction_lr, self.options.correction_epochs
-        schedule = Schedule(
-            epochs, rate, milestones=(0.3, 0.6, 0.8, 0.9), decay=0.1, momentum=0.9, weight_decay=0.0
-        )
-        return Stage(
-            "correct",
-            correction,
-            _places(phase, held),
-            loss,
-            schedule,
-            training=False,
-            finish=finish,
-        )
+        schedule = Schedule(epochs, rate, milestones=(0.3, 0.6, 0.8, 0.9))
+        batches = _places(phase, held)
+        return Stage("correct", correction, batches, loss, schedule, training=False, finish=finish)
 
 
 class Correction(nn.Module):

@@ -51,9 +51,8 @@ def unrolled(
 def halves(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Cut the rows under the mask in two, by turns within each class; labels: (N,) are sorted."""
     rank = torch.arange(len(labels)) - torch.searchsorted(labels, labels)
-    return (mask & (rank % 2 == 0)).nonzero().squeeze(1), (
-        mask & (rank % 2 == 1)
-    ).nonzero().squeeze(1)
+    even, odd = ((mask & (rank % 2 == turn)).nonzero().squeeze(1) for turn in (0, 1))
+    return even, odd
 
 
 def draw(rows: Tensor, count: int, generator: Generator) -> Tensor:

@@ -57,9 +57,8 @@ class Lucir(Method):
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return the ordinary stage and, where asked for, class-balanced fine-tuning of the head (LUCIR Sec. 3.5)."""
         yield self.main_stage(phase)
-        if (
-            phase.memory.images is not None and self.options.finetune_epochs
-        ):  # without old images there is no balance
+        # Without old images there is no balance.
+        if phase.memory.images is not None and self.options.finetune_epochs:
             # As many images of every class: the exemplars, those of the new classes chosen now.
             chosen = phase.exemplars(min(phase.memory.per_class().values())).images
             assert chosen is not None
@@ -75,9 +74,6 @@ class Lucir(Method):
             yield "ce", phase.cross_entropy(module(z), batch.labels)
 
         decay = self.config.weight_decay
-        schedule = Schedule(
-            self.options.finetune_epochs, 0.01, milestones=(0.5,), momentum=0.9, weight_decay=decay
-        )
-        return Stage(
-            "balance", head, phase.batches(chosen, "balance"), loss, schedule, training=False
-        )
+        epochs, batches = self.options.finetune_epochs, phase.batches(chosen, "balance")
+        schedule = Schedule(epochs, 0.01, milestones=(0.5,), weight_decay=decay)
+        return Stage("balance", head, batches, loss, schedule, training=False)

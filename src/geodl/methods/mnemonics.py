@@ -117,9 +117,8 @@ class Mnemonics(Lucir):
         steps, lr = self.options.inner_steps, self.options.inner_lr
         drawn = draw(rows, steps * self.options.inner_batch, generator)
         size = min(self.options.inner_batch, len(drawn))
-        places = torch.arange(steps * size).view(steps, size) % len(
-            drawn
-        )  # few exemplars serve again and again
+        # Few exemplars serve again and again.
+        places = torch.arange(steps * size).view(steps, size) % len(drawn)
         some = pixels.values.detach()[drawn].requires_grad_()
         labels = pixels.labels[drawn]
         with torch.autocast(phase.device.type, enabled=False):

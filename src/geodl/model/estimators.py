@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import no_clues
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, MissingExtraError
-from geodl.core.ranks import Ranks
 from geodl.data.batches import Transform, evaluation
 from geodl.data.dataset import insist
 from geodl.data.images import ArrayImages
@@ -75,7 +74,7 @@ class _Sums:
         return len(self.statistics.counts)
 
     def plus(self, rows: KeptFeatures, classes: int) -> "_Sums":
-        new = _added_up(self.expand, rows, classes)
+        new = self.expand.sums([rows.z], rows.labels, classes)
         sample = _sampled(self.sample + rows, classes)
         return replace(self, statistics=self.statistics + new, sample=sample)
 
@@ -84,14 +83,25 @@ class _Sums:
         return replace(self, statistics=rest, sample=sample)
 
 
-@dataclass(frozen=True)
-class _Solution:
-    """A fitted head, the ridge, and leave-one-out: its accuracy, weighted by the sizes of the classes."""
+class _Solved(NamedTuple):
+    """A head (M, classes), its ridge, the rows of each class, and leave-one-out scores (n, classes) of rows with labels (n,)."""
 
-    fitted: Fitted
+    expand: RandomFeatures
+    head: Tensor
     gamma: float
-    score: float
     counts: Tensor
+    scores: Tensor
+    labels: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        """The share that leave-one-out gets right, weighted by the sizes of the classes; nan without rows."""
+        if not len(self.labels):
+            return math.nan
+        judged_of_each = torch.bincount(self.labels, minlength=len(self.counts))
+        weights = (self.counts / judged_of_each)[self.labels]
+        right = (self.scores.argmax(1) == self.labels) * weights
+        return float(right.sum() / weights.sum())
 
 
 class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -191,11 +201,12 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
             found = _solved_rows(state, len(learned), self.expansion, self.gamma, seed)
         order = np.argsort(learned)
         columns = torch.from_numpy(order)
+        heat = temperature(found.scores, found.labels)
         self._state, self._learned, self._seed = state, learned, seed
-        self._fitted = replace(found.fitted, head=found.fitted.head[:, columns])
+        self._fitted = Fitted(found.expand, found.head[:, columns], heat)
         self.classes_ = learned[order]
         self.class_count_ = found.counts[columns].numpy()
-        self.gamma_, self.score_left_out_ = found.gamma, found.score
+        self.gamma_, self.score_left_out_ = found.gamma, found.accuracy
         return self
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
@@ -235,7 +246,7 @@ def _products(h: Tensor) -> Tensor:
 
 def _solved_rows(
     data: KeptFeatures, classes: int, width: int, gamma: float | None, seed: int
-) -> _Solution:
+) -> _Solved:
     """Fit to all rows (dual form)."""
     expand = RandomFeatures.of(data.z, width, seed)
     labels = data.labels
@@ -248,7 +259,7 @@ def _solved_rows(
     counts = torch.bincount(labels, minlength=classes)
     known = judged(labels)
     scores = dual.leave_out()[known]
-    return _calibrated(expand, dual.head(h), gamma, scores, labels[known], counts)
+    return _Solved(expand, dual.head(h), gamma, counts, scores, labels[known])
 
 
 def _summed(data: KeptFeatures, width: int, gamma: float | None, seed: int) -> _Sums:
@@ -259,12 +270,8 @@ def _summed(data: KeptFeatures, width: int, gamma: float | None, seed: int) -> _
         h = expand(selected(data.z, some))
         gamma = _chosen_ridge(h, _products(h), data.labels[some])
     classes = int(data.labels.max()) + 1
-    total = _added_up(expand, data, classes)
+    total = expand.sums([data.z], data.labels, classes)
     return _Sums(expand, total, gamma, _sampled(data, classes))
-
-
-def _added_up(expand: RandomFeatures, rows: KeptFeatures, classes: int) -> Statistics:
-    return expand.sums([rows.z], rows.labels, classes, Ranks(), torch.device("cpu"))
 
 
 def _sampled(rows: KeptFeatures, classes: int) -> KeptFeatures:
@@ -272,7 +279,7 @@ def _sampled(rows: KeptFeatures, classes: int) -> KeptFeatures:
     return rows.select(first_of_each(rows.labels, max(2, JUDGED // classes)))
 
 
-def _solved_sums(state: _Sums) -> _Solution:
+def _solved_sums(state: _Sums) -> _Solved:
     """Fit to the sums (primal form)."""
     statistics, sample = state.statistics, state.sample
     solved = statistics.solve(state.gamma)
@@ -280,28 +287,7 @@ def _solved_sums(state: _Sums) -> _Solution:
     some = sample.select(known)
     h = state.expand(some.z)
     scores = solved.leave_one_out(h, targets_of(some.labels, state.classes))
-    return _calibrated(
-        state.expand, solved.head, state.gamma, scores, some.labels, statistics.counts
-    )
-
-
-def _calibrated(
-    expand: RandomFeatures,
-    head: Tensor,
-    gamma: float,
-    scores: Tensor,
-    labels: Tensor,
-    counts: Tensor,
-) -> _Solution:
-    """Fit the temperature to leave-one-out scores (n, classes) of rows with labels (n,)."""
-    heat = temperature(scores, labels)
-    fitted = Fitted(expand, head, heat)
-    if not len(labels):
-        return _Solution(fitted, gamma, math.nan, counts)
-    judged_of_each = torch.bincount(labels, minlength=len(counts))
-    weights = (counts / judged_of_each)[labels]
-    right = (scores.argmax(1) == labels) * weights
-    return _Solution(fitted, gamma, float(right.sum() / weights.sum()), counts)
+    return _Solved(state.expand, solved.head, state.gamma, statistics.counts, scores, some.labels)
 
 
 class ImageFeatures(

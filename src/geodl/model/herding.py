@@ -27,9 +27,7 @@ def herding(features: Tensor, k: int) -> Tensor:
     rows = _finite_unit(features)
     away = rows - rows.mean(0)
     size = torch.linalg.vector_norm(away, dim=1)
-    lag = away.new_zeros(
-        away.shape[1]
-    )  # how far the sum of the picks is behind their number of means
+    lag = away.new_zeros(away.shape[1])  # of the sum of the picks behind their number of means
     free = torch.ones_like(size, dtype=torch.bool)
     picks: list[int] = []
     for _ in range(min(k, len(rows))):
@@ -62,9 +60,8 @@ def members(labels: Tensor, classes: Sequence[int]) -> dict[int, Tensor]:
 
 def first_of_each(labels: Tensor, count: int) -> Tensor:
     """Return the first `count` rows of each class there is, class by class."""
-    return torch.cat(
-        [rows[:count] for rows in members(labels, sorted(set(labels.tolist()))).values()]
-    )
+    present = sorted(set(labels.tolist()))
+    return torch.cat([rows[:count] for rows in members(labels, present).values()])
 
 
 def _finite_unit(features: Tensor) -> Tensor:

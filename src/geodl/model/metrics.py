@@ -37,17 +37,14 @@ class Confusion:
                 raise DataError(
                     f"{name}s from {int(values.min())} to {int(values.max())}: allowed are 0 to {size - 1}"
                 )
-        counts = torch.bincount(labels * size + predictions, minlength=size * size).reshape(
-            size, size
-        )
-        return cls(counts, tuple(classes))
+        counts = torch.bincount(labels * size + predictions, minlength=size * size)
+        return cls(counts.reshape(size, size), tuple(classes))
 
     def in_series(self, labels: Tensor, series: Tensor, gains: Tensor) -> "Confusion":
         """Return the counts of images in series: labels, series, gains (N,)."""
         found = [labels[series == each][0] for each in torch.unique(series)]
-        numbers = torch.bincount(
-            torch.tensor(found, dtype=torch.int64), minlength=len(self.classes)
-        )
+        labelled = torch.tensor(found, dtype=torch.int64)
+        numbers = torch.bincount(labelled, minlength=len(self.classes))
         sums = torch.zeros(len(self.classes), dtype=torch.float64)
         return replace(self, series=numbers, gains=sums.index_add_(0, labels, gains.double()))
 
@@ -139,13 +136,10 @@ class Confusion:
 def wilson(share: float, number: int) -> tuple[float, float]:
     """Return the 95 % interval, in %, of a share that was seen in so many cases."""
     z = 1.96
-    center, half = (
-        share + z * z / (2 * number),
-        z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number)),
-    )
-    return 100 * (center - half) / (1 + z * z / number), 100 * (center + half) / (
-        1 + z * z / number
-    )
+    center = share + z * z / (2 * number)
+    half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
+    whole = 1 + z * z / number
+    return 100 * (center - half) / whole, 100 * (center + half) / whole
 
 
 def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> dict[str, Any]:

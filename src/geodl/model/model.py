@@ -155,7 +155,7 @@ class Model:
         """
         recognizer, left_out = self.recognizer(), self.default.left_out()
         if left_out is None:
-            confidences, predictions = recognizer.recognize(images)[0].max(dim=1)
+            confidences, predictions = recognizer.answers(images).probabilities.max(dim=1)
             return LeftOut(images.labels, predictions, confidences)
         places = self.default.places(recognizer.features(images))
         assert places is not None

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from geodl.core.errors import ConfigError
 from geodl.core.events import ImagesPredicted, Listener, ignore
@@ -105,21 +104,14 @@ class Recognizer:
         return features_of(self.network, batches, device, self.scorer.levels)
 
     def answers(self, images: Images) -> Answers:
-        """Return scores and measure of images in memory."""
+        """Return what the classifier makes of images in memory."""
         if not len(images):
-            return Answers(torch.empty(0, len(self.classes)), torch.empty(0))
+            none = torch.empty(0, len(self.classes))
+            return Answers(none, none, none.sum(1), none.any(1))
         sides = (False, True) if self.scorer.mirrors else (False,)
         found = self.scorer.answers(*(self.features(images, mirror=side) for side in sides))
         self.scorer.finite(found.scores)
         return found
-
-    def scores(self, images: Images) -> Tensor:
-        """Return the scores (N, C) of images in memory."""
-        return self.answers(images).scores
-
-    def recognize(self, images: Images) -> tuple[Tensor, Tensor]:
-        """Return the probabilities (N, C) of images in memory, and which of them are unlike all classes (N,)."""
-        return self.scorer.judge(self.answers(images))
 
     def stream(
         self, images: Images, workers: int | None = None
@@ -148,32 +140,22 @@ class Recognizer:
 
         threshold: an image whose `score` is below it is unknown; -inf: none is; None: as it was fitted.
         """
-        if not isinstance(top, int) or top < 1:
-            raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
-        if workers is not None and (
-            not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS
-        ):
-            raise ConfigError(
-                f"workers = {workers!r}: a whole number from 0 to {MOST_WORKERS} is needed"
-            )
-        if threshold is not None and (
-            not isinstance(threshold, int | float) or math.isnan(threshold)
-        ):
-            raise ConfigError(f"threshold = {threshold!r}: a number is needed")
-        scorer = self.scorer if threshold is None else replace(self.scorer, threshold=threshold)
-        judging = replace(self, scorer=scorer)
+        _check(top, threshold, workers)
+        judging = self
+        if threshold is not None:
+            judging = replace(self, scorer=replace(self.scorer, threshold=threshold))
         pictures, names, problems = as_images(images)
         began = time.perf_counter()
         found: list[Prediction] = []
         rows = [torch.empty(0, len(self.classes))]
         skipped = list(problems)
         insist(strict, skipped)
-        for positions, answers, bad in self.stream(pictures, workers):
+        for positions, answers, bad in judging.stream(pictures, workers):
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
-            rows.append(scorer.judge(answers)[0])
-            found += judging.predictions([names[i] for i in positions], answers, top)
+            rows.append(answers.probabilities)
+            found += self.predictions([names[i] for i in positions], answers, top)
         seconds = max(time.perf_counter() - began, 1e-9)
         confidences = torch.cat(rows).float().numpy()
         return Predictions(
@@ -182,9 +164,21 @@ class Recognizer:
 
     def predictions(self, names: Sequence[str], answers: Answers, top: int) -> Iterator[Prediction]:
         """Yield the predictions that answers for named images stand for."""
-        probabilities, unknown = self.scorer.judge(answers)
-        values, places = probabilities.topk(min(top, probabilities.shape[1]))
-        rows = (part.tolist() for part in (values, places, unknown, answers.measure))
+        values, places = answers.probabilities.topk(min(top, len(self.classes)))
+        rows = (part.tolist() for part in (values, places, answers.unknown, answers.measure))
         for name, confidences, classes, strange, score in zip(names, *rows, strict=True):
             likeliest = zip((self.classes[c] for c in classes), confidences, strict=True)
             yield Prediction(name, tuple(likeliest), strange, score)
+
+
+def _check(top: int, threshold: float | None, workers: int | None) -> None:
+    """Refuse options of a prediction that cannot be."""
+    if not isinstance(top, int) or top < 1:
+        raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
+    if workers is not None and not (isinstance(workers, int) and 0 <= workers <= MOST_WORKERS):
+        raise ConfigError(
+            f"workers = {workers!r}: a whole number from 0 to {MOST_WORKERS} is needed"
+        )
+    number = threshold is None or isinstance(threshold, int | float)
+    if not number or threshold != threshold:  # nan
+        raise ConfigError(f"threshold = {threshold!r}: a number is needed")

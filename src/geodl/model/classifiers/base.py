@@ -30,10 +30,16 @@ CHUNK = 2048
 
 
 class Answers(NamedTuple):
-    """What a classifier makes of N images: scores (N, C), and the measure (N,) that the threshold is compared with."""
+    """What a classifier makes of N images."""
 
     scores: Tensor
+    """(N, C)."""
+    probabilities: Tensor
+    """(N, C); where novelty is known they add up to that of being known, else to 1."""
     measure: Tensor
+    """(N,), what the threshold is compared with: the probability of being known, else the largest score."""
+    unknown: Tensor
+    """(N,) bool."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Scorer:
     score:     maps the features of N images to scores (N, C); traceable for export.
     scale:     makes logits of the scores.
     novelty:   gives the probability that an image is of a known class; None: not known.
-    threshold: an image is unlike all classes where that, or without it the largest score, is below.
+    threshold: an image whose measure is below is unlike all classes.
     mirrors:   whether the scores of an image and of its mirrored copy are averaged.
     levels:    the levels of the network that are read besides the pooled features.
     """
@@ -60,12 +66,15 @@ class Scorer:
         return self._averaged(self.score, found, mirrored)
 
     def answers(self, found: Features, mirrored: Features | None = None) -> Answers:
-        """Return what is needed to judge images, from their features and those of mirrored copies."""
+        """Judge images by their features and those of mirrored copies."""
         scores, novelty = self(found, mirrored), self.novelty
-        if novelty is None:
-            return Answers(scores, scores.amax(1))
-        near = self._averaged(lambda view: novelty.near(view.levels), found, mirrored)
-        return Answers(scores, novelty.known(scores, near))
+        probabilities = (self.scale * scores).softmax(dim=1)
+        measure = scores.amax(1)
+        if novelty is not None:
+            near = self._averaged(lambda view: novelty.near(view.levels), found, mirrored)
+            measure = novelty.known(scores, near)
+            probabilities = probabilities * measure.unsqueeze(1)
+        return Answers(scores, probabilities, measure, measure < self.threshold)
 
     def _averaged(
         self, measure: Callable[[Features], Tensor], found: Features, mirrored: Features | None
@@ -85,17 +94,6 @@ class Scorer:
             words = "the model gives scores that are NaN or infinite: nothing is predicted"
             raise TrainingError(words)
         return scores
-
-    def judge(self, answers: Answers) -> tuple[Tensor, Tensor]:
-        """Return the probabilities (N, C) of the classes, and which images are unknown (N,).
-
-        Where novelty is known the probabilities add up to that of being known, else to 1.
-        """
-        scores, measure = answers
-        probabilities = (self.scale * scores).softmax(dim=1)
-        if self.novelty is not None:
-            probabilities = probabilities * measure.unsqueeze(1)
-        return probabilities, measure < self.threshold
 
 
 @dataclass(frozen=True)
