@@ -1,6 +1,6 @@
 """A learner on its way through a tiny scenario, whose stages can be run one by one, for tests of single methods."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ from geodl.bench.experiment import scenario_of
 from geodl.config import RunConfig
 from geodl.data import Dataset
 from geodl.data.batches import Batch
-from geodl.data.images import Images
+from geodl.data.images import ArrayImages, Images
 from geodl.data.scenario import ClassIncremental
 from geodl.learning.algorithm import begin
 from geodl.learning.learner import Learner
@@ -66,6 +66,17 @@ class ScenarioLearner(Learner):
                 return phase, stage
             self.run(phase, stage, place)
         raise AssertionError(f"there is no stage {number}")
+
+
+def bare_phase(
+    config: RunConfig, old: int = 3, new: int = 2, network: Any = None, back: Sequence[int] = ()
+) -> Phase:
+    """Return a phase for losses alone: numbers of classes, and a black pixel of each new class and of those that come back."""
+    labels = torch.tensor([*back, *range(old, old + new)], dtype=torch.int64)
+    images = ArrayImages(torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8), labels)
+    teacher, none = object() if old else None, None
+    device = torch.device("cpu")
+    return Phase(1, config, none, network, teacher, images, none, old, new, none, device)
 
 
 def parts_of(losses: Losses) -> dict[str, torch.Tensor]:

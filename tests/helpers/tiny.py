@@ -25,6 +25,19 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+SMALL: dict[str, dict[str, Any]] = {
+    "bic": {"correction_epochs": 3},
+    "mnemonics": {"outer_steps": 2},
+    "analytic": {"expansion": 32},
+}
+"""Options of methods that would take long as they are."""
+
+
+def named(options: dict[str, Any]) -> str:
+    """Name a case of a test by its options."""
+    return "-".join(map(str, options.values()))
+
+
 def dataset(
     classes: int = 4, train: int = 9, test: int = 5, size: int = 8, seed: int = 0
 ) -> Dataset:

@@ -1,6 +1,5 @@
 """The Learner in Python: options, what it takes, evaluation, prediction, saving, and that a failure changes nothing."""
 
-import math
 import sys
 from dataclasses import replace
 from types import ModuleType
@@ -11,7 +10,7 @@ import pytest
 import torch
 from tests.helpers import tiny
 from tests.helpers.directories import make_model
-from tests.helpers.phases import KeptProgress, changed, weights_of
+from tests.helpers.phases import changed, weights_of
 from torch.utils.data import TensorDataset
 
 from geodl.app.classifier import IncrementalClassifier
@@ -21,7 +20,6 @@ from geodl.core.errors import (
     ConfigError,
     DataError,
     GeodlError,
-    Interrupted,
     StoreError,
     TrainingError,
 )
@@ -32,7 +30,6 @@ from geodl.learning.learner import Learner
 from geodl.learning.saving import load_model
 from geodl.model.features import class_means, nearest_mean
 from geodl.model.metrics import Confusion, Trajectory, confusions_of, to_metrics
-from geodl.model.model import Model
 
 ABOUT_DATA = set(SECTIONS["Data"].model_fields)
 OPTIONS = {name: value for name, value in tiny.OPTIONS.items() if name not in ABOUT_DATA}
@@ -96,20 +93,6 @@ def test_a_preset_without_what_it_says_about_data():
 
 
 # -- what it takes
-
-
-def test_a_scenario_in_a_notebook(scenario):
-    learner = made(distill="geodesic")
-    known: tuple[str, ...] = ()
-    for phase in scenario:
-        learner.learn(phase.train)
-        known += phase.classes
-        found = learner.evaluate(phase.test)
-        assert learner.classes == known
-        assert set(found) == {"cnn", "nme", "ncm"}
-        assert all(confusion.classes == known for confusion in found.values())
-        assert found["nme"].images == len(phase.test)
-    assert found["nme"].accuracy > 60  # guessing gives 25
 
 
 def forms(images: ArrayImages) -> dict[str, tuple[Any, Any]]:
@@ -328,7 +311,7 @@ def test_joint_training_forgets_the_images_of_a_class_that_is_removed(scenario):
         {"method": "analytic", "expansion": 32},
         {"method": "analytic", "expansion": 32, "flip": True, "mirror_training": True},
     ],
-    ids=lambda options: "-".join(map(str, options.values())),
+    ids=tiny.named,
 )
 def test_a_scenario_in_python_is_the_run_of_the_command_line(tmp_path, options):
     config, data = tiny.config(**options, epochs=1, ame=True), tiny.dataset()
@@ -416,10 +399,6 @@ def test_what_cannot_be_read_is_skipped_and_named(scenario, learned, tmp_path):
 # -- saving and loading
 
 
-def named(options: dict[str, Any]) -> str:
-    return "-".join(str(value) for value in options.values())
-
-
 METHODS: list[dict[str, Any]] = [
     {"method": "lucir", "distill": "geodesic"},
     {"method": "bic", "correction_epochs": 3},
@@ -430,7 +409,7 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", METHODS, ids=named)
+@pytest.mark.parametrize("options", METHODS, ids=tiny.named)
 def test_a_saved_learner_predicts_the_same_and_learns_on_to_the_same_bytes(
     scenario, tmp_path, options
 ):
@@ -520,7 +499,7 @@ def test_geodl_learn_goes_on_with_a_saved_learner_and_back(scenario, learned, tm
 
 
 @pytest.mark.parametrize("at", ["stage", "step", "epoch"])
-@pytest.mark.parametrize("options", METHODS[:3], ids=named)
+@pytest.mark.parametrize("options", METHODS[:3], ids=tiny.named)
 def test_a_learn_that_is_broken_off_leaves_the_learner_as_it_was(scenario, at, options):
     learner, whole = made(**options, epochs=1), made(**options, epochs=1)
     for each in (learner, whole):
@@ -557,27 +536,10 @@ def test_a_learn_that_fails_leaves_the_learner_as_it_was(scenario):
     assert learner.evaluate(scenario.test(0))["nme"].images == 10
 
 
-def test_a_learn_that_was_stopped_goes_on_from_its_checkpoint(scenario):
-    whole, progress, asked = made(distill="geodesic"), KeptProgress(), []
-    learner = made(distill="geodesic", stop=lambda: asked.append(0) or len(asked) % 4 == 0)
-    for images in (scenario.train(0), scenario.train(1)):
-        whole.learn(images)
-        progress.saved.clear()
-        before = (learner.classes, learner.phases)
-        for _ in range(50):
-            try:
-                learner.learn(images, progress=progress)
-                break
-            except Interrupted:
-                assert (learner.classes, learner.phases) == before
-    assert len(asked) > 8
-    assert state(learner) == state(whole)
-
-
 # -- changing
 
 
-@pytest.mark.parametrize("options", METHODS, ids=named)
+@pytest.mark.parametrize("options", METHODS, ids=tiny.named)
 def test_a_removed_class_is_never_predicted_and_can_come_back(scenario, options):
     learner = made(**options, epochs=1)
     for phase in list(scenario)[:2]:
@@ -601,7 +563,7 @@ def test_a_removed_class_is_never_predicted_and_can_come_back(scenario, options)
     assert all(each.images == 15 for each in learner.evaluate(scenario.test(1)).values())
 
 
-@pytest.mark.parametrize("options", METHODS, ids=named)
+@pytest.mark.parametrize("options", METHODS, ids=tiny.named)
 def test_more_images_of_the_only_class_left_join_what_is_kept_of_it(scenario, options):
     learner = made(**options, epochs=1)
     learner.learn(scenario.train(0))
@@ -664,28 +626,6 @@ def test_scores_that_are_not_finite_are_an_error():
     for use in (learner.predict, lambda x: learner.evaluate(x, ["a", "b"] * 4)):
         with pytest.raises(TrainingError, match="NaN or infinite"):
             use(pixels)
-
-
-@pytest.mark.parametrize(
-    ("method", "name", "value"),
-    [
-        ("lucir", "network.head.alpha", math.inf),
-        ("lucir", "network.head.scale", math.nan),
-        ("analytic", "analytic.numbers", 0.0),
-        ("analytic", "analytic.sizes", 1 << 40),
-        ("analytic", "analytic.directions.stage3", math.inf),
-    ],
-)
-def test_numbers_of_a_file_that_cannot_be_are_damage(tmp_path, method, name, value):
-    options = {"expansion": 32} if method == "analytic" else {}
-    learner = Learner(method=method, network="convnet", epochs=1, threads=1, **options)
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), dtype=np.uint8)
-    learner.learn(pixels, ["a", "b"] * 4)
-    model = learner.known
-    tensors = {key: each.clone() for key, each in model.to_tensors().items()}
-    tensors[name].fill_(value)
-    with pytest.raises((StoreError, ValueError)):  # the second is the first where a file is read
-        Model.from_tensors(model.config, model.record(), tensors).network  # noqa: B018
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

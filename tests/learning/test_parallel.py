@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers import tiny
 from tests.helpers.directories import saved
 
 from geodl.learning.saving import load_model
@@ -136,7 +137,7 @@ assert any("gloo" in name for name in threads())
         {"method": "analytic", "expansion": 32},
         {"method": "analytic", "keep_features": True, "flip": True},
     ],
-    ids=lambda options: "-".join(map(str, options.values())),
+    ids=tiny.named,
 )
 def test_with_batch_norm_the_ranks_stay_identical_in_weights_and_memory(tmp_path, options):
     script = tmp_path / "script.py"

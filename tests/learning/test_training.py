@@ -141,8 +141,6 @@ def test_the_oracle_is_evaluated_only_where_it_is_asked_for(run):
     assert set(plain.metrics["confusions"]) == {"cnn", "nme", "ncm"}
     assert set(asked.metrics["confusions"]) == {"cnn", "nme", "ncm", "ame"}
     assert not changed(plain.model, asked.model)
-    few = run("few", method="lucir", ame=True, ame_images=1)
-    assert "ame" in few.phase(2).json("metrics.json")["confusions"]
 
 
 def test_confusions_count_every_test_image_once(run):
@@ -234,25 +232,6 @@ def test_joint_training_starts_anew_with_everything(run):
     assert [event.images for event in heard if isinstance(event, PhaseStarted)] == [18, 27, 36]
     steps = [event["steps"] for event in events_of(store, "stage")]
     assert steps == [3, 4, 5]  # of 8 images each
-
-
-@pytest.mark.parametrize("flip", [True, False])
-def test_nearest_means_see_mirrored_exemplars_only_where_mirroring_keeps_the_class(data, flip):
-    learner = ScenarioLearner(
-        tiny.config(method="finetune", epochs=1, flip=flip), data
-    ).learn_next()
-    exemplars, means = learner.memory.images, learner.known.classifiers["nme"].means
-
-    def pooled(mirror: bool) -> torch.Tensor:
-        return learner.trainer.features(
-            learner.network, exemplars, learner.transform, mirror=mirror
-        ).pooled
-
-    views = [pooled(mirror) for mirror in ((False, True) if flip else (False,))]
-    torch.testing.assert_close(
-        means, class_means(torch.cat(views), exemplars.labels.repeat(len(views)), 2)
-    )
-    assert flip == (not torch.allclose(means, class_means(views[0], exemplars.labels, 2)))
 
 
 @pytest.mark.parametrize("norm_decay", [True, False])

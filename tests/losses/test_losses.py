@@ -23,6 +23,12 @@ from geodl.losses import (
     register,
 )
 
+every_loss = pytest.mark.parametrize(
+    "loss",
+    [GeodesicDistillation(), CosineDistillation(), LogitDistillation()],
+    ids=lambda loss: loss.name,
+)
+
 
 def batches():
     student, teacher = pair(12, 20, dtype=torch.float32)
@@ -147,11 +153,7 @@ def test_half_precision_and_autocast(dtype, through_flow):
         torch.testing.assert_close(slope.double(), exact_slope, rtol=2e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [GeodesicDistillation(), CosineDistillation(), LogitDistillation()],
-    ids=lambda x: type(x).__name__,
-)
+@every_loss
 def test_input_that_is_not_finite_gives_such_a_loss(loss):
     for rows in (4, 1):
         student, teacher = pair(rows, 6, dtype=torch.float32)
@@ -162,11 +164,7 @@ def test_input_that_is_not_finite_gives_such_a_loss(loss):
             assert not loss(student, broken).isfinite()
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [GeodesicDistillation(), CosineDistillation(), LogitDistillation()],
-    ids=lambda x: type(x).__name__,
-)
+@every_loss
 def test_shapes_that_do_not_fit_are_one_clear_error(loss):
     student, teacher = pair(4, 6, dtype=torch.float32)
     with pytest.raises(GeodlError, match=r"\(4, 6\) and \(4, 5\)"):
@@ -259,25 +257,13 @@ def test_each_distillation_is_built_from_its_own_options():
     }
     assert weights == {"lwf": 1.0, "cosine": 5 * math.sqrt(5), "geodesic": 6 * math.sqrt(5)}
     assert CosineDistillation().weight(9, 0) == 5 * 3  # no new class
-    options = GeodesicDistillation.Options(
-        geodesic_weight=2,
-        subspace_dim=3,
-        through_flow=True,
-        center=False,
-        geodesic_distance="squared",
-    )
+    given = {"subspace_dim": 3, "through_flow": True, "center": False}
+    options = GeodesicDistillation.Options(geodesic_weight=2, geodesic_distance="squared", **given)
     built = GeodesicDistillation.build(options)
-    assert (built.dim, built.through_flow, built.center, built.distance) == (
-        3,
-        True,
-        False,
-        "squared",
-    )
-    assert built.weight(4, 1) == 4
-    assert (
-        LogitDistillation.build(LogitDistillation.Options(temperature=3, lwf_weight=7)).temperature
-        == 3
-    )
+    assert (built.dim, built.through_flow, built.center) == (3, True, False)
+    assert (built.distance, built.weight(4, 1)) == ("squared", 4)
+    built = LogitDistillation.build(LogitDistillation.Options(temperature=3, lwf_weight=7))
+    assert (built.temperature, built.weight(50, 10)) == (3, 7)
 
 
 @pytest.mark.parametrize("name", ["cosine", "geodesic"])
@@ -305,12 +291,8 @@ def test_what_is_compared():
     one = outputs(0)
     assert LogitDistillation().compared(one, 3).equal(one.logits[:, :3])
     assert CosineDistillation().compared(one, 3) is one.pooled
-    assert (
-        CosineDistillation.build(CosineDistillation.Options(cosine_features="grid")).compared(
-            one, 3
-        )
-        is one.grid
-    )
+    on_grid = CosineDistillation.build(CosineDistillation.Options(cosine_features="grid"))
+    assert on_grid.compared(one, 3) is one.grid
     assert GeodesicDistillation().compared(one, 3) is one.grid
 
 

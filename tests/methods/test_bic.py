@@ -10,6 +10,7 @@ from tests.helpers import tiny
 from tests.helpers.directories import saved
 from tests.helpers.phases import (
     ScenarioLearner,
+    bare_phase,
     batch_of,
     changed,
     cross_entropy,
@@ -25,7 +26,6 @@ from geodl.data.batches import Batch, evaluation, transform_of
 from geodl.data.images import FileImages
 from geodl.learning.learner import Learner
 from geodl.methods import Phase, Stage, build
-from geodl.methods.bic import Correction
 from geodl.model.metrics import confusions_of
 from geodl.nets import frozen_copy
 
@@ -70,20 +70,7 @@ def test_lambda_is_the_share_of_the_old_classes_where_something_is_distilled(
 ):
     rows = [row[: old + new] for row in STUDENT]
     labels = [label % (old + new) for label in LABELS]
-    unused, teacher = None, object() if old else None
-    phase = Phase(
-        1,
-        config(**options),
-        unused,
-        unused,
-        teacher,
-        unused,
-        unused,
-        old,
-        new,
-        unused,
-        torch.device("cpu"),
-    )  # type: ignore[arg-type]
+    phase = bare_phase(config(**options), old, new)
     asked = output(TEACHER) if old else None
     parts = parts_of(build(phase.config).loss(phase, batch_of(labels), output(rows), asked))
     expected = {"ce": (1 - (share or 0)) * cross_entropy(rows, labels)}
@@ -130,15 +117,6 @@ def test_held_out_images_come_when_a_class_does_and_are_never_trained_on():
 
 
 # -- the correction
-
-
-def test_the_correction_by_hand():
-    correction = Correction(2)
-    with torch.no_grad():
-        correction.alpha.fill_(0.5)
-        correction.beta.fill_(-1.0)
-    logits = torch.tensor([[3.0, 1.0, 4.0, -2.0]])
-    assert correction(logits).tolist() == [[3.0, 1.0, 1.0, -2.0]]
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.1, 0.7])

@@ -75,13 +75,16 @@ def test_mirrored_exemplars_are_flipped_not_recoloured():
     assert mean[0].equal(mean[0].flip(1))
 
 
-def test_exemplar_means_are_over_both_views_each_image_once():
+@pytest.mark.parametrize("flip", [True, False])
+def test_exemplar_means_are_over_the_views_that_keep_the_class_each_image_once(flip):
     images = pictures([0, 1, 2, 0, 1, 2, 0])
-    means = Nme.fit(evidence_of(images, 4, TRANSFORM)).means.double().numpy()
+    given = evidence_of(images, 4, TRANSFORM, config=tiny.config(flip=flip))
+    means = Nme.fit(given).means.double().numpy()
     mean, std = (np.array(v).reshape(3, 1, 1) for v in (TRANSFORM.mean, TRANSFORM.std))
     inputs = (images.pixels.numpy() / 255 - mean) / std
-    views = unit_rows(np.concatenate([inputs.reshape(7, -1), inputs[..., ::-1].reshape(7, -1)]))
-    labels = np.tile(images.labels.numpy(), 2)
+    sides = [inputs, inputs[..., ::-1]] if flip else [inputs]
+    views = unit_rows(np.concatenate([side.reshape(7, -1) for side in sides]))
+    labels = np.tile(images.labels.numpy(), len(sides))
     expected = unit_rows(np.stack([views[labels == c].mean(0) for c in range(3)]))
     np.testing.assert_allclose(means[:3], expected, atol=1e-6)
     assert (means[3] == 0).all()

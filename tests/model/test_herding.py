@@ -1,7 +1,5 @@
 """Which exemplars are chosen, against the literal algorithm in float64."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
@@ -30,12 +28,6 @@ def literal(features: np.ndarray, k: int) -> list[int]:
 def random_features(rows: int, width: int, seed: int, offset: float = 0.3) -> torch.Tensor:
     drawn = np.random.default_rng(seed).normal(offset, 1, size=(rows, width))
     return torch.from_numpy(drawn).float()
-
-
-def herd_classes(
-    features: torch.Tensor, labels: torch.Tensor, k: int, classes: Sequence[int]
-) -> dict[int, torch.Tensor]:
-    return {c: rows[herding(features[rows], k)] for c, rows in members(labels, classes).items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- herding
@@ -137,14 +129,6 @@ def test_lengths_whose_squares_leave_double_precision_count_as_zero(size):
     assert herding(features, 12).equal(expected)
 
 
-def test_what_is_wrong_with_another_class_does_not_matter():
-    features = random_features(6, 3, 9)
-    features[0] = torch.nan
-    herded = herd_classes(features, torch.tensor([2, 0, 0, 1, 1, 1]), 2, [0, 1])
-    assert herded[0].tolist() == (1 + herding(features[1:3], 2)).tolist()
-    assert herded[1].tolist() == (3 + herding(features[3:], 2)).tolist()
-
-
 def test_rows_of_zeros_and_no_rows_are_allowed():
     features = random_features(10, 4, 8)
     features[3] = 0
@@ -172,29 +156,11 @@ def test_nearest_ranks_by_cosine_to_the_class_mean():
     assert herding(features, 15)[0] == expected[0]
 
 
-# --------------------------------------------------------------------------------------------------- several classes
-
-
-def test_classes_herded_together_are_as_herded_alone():
-    random = np.random.default_rng(12)
-    labels = torch.from_numpy(random.choice(9, size=400, p=np.arange(1, 10) / 45))
-    features = random_features(400, 10, 13)
-    asked = [7, 0, 8, 3]
-    herded = herd_classes(features, labels, 12, asked)
-    assert list(herded) == asked
-    for c in asked:
-        members = np.flatnonzero(labels.numpy() == c)
-        assert herded[c].tolist() == members[literal(features.numpy()[members], 12)].tolist()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("offset", [0.3, 30.0, 3e4])
 def test_far_from_the_origin_the_picks_are_the_same(offset, dtype):
-    labels = torch.arange(20).repeat(200)
-    features = random_features(4000, 64, 15, offset).to(dtype)
-    for c, picks in herd_classes(features, labels, 20, range(20)).items():
-        members = np.flatnonzero(labels.numpy() == c)
-        assert picks.tolist() == members[literal(features.double().numpy()[members], 20)].tolist()
+    for some in random_features(4000, 64, 15, offset).to(dtype).split(200):
+        assert herding(some, 20).tolist() == literal(some.double().numpy(), 20)
 
 
 def test_picks_that_stray_far_from_a_mean_near_zero():
@@ -203,17 +169,12 @@ def test_picks_that_stray_far_from_a_mean_near_zero():
     assert herding(features, 200).tolist() == literal(features.numpy(), 200)
 
 
-def test_a_class_without_images_is_named():
+def test_the_rows_of_classes_and_a_class_without_images_is_named():
+    labels = torch.tensor([2, 0, 0, 2])
+    assert {c: rows.tolist() for c, rows in members(labels, [2, 0]).items()} == {
+        2: [0, 3],
+        0: [1, 2],
+    }
     for absent in (1, 5):
         with pytest.raises(DataError, match=f"class {absent} has no image"):
-            herd_classes(random_features(4, 2, 0), torch.tensor([0, 0, 2, 2]), 1, [0, absent])
-
-
-def test_all_1623_classes_of_omniglot(omniglot):
-    labels = omniglot.train.labels
-    features = omniglot.train.pixels[:, 0].flatten(1)[:, ::7].float()
-    herded = herd_classes(features, labels, 5, range(1623))
-    assert len(herded) == 1623
-    for c in range(0, 1623, 101):
-        members = torch.nonzero(labels == c).flatten()
-        assert herded[c].tolist() == members[literal(features[members].numpy(), 5)].tolist()
+            members(labels, [0, absent])

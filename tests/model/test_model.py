@@ -1,5 +1,6 @@
 """A model is a value: learning and changing give another one, and its tensors and record are all of it."""
 
+import math
 import sys
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -25,19 +26,11 @@ from geodl.methods import METHODS, stored_config
 from geodl.model.model import Model, Weights
 from geodl.store import SavedPhase
 
-SMALL: dict[str, dict[str, Any]] = {
-    "bic": {"correction_epochs": 3},
-    "mnemonics": {"outer_steps": 2},
-    "analytic": {"expansion": 32, "exemplars": 2},
-}
-CASES = [{"method": name} | SMALL.get(name, {}) for name in METHODS] + [
+CASES = [{"method": name} | tiny.SMALL.get(name, {}) for name in METHODS] + [
     {"method": "finetune", "exemplars": 0},
+    {"method": "analytic", "expansion": 32, "exemplars": 2},
     {"method": "analytic", "keep_features": True, "flip": True},
 ]
-
-
-def named(options: dict[str, Any]) -> str:
-    return "-".join(str(value) for value in options.values())
 
 
 def learned(options: dict[str, Any]) -> ScenarioLearner:
@@ -95,7 +88,7 @@ def version_2(model: Model, path: Path, *, trained: bool = True) -> SavedPhase:
     return store.phase(0)
 
 
-@pytest.mark.parametrize("options", CASES, ids=named)
+@pytest.mark.parametrize("options", CASES, ids=tiny.named)
 def test_tensors_and_record_are_all_of_a_model_by_names_of_today_and_of_version_2(
     tmp_path, options
 ):
@@ -134,9 +127,13 @@ MISFITS = {
     "analytic.rows": [lambda x: x + 10**6],
     "analytic.confidences": [lambda x: x[1:]],
     "analytic.head": [torch.flatten, lambda x: x[:, 1:]],
-    "analytic.sizes": [torch.Tensor.double],
+    "analytic.sizes": [torch.Tensor.double, lambda x: x + (1 << 40)],
+    "analytic.numbers": [torch.zeros_like],
     "analytic.scales": [torch.Tensor.bool],
-    "analytic.scale.pixels": [lambda x: x[:0]],
+    "analytic.scale.LEVEL": [lambda x: x[:0]],
+    "analytic.directions.LEVEL": [lambda x: x + math.inf],
+    "network.head.alpha": [lambda x: x + math.inf],
+    "network.head.scale": [lambda x: x + math.nan],
 }
 
 
@@ -146,17 +143,18 @@ def test_tensors_that_do_not_fit_each_other_are_refused(method):
         {"method": method} | ({"keep_features": True} if method == "analytic" else {})
     ).known
     tensors, tried = model.to_tensors(), 0
-    level = next((name for name in tensors if name.startswith("analytic.scale.")), "")
-    misfits = {name.replace("analytic.scale.pixels", level): each for name, each in MISFITS.items()}
+    scales = [name for name in tensors if name.startswith("analytic.scale.")]
+    level = scales[-1].rpartition(".")[2] if scales else ""
+    misfits = {name.replace("LEVEL", level): each for name, each in MISFITS.items()}
     for name in misfits.keys() & tensors.keys():
         for change in misfits[name]:
             changed = tensors | {name: change(tensors[name])}
-            with pytest.raises((ValueError, LookupError)):
-                Model.from_tensors(model.config, model.record(), changed)
+            with pytest.raises((ValueError, LookupError, StoreError)):
+                Model.from_tensors(model.config, model.record(), changed).network  # noqa: B018
             tried += 1
-    assert tried >= 4
+    assert tried >= 6
     if level:
-        del tensors[level]
+        del tensors[scales[-1]]
         with pytest.raises(ValueError, match="deviations"):
             Model.from_tensors(model.config, model.record(), tensors)
 

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.helpers.phases import changed, weights_of
 from torch import nn
 
 from geodl.core.errors import ConfigError, MissingExtraError
@@ -20,6 +21,7 @@ from geodl.nets import (
     folded,
     frozen_copy,
 )
+from geodl.nets.network import FrozenNetwork
 
 # Parameters counted by hand (3x3 convolutions, batch norms of two numbers a channel, 1x1 shortcuts where the width
 # changes), width, and the side of the map for images of a size.
@@ -332,30 +334,22 @@ def test_folding_is_exact_but_for_rounding():
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_folded_copy_leaves_its_network_alone():
+@pytest.mark.parametrize(("copied", "kind"), [(folded, Network), (frozen_copy, FrozenNetwork)])
+def test_a_folded_copy_and_its_network_are_independent(copied, kind):
     network = small()
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    copy = folded(network)
-    assert network.training
+    before, flags = weights_of(network), [module.training for module in network.modules()]
+    copy = copied(network)
+    assert type(copy) is kind
     assert not copy.training
     assert not any(isinstance(module, nn.BatchNorm2d) for module in copy.modules())
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    assert type(copy) is Network
-
-
-def test_a_teacher_is_independent_of_its_network():
-    network = small()
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    flags = [module.training for module in network.modules()]
-    teacher = frozen_copy(network)
     assert [module.training for module in network.modules()] == flags
     assert all(parameter.requires_grad for parameter in network.parameters())
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
-    expected = teacher(pictures()).logits
+    assert not changed(before, network.state_dict())
+    expected = copy(pictures()).logits
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(1.0)
-    assert torch.equal(teacher(pictures()).logits, expected)
+    assert torch.equal(copy(pictures()).logits, expected)
 
 
 def test_a_teacher_stays_in_eval_mode():
@@ -396,26 +390,8 @@ def test_a_teacher_can_be_copied_as_a_teacher():
     assert torch.equal(frozen_copy(teacher)(pictures()).logits, teacher(pictures()).logits)
 
 
-@pytest.mark.parametrize("name", ["convnet", "resnet8"])
-def test_state_goes_into_another_network(name):
-    network, other = small(name), build_network(name, 5, head="cosine", seed=3)
-    other.load_state_dict({key: value.contiguous() for key, value in network.state_dict().items()})
-    assert torch.equal(other.eval()(pictures()).logits, network.eval()(pictures()).logits)
-
-
 def test_convnet_uses_no_batch_statistics():
     network = build_network("convnet", 3, head="cosine")
     whole = network(pictures(8)).pooled
     parts = torch.cat([network(part).pooled for part in pictures(8).split([1, 3])])
     torch.testing.assert_close(parts, whole)
-
-
-def test_a_network_learns():
-    network = build_network("convnet", 2, head="cosine", scale=10.0)
-    images, labels = pictures(8, 8), torch.arange(8) % 2
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(30):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(network(images).logits, labels).backward()
-        optimiser.step()
-    assert network(images).logits.argmax(1).tolist() == labels.tolist()
