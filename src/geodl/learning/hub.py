@@ -81,22 +81,7 @@ def card(model: Model, repo: str) -> str:
     names = [f"- {_escaped(name)}" for name in model.classes[:MANY]]
     if len(model.classes) > MANY:
         names.append(f"- and {len(model.classes) - MANY} more")
-    images = 0 if model.memory.images is None else len(model.memory.images)
-    facts = {
-        "classes": f"{len(model.classes)}, learned in {count(model.phases, 'step')}",
-        "method": model.config.method,
-        "network": model.config.network,
-        "image size": f"{model.transform.size} x {model.transform.size}",
-        "classifiers": ", ".join(model.classifiers),
-        "images stored": f"{images}",
-    }
-    left_out = model.left_out()
-    if left_out is not None:
-        low, high = left_out.interval
-        interval = f"95 % interval {low:.1f} to {high:.1f}"
-        judged = f"{left_out.images} learned images, each left out in turn"
-        facts["accuracy"] = f"{left_out.accuracy:.1f} % ({interval}) on {judged}"
-    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    rows = "\n".join(f"| {key} | {value} |" for key, value in _facts(model).items())
     return f"""---
 library_name: geodl
 pipeline_tag: image-classification
@@ -123,6 +108,26 @@ print(learner.predict(["photo.jpg"]).labels)
 
 {chr(10).join(names)}
 """
+
+
+def _facts(model: Model) -> dict[str, str]:
+    """Return what the table of a model card shows."""
+    images = 0 if model.memory.images is None else len(model.memory.images)
+    facts = {
+        "classes": f"{len(model.classes)}, learned in {count(model.phases, 'step')}",
+        "method": model.config.method,
+        "network": model.config.network,
+        "image size": f"{model.transform.size} x {model.transform.size}",
+        "classifiers": ", ".join(model.classifiers),
+        "images stored": f"{images}",
+    }
+    left_out = model.left_out()
+    if left_out is not None:
+        low, high = left_out.interval
+        interval = f"95 % interval {low:.1f} to {high:.1f}"
+        judged = f"{left_out.images} learned images, each left out in turn"
+        facts["accuracy"] = f"{left_out.accuracy:.1f} % ({interval}) on {judged}"
+    return facts
 
 
 def _escaped(name: str) -> str:

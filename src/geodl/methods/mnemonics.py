@@ -19,7 +19,6 @@ from geodl.methods.bilevel import Pixels, draw, halves, unrolled
 from geodl.methods.lucir import Lucir, LucirOptions
 from geodl.methods.method import Losses, Phase, Schedule, Stage, register
 from geodl.model.memory import Memory
-from geodl.nets import Network
 
 
 class MnemonicsOptions(LucirOptions):
@@ -59,77 +58,86 @@ class Mnemonics(Lucir):
             yield self._exemplar_stage(phase, phase.exemplars(share))
 
     def _exemplar_stage(self, phase: Phase, herded: Memory) -> Stage:
-        assert herded.images is not None
-        # At the size from which the test-time transform only cuts, so that the network sees later what it sees here.
-        seen, workers = phase.transform, phase.config.workers
-        start = resized(herded.images, seen.shorter_side, whole=seen.whole, workers=workers)
-        pixels = Pixels(start)
-        network = deepcopy(phase.network).eval().requires_grad_()
-        network.head.thaw()
-        present = torch.isin(start.labels, phase.images.labels)
-        old_halves = halves(start.labels, ~present)
-
-        def loss(module: nn.Module, batch: Batch) -> Losses:
-            with torch.no_grad():
-                pixels.values.clamp_(0, 255)  # a step may have taken them out of range
-            step = int(pixels.steps)
-            generator = Generator().manual_seed(
-                derive(phase.config.seed, "exemplars", phase.index, step)
-            )
-            # New classes' exemplars move for the phase's data; half of the old ones, in turns, for the other half
-            # as it was: a half that has moved is no measure of what was learned.
-            tasks = {"new": (present.nonzero().squeeze(1), batch.images, batch.labels)}
-            moved, kept = old_halves[step % 2], old_halves[1 - step % 2]
-            if len(moved) and len(kept):
-                kept = draw(kept, max(phase.config.batch_size // 2, 1), generator)
-                x = as_inputs(start.pixels[kept].float(), phase.transform)
-                tasks["old"] = (moved, x.to(phase.device), start.labels[kept].to(phase.device))
-            moves = {
-                name: self._move(phase, network, pixels, *task, generator)
-                for name, task in tasks.items()
-            }
-            rows, values, directions = zip(*moves.values(), strict=True)
-            slope = module(torch.cat(rows), torch.cat(directions))
-            # The losses' values, with the normalized gradients as their slope.
-            yield "new", values[0] + (slope - slope.detach())
-            yield from zip(list(moves)[1:], values[1:], strict=True)
-
-        def finish() -> None:
-            phase.optimized = replace(herded, images=ArrayImages(pixels.stored(), start.labels))
-
-        schedule = Schedule(self.options.outer_steps, self.options.outer_rate, momentum=0.0)
-        batches = phase.batches(phase.images, "exemplars")
+        problem = Problem(phase, self.options, herded)
+        options = self.options
         return Stage(
-            "exemplars", pixels, batches, loss, schedule, training=False, steps=1, finish=finish
+            "exemplars",
+            problem.pixels,
+            phase.batches(phase.images, "exemplars"),
+            problem.loss,
+            Schedule(options.outer_steps, options.outer_rate, momentum=0.0),
+            training=False,
+            steps=1,
+            finish=problem.finish,
         )
 
+
+class Problem:
+    """The bilevel problem of a phase: pixels of exemplars move to where training on them serves the phase's data."""
+
+    def __init__(self, phase: Phase, options: MnemonicsOptions, herded: Memory) -> None:
+        assert herded.images is not None
+        self.phase, self.options, self.herded = phase, options, herded
+        # At the size from which the test-time transform only cuts, so that the network sees later what it sees here.
+        seen, workers = phase.transform, phase.config.workers
+        self.start = resized(herded.images, seen.shorter_side, whole=seen.whole, workers=workers)
+        self.pixels = Pixels(self.start)
+        self.network = deepcopy(phase.network).eval().requires_grad_()
+        self.network.head.thaw()
+        self.present = torch.isin(self.start.labels, phase.images.labels)
+        self.halves = halves(self.start.labels, ~self.present)
+
+    def loss(self, module: nn.Module, batch: Batch) -> Losses:
+        """Yield the loss of each task; that of the new classes carries the slope of all."""
+        pixels = self.pixels
+        with torch.no_grad():
+            pixels.values.clamp_(0, 255)  # a step may have taken them out of range
+        seed, step = self.phase.config.seed, int(pixels.steps)
+        generator = Generator().manual_seed(derive(seed, "exemplars", self.phase.index, step))
+        tasks = self._tasks(batch, step, generator)
+        moves = {name: self._move(*task, generator) for name, task in tasks.items()}
+        rows, values, directions = zip(*moves.values(), strict=True)
+        slope = module(torch.cat(rows), torch.cat(directions))
+        # The losses' values, with the normalized gradients as their slope.
+        yield "new", values[0] + (slope - slope.detach())
+        yield from zip(list(moves)[1:], values[1:], strict=True)
+
+    def finish(self) -> None:
+        """Make the memory for the next phase."""
+        images = ArrayImages(self.pixels.stored(), self.start.labels)
+        self.phase.optimized = replace(self.herded, images=images)
+
+    def _tasks(
+        self, batch: Batch, step: int, generator: Generator
+    ) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """Return by name which exemplars move, and for which images and labels."""
+        # New classes' exemplars move for the phase's data; half of the old ones, in turns, for the other half
+        # as it was: a half that has moved is no measure of what was learned.
+        tasks = {"new": (self.present.nonzero().squeeze(1), batch.images, batch.labels)}
+        phase, moved, kept = self.phase, self.halves[step % 2], self.halves[1 - step % 2]
+        if len(moved) and len(kept):
+            kept = draw(kept, max(phase.config.batch_size // 2, 1), generator)
+            x = as_inputs(self.start.pixels[kept].float(), phase.transform)
+            tasks["old"] = (moved, x.to(phase.device), self.start.labels[kept].to(phase.device))
+        return tasks
+
     def _move(
-        self,
-        phase: Phase,
-        network: Network,
-        pixels: Pixels,
-        rows: Tensor,
-        x: Tensor,
-        y: Tensor,
-        generator: Generator,
+        self, rows: Tensor, x: Tensor, y: Tensor, generator: Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw E exemplars among the rows; return them (E,), the loss of (x, y) after training on them, its direction."""
-        steps, lr = self.options.inner_steps, self.options.inner_lr
-        drawn = draw(rows, steps * self.options.inner_batch, generator)
-        size = min(self.options.inner_batch, len(drawn))
+        phase, options, network = self.phase, self.options, self.network
+        steps = options.inner_steps
+        drawn = draw(rows, steps * options.inner_batch, generator)
+        size = min(options.inner_batch, len(drawn))
         # Few exemplars serve again and again.
         places = torch.arange(steps * size).view(steps, size) % len(drawn)
-        some = pixels.values.detach()[drawn].requires_grad_()
-        labels = pixels.labels[drawn]
+        some = self.pixels.values.detach()[drawn].requires_grad_()
+        labels, augmented = self.pixels.labels[drawn], generator if options.inner_augment else None
         with torch.autocast(phase.device.type, enabled=False):
-            inputs = as_inputs(
-                some, phase.transform, generator if self.options.inner_augment else None
-            )
-            weights = unrolled(network, inputs, labels, places, lr)
-            each = F.cross_entropy(
-                functional_call(network, weights, (x,)).logits, y, reduction="none"
-            )
-            value = global_mean(each, phase.ranks.group)
+            inputs = as_inputs(some, phase.transform, augmented)
+            weights = unrolled(network, inputs, labels, places, options.inner_lr)
+            logits = functional_call(network, weights, (x,)).logits
+            value = global_mean(F.cross_entropy(logits, y, reduction="none"), phase.ranks.group)
             (gradient,) = torch.autograd.grad(value, some)
         # Every rank moves the exemplars by the gradient of the whole batch.
         gradient = phase.ranks.add_up(gradient, phase.device)
