@@ -133,6 +133,8 @@ class LogitDistillation(Distillation):
         self, temperature: float = 2.0, group: Group = None, *, base_weight: float = 1.0
     ) -> None:
         super().__init__(group, base_weight)
+        if not temperature > 0:
+            raise ConfigError(f"temperature = {temperature}: numbers above 0 are allowed")
         self.temperature = temperature
 
     @classmethod

@@ -581,7 +581,7 @@ def test_other_directories_are_refused(tmp_path, weeks):
         IncrementalClassifier(tmp_path / "run").learn(weeks[0], **QUICK)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
-    with pytest.raises(StoreError, match="not a directory of geodl's"):
+    with pytest.raises(StoreError, match="not a geodl directory"):
         IncrementalClassifier(tmp_path / "mine").learn(weeks[0], **QUICK)
     with pytest.raises(StoreError, match="no such model"):
         IncrementalClassifier(tmp_path / "nowhere").predict(weeks[0])

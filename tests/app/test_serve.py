@@ -547,7 +547,7 @@ def test_a_server_that_is_killed_while_it_teaches(model, digits):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["{folder}"], "is not a directory of geodl's|no head.json"),
+        (["{folder}"], "is not a geodl directory|no head.json"),
         (["{folder}/new", "--allow-folder", "{folder}/nowhere"], "--allow-folder .*nowhere"),
         (["{folder}/new", "--host", "256.1.1.1"], "256.1.1.1 port 8000"),
         (["{folder}/new", "--port", "70000"], "port = 70000: 0 to 65535"),

@@ -120,7 +120,7 @@ def test_odd_results_are_no_reason_to_fail(tmp_path):
     rewrite(run.path, 0, "metrics.json", {"accuracy": {"nme": "[red]"}, "classes": 5})
     assert "damaged" in geodl("runs", "list", str(tmp_path), cwd=tmp_path).stdout
     failed = geodl("runs", "show", str(run.path), cwd=tmp_path, status=2)
-    assert "is damaged, or not a file of geodl's" in failed.stderr
+    assert "is damaged, or not a geodl file" in failed.stderr
     rewrite(run.path, 0, "metrics.json", [])
     assert summarize(run.path).state == "damaged"
 

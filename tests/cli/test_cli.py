@@ -110,7 +110,7 @@ def test_help_says_more_than_the_list_of_commands():
         (["run", "--preset", "digits", "--groups", "8,8"], "groups = [8, 8]"),
         (["run", "--data", "cifar100", "--data-dir", "nowhere"], "nowhere"),
         (["run", "--accelerator", "cuda"], "accelerator = 'cuda': torch finds no CUDA device here"),
-        (["runs", "show", "nowhere"], "nowhere is not a directory of geodl's"),
+        (["runs", "show", "nowhere"], "nowhere: no such directory"),
         (["compare", "lucir", "--method", "bic"], "METHOD+DISTILLATION, not by --method"),
         (["rnu"], "rnu: no such command; did you mean run?"),
     ],

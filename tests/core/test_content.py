@@ -86,7 +86,7 @@ def test_json_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch)
     ],
 )
 def test_a_reader_of_odd_content_names_the_file(tmp_path, fail):
-    expected = pytest.raises(StoreError, match="odd is damaged, or not a file of geodl's")
+    expected = pytest.raises(StoreError, match="odd is damaged, or not a geodl file")
     with expected as error, interpreting(tmp_path / "odd"):
         fail()
     assert str(error.value).isprintable()
@@ -169,7 +169,5 @@ def test_pickled_tensors_are_refused(tmp_path):
     torch.save({"w": torch.zeros(2)}, tmp_path / "pickled")
     data = (tmp_path / "pickled").read_bytes()
     for odd in (data, b"", tensor_file({"w": torch.zeros(2)})[:-1]):
-        with pytest.raises(
-            StoreError, match=r"w\.safetensors is damaged, or not a file of geodl's"
-        ):
+        with pytest.raises(StoreError, match=r"w\.safetensors is damaged, or not a geodl file"):
             parse_tensors(odd, PATH)

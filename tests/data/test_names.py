@@ -251,7 +251,7 @@ def test_wrong_arguments_are_refused(tmp_path):
         model.predict(PIXELS, classifier=5)
     with pytest.raises(ConfigError, match="data_dir: int given"):
         load("folder", 5)
-    with pytest.raises(ConfigError, match="unknown source"):
+    with pytest.raises(ConfigError, match=r"data = .*allowed values"):
         load(5)
 
 

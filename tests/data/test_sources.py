@@ -32,7 +32,7 @@ def test_names_of_the_sources():
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
-        (["mnist"], {}, ConfigError, "unknown source 'mnist', allowed: arrays, cifar100, digits"),
+        (["mnist"], {}, ConfigError, "data = 'mnist': allowed values are arrays, cifar100, digits"),
         (["folder", "."], {"fraction": 1}, ConfigError, "no option 'fraction', allowed: test_f"),
         (["folder"], {}, ConfigError, "data_dir: folder needs a folder of class folders"),
         (["folder", "nowhere"], {}, DataError, "nowhere: no such file or folder"),

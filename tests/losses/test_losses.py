@@ -264,6 +264,8 @@ def test_each_distillation_is_built_from_its_own_options():
     assert (built.distance, built.weight(4, 1)) == ("squared", 4)
     built = LogitDistillation.build(LogitDistillation.Options(temperature=3, lwf_weight=7))
     assert (built.temperature, built.weight(50, 10)) == (3, 7)
+    with pytest.raises(GeodlError, match="temperature = 0"):
+        LogitDistillation(temperature=0)
 
 
 @pytest.mark.parametrize("name", ["cosine", "geodesic"])

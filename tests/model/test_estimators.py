@@ -112,8 +112,10 @@ def test_a_class_is_removed(expansion):
         never = geodl.ClosedFormClassifier(expansion, gamma=0.1).fit(x[y != 2], y[y != 2])
         assert np.allclose(model.decision_function(x), never.decision_function(x))
     assert list(model.partial_fit(x[y == 2], y[y == 2]).classes_) == [0, 1, 2, 3, 4]
-    with pytest.raises(ConfigError, match="class = 9"):
+    with pytest.raises(ConfigError, match="class = 9: allowed values are 0, 1, 2, 3, 4"):
         model.remove_class(9)
+    with pytest.raises(ConfigError, match="only class"):
+        geodl.ClosedFormClassifier(expansion).fit(x[:3], [1, 1, 1]).remove_class(1)
 
 
 def test_what_cannot_be_is_refused():
@@ -150,6 +152,9 @@ def test_a_pipeline_and_a_grid_from_images(tmp_path):
     for i in range(3):
         paths.append(tmp_path / f"{i}.png")
         data.decode(i).save(paths[-1])
+    features = geodl.ImageFeatures(Halves()).fit(pixels)
+    assert len(features.get_feature_names_out()) == 12
+    assert features.transform(np.empty((0, 8, 8, 3), np.uint8)).shape == (0, 12)
     features = grid.best_estimator_[0]
     assert np.allclose(features.transform(paths), features.transform(pixels[:3]), atol=1e-5)
     assert len(features.get_feature_names_out()) == 12

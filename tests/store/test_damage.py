@@ -189,7 +189,7 @@ def test_where_both_heads_are_lost_it_is_said(run):
         Directory(run.path)
     for name in ("head.json", "head-copy.json"):
         (run.path / name).unlink()
-    with pytest.raises(StoreError, match="is not a directory of geodl's"):
+    with pytest.raises(StoreError, match="is not a geodl directory"):
         Directory(run.path)
 
 
@@ -210,7 +210,7 @@ def test_where_both_heads_are_lost_it_is_said(run):
 def test_a_head_of_another_form_is_damaged(run, key, value):
     for name in ("head.json", "head-copy.json"):
         sign(run.path / name, content(run.path / name) | {key: value})
-    with pytest.raises(StoreError, match=r"head\.json is damaged, or not a file of geodl's"):
+    with pytest.raises(StoreError, match=r"head\.json is damaged, or not a geodl file"):
         Directory(run.path)
 
 
@@ -219,7 +219,7 @@ def test_odd_content_with_sound_checksums_is_named(run):
     rewrite(run.path, 1, "metrics.json", [])
     phase = Directory(run.path).phase(1)
     for read in (lambda: phase.tensors("model.safetensors"), lambda: phase.json("metrics.json")):
-        with pytest.raises(StoreError, match=r"phase 1/m.* is damaged, or not a file of geodl's"):
+        with pytest.raises(StoreError, match=r"phase 1/m.* is damaged, or not a geodl file"):
             read()
 
 

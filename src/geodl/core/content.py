@@ -13,7 +13,7 @@ from geodl.core.text import readable
 
 JSON_LIMIT = 64 * 2**20  # bytes
 DAMAGED = "is damaged: its content does not have the checksum it was written with"
-FOREIGN = "is damaged, or not a file of geodl's"
+FOREIGN = "is damaged, or not a geodl file"
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def source_options(name: str) -> list[str]:
     if not SOURCES.knows(name):
         import_installed()
     if not SOURCES.knows(name):
-        raise ConfigError(f"data: unknown source {name!r}, allowed: {', '.join(sorted(SOURCES))}")
+        raise ConfigError(f"data = {name!r}: allowed values are {', '.join(sorted(SOURCES))}")
     return list(inspect.signature(SOURCES[name]).parameters)[1:]
 
 

@@ -9,7 +9,7 @@ class Joint(Method):
 
     name = "joint"
     title = "Joint training"
-    summary = "upper bound: train anew on all images of all classes seen (--phases 0: once, on all classes)"
+    summary = "upper bound: retrain from scratch on all images of all classes seen (--phases 0: once, on all classes)"
     paper = "the joint-CNN of Simon, Koniusz, Harandi, CVPR 2021, Fig. 4"
     Options = WithoutDistillation
     base_loss = "cross-entropy"

@@ -151,9 +151,11 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         """Remove a class: exactly while rows are kept; from sums, its rows become of no class."""
         check_is_fitted(self)
         (found,) = np.nonzero(self._learned == label)
-        if not len(found) or len(self._learned) == 1:
+        if not len(found):
             known = ", ".join(map(str, self.classes_))
-            raise ConfigError(f"class = {label!r}: two classes or more are needed; known: {known}")
+            raise ConfigError(f"class = {label!r}: allowed values are {known}")
+        if len(self._learned) == 1:
+            raise ConfigError(f"class = {label!r}: the only class cannot be removed")
         row = int(found[0])
         self._commit(self._state.without(row), np.delete(self._learned, row), self._seed)
         return self
@@ -339,6 +341,10 @@ class ImageFeatures(
         for name in self.levels or ():
             network.level_and_cells(name)
         self.network_ = reading_copy(network, "cpu")
+        side = self.transform_.shorter_side
+        gray = torch.full((1, 3, side, side), 128, dtype=torch.uint8)
+        found = self._features(ArrayImages(gray, torch.zeros(1, dtype=torch.int64)))
+        self._n_features_out = found.shape[1]  # for get_feature_names_out
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
@@ -356,9 +362,7 @@ class ImageFeatures(
             insist(True, [(names[i], reason) for i, reason in bad])
             some = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
             parts.append(self._features(some))
-        features = torch.cat(parts).numpy() if parts else np.empty((0, 0), np.float32)
-        self._n_features_out = features.shape[1]
-        return features
+        return torch.cat(parts).numpy() if parts else np.empty((0, self._n_features_out), "f4")
 
     def _features(self, images: ArrayImages) -> Tensor:
         levels = tuple(self.levels or ())

@@ -197,10 +197,10 @@ def read_head(path: Path) -> Head:
         except StoreError:
             if missing and os.path.lexists(path / OLD):
                 return old_format.read(path)
+            if missing and not os.path.lexists(path):
+                raise StoreError(f"{path}: no such directory") from None
             if missing:
-                raise StoreError(
-                    f"{path} is not a directory of geodl's: it has no {HEAD}"
-                ) from None
+                raise StoreError(f"{path} is not a geodl directory: it has no {HEAD}") from None
             raise error from None
         _log.warning("%s; its copy is used", error)
         return found

@@ -42,7 +42,7 @@ def _record(path: Path) -> dict[str, Any]:
     file = path / OLD
     value = read_json(file)
     if "config" not in value:
-        raise StoreError(f"{path} is not a directory of geodl's: it has no head.json")
+        raise StoreError(f"{path} is not a geodl directory: it has no head.json")
     if value.get("format") == 1 and "sha256" not in value:
         raise StoreError(f"{path} was written by geodl 0.1 and cannot be opened by this version")
     value = verified(value, file)
