@@ -83,7 +83,7 @@ def begin(
     last = None if model is None or method.joint else model.network
     old = 0 if last is None else last.head.classes
     if last is None:
-        network = initial_network(method, len(classes), backbone or initial_backbone(method))
+        network = initial_network(method, len(classes), backbone)
     else:
         network = _grown(last, len(classes), derive(config.seed, "rows", index))
     trainer.place(network)
@@ -146,10 +146,11 @@ def initial_backbone(method: Method, own: Own | None = None) -> Backbone:
     return build_backbone(own or config.network, seed=seed, weights=weights, pretrained=pretrained)
 
 
-def initial_network(method: Method, classes: int, backbone: Backbone) -> Network:
-    """Return a backbone under the head that the first phase starts from."""
-    config, seed = method.config, derive(method.config.seed, "network")
-    return with_head(backbone, classes, head=method.head, scale=config.scale, seed=seed)
+def initial_network(method: Method, classes: int, backbone: Backbone | None = None) -> Network:
+    """Return the network that the first phase starts from, over a backbone that is there."""
+    seed, scale = derive(method.config.seed, "network"), method.config.scale
+    backbone = initial_backbone(method) if backbone is None else backbone
+    return with_head(backbone, classes, head=method.head, scale=scale, seed=seed)
 
 
 def _grown(last: Network, classes: int, seed: int) -> Network:

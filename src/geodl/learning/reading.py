@@ -6,7 +6,7 @@ from torch import Tensor
 from geodl.closed_form.expansion import kept
 from geodl.data.batches import evaluation, transform_of
 from geodl.data.images import ArrayImages
-from geodl.learning.algorithm import initial_backbone, initial_network, levels_of
+from geodl.learning.algorithm import initial_network, levels_of
 from geodl.learning.learner import Learner
 from geodl.model.features import Features, features_of
 from geodl.nets import reading_copy
@@ -21,7 +21,7 @@ class FeatureReader:
 
     def __init__(self, learner: Learner) -> None:
         method, model = learner.method, learner.model
-        network = model.network if model else initial_network(method, 1, initial_backbone(method))
+        network = model.network if model else initial_network(method, 1)
         self._transform = model.transform if model else transform_of(method.config)
         self._device = learner.trainer.device
         self._levels = levels_of(method, network)
