@@ -162,7 +162,7 @@ def test_each_step_says_what_it_brought(models):
 def pictures(text):
     """Return (true class, predicted class, confidence in %, file, picture) of each picture shown."""
     found = re.findall(
-        r'base64,([^"]*)">\s*<figcaption><b>(.*?)</b><span>taken for <b>(.*?)</b>, (\d+)&nbsp;%&nbsp;sure</span>(?:<small>(.*?)</small>)?',
+        r'base64,([^"]*)">\s*<figcaption><b>(.*?)</b><span>predicted as <b>(.*?)</b>, (\d+)&nbsp;%&nbsp;sure</span>(?:<small>(.*?)</small>)?',
         text,
     )
     return [
@@ -384,7 +384,9 @@ def test_advice_names_what_would_help():
     assert said([400, 0, 0], [0, 400, 0], [0, 0, 400]) == {}
     mixed = said([380, 20, 0], [40, 360, 0], [0, 0, 400])
     assert list(mixed) == ["Look at b and a"]
-    assert mixed["Look at b and a"].startswith("60 of their 800 images were taken for the other.")
+    assert mixed["Look at b and a"].startswith(
+        "60 of their 800 images were predicted as the other."
+    )
     weak = said([400, 0, 0], [100, 300, 0], [0, 0, 400])
     assert weak["Weak classes"].startswith("b (300 of 400 right).")
     few = said([400, 0, 0], [0, 400, 0], [0, 0, 400], images=(50, 9, 3))

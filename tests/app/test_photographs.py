@@ -306,7 +306,7 @@ def test_a_network_is_not_trained_on_mirrored_arrows(tmp_path):
         if choice[0] == "--flip"
     ]
     assert [value for value, _ in found] == ["yes", "no"]
-    assert "mirrored ones are taken for another class" in found[1][1]
+    assert "mirrored ones are predicted as another class" in found[1][1]
 
 
 def test_flipping_can_be_set_at_any_step(tmp_path):

@@ -43,7 +43,7 @@ def advice(confusion: Confusion, images: Mapping[str, int]) -> list[Advice]:
     found = []
     for pair in mixed_up(confusion)[:3]:
         if pair["wrong"] >= ENOUGH and pair["wrong"] >= MIXED * pair["images"]:
-            words = f"{pair['wrong']} of their {pair['images']} images were taken for the other."
+            words = f"{pair['wrong']} of their {pair['images']} images were predicted as the other."
             remedy = "See that none lies in the wrong folder; then add images that show what tells them apart."
             found.append(("Look at " + " and ".join(pair["names"]), f"{words} {remedy}"))
     weak = [
@@ -125,7 +125,7 @@ def _unlike(confusion: Confusion, config: RunConfig) -> Iterator[Advice]:
 
 
 def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
-    """Return the classes that are taken for each other, the most frequent first."""
+    """Return the classes that are confused with each other, the most frequent first."""
     totals, found = confusion.counts.sum(dim=1).tolist(), []
     both = confusion.counts + confusion.counts.T
     for i, j in both.triu(1).nonzero().tolist():

@@ -289,7 +289,7 @@ def explain(
         mirrored = (
             "gray pictures are often writing"
             if colors is not None and colors.grey
-            else "mirrored ones are taken for another class"
+            else "mirrored ones are predicted as another class"
         )
         mirrored = "mirrored ones stay in their class" if config.flip else mirrored
         lines += [

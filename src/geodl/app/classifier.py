@@ -382,7 +382,7 @@ class IncrementalClassifier:
             yield store
 
     def _state(self) -> State:
-        """Return the last complete state; read it anew if it is not the one read before."""
+        """Return the last complete state; read it again if it is not the one read before."""
         store = self.directory()
         version = store.version
         if version is None:

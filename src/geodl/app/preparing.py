@@ -242,7 +242,7 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
 
 
 def mirrors(images: Images) -> bool:
-    """Return whether mirroring keeps the class, as far as thumbnails tell it: False where copies are taken for another class."""
+    """Return whether mirroring keeps the class, as far as thumbnails tell it: False where copies are predicted as another class."""
     classes = torch.tensor(sorted(set(images.labels.tolist())))
     labels = torch.searchsorted(classes, images.labels)
     rows = first_of_each(labels, THUMBNAILS)

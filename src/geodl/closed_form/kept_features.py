@@ -22,7 +22,7 @@ from geodl.core.tensors import shaped
 EACH = 2048
 """Random features a level."""
 CONFUSED = 0.25
-"""Mirrored copies of a class that are taken for other classes more often, by this share, tell that mirroring changes it."""
+"""Mirrored copies of a class that are predicted as other classes more often, by this share, show that mirroring changes it."""
 FEW = 1500
 """Levels and ridge are chosen on at most about so many images."""
 SAME, EQUAL = 0.05, 0.005

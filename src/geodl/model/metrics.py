@@ -15,7 +15,7 @@ from geodl.core.tensors import shaped
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each class is taken for each.
+    """A confusion matrix.
 
     counts:  (C, C) int64, the true class first.
     classes: the names of the C classes, in the order in which they were learned.
@@ -111,7 +111,7 @@ class Confusion:
         return sorted(found, key=lambda each: -each[2])[:most]
 
     def without(self, gone: int) -> "Confusion":
-        """Return the counts without a class: its images, and those that were taken for it, are no longer counted."""
+        """Return the counts without a class: its images, and those predicted as it, are no longer counted."""
         rest = [i for i in range(len(self.classes)) if i != gone]
         names = tuple(self.classes[i] for i in rest)
         series = None if self.series is None else self.series[rest]

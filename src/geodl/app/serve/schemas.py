@@ -86,7 +86,7 @@ class KnownClass(BaseModel):
 
 
 class Confused(BaseModel):
-    """So many validation images of a class, of all it has, were taken for another one."""
+    """So many validation images of a class, of all it has, were predicted as another one."""
 
     model_config = ConfigDict(populate_by_name=True)
 

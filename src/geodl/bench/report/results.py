@@ -125,7 +125,7 @@ class Run:
         return [each.get(measure) for each in found] if all(found) else []
 
     def confusion(self, classifier: str) -> Confusion:
-        """Return what is taken for what after the last complete phase."""
+        """Return the confusion matrix after the last complete phase."""
         return confusions_of(self.metrics[-1])[classifier]
 
     def memory(self) -> Memory:

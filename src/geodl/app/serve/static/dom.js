@@ -28,7 +28,7 @@ export function bar(part) {
   return el("i", { ariaHidden: "true" }, inner);
 }
 
-// Draw anew; whoever was on a button that is gone finds themselves on the same one, or on what stands for it.
+// Redraw, and keep the focus: on the same button, or on the one in its place.
 export function redraw(draw, instead) {
   const before = document.activeElement, label = before && before.ariaLabel;
   draw();

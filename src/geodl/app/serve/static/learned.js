@@ -126,13 +126,13 @@ function look(each) {
 
 // -------------------------------------------------------------------------------------------------------------- matrix
 
-// Rows: the class; columns, by number: what its images are taken for.
+// Rows: the class; columns, by number: the predicted class.
 export function drawMatrix() {
   const { classes, matrix, left_out: learned } = page.model, judged = matrix.reduce((sum, [, , number]) => sum + number, 0);
   const wrong = matrix.filter(([row, column]) => row !== column).sort((one, other) => other[2] - one[2]);
   const total = `${count(judged, "image")}${learned ? ", each judged by the model without it" : " that were set aside to check"}`;
   $("mixed").hidden = !judged || classes.length < 2;
-  $("judged").textContent = wrong.length ? `${total}. Rows: the class; columns: what it is taken for.` : `Nothing, among ${total}.`;
+  $("judged").textContent = wrong.length ? `${total}. Rows: the class; columns: the predicted class.` : `Nothing, among ${total}.`;
   const some = chosen(classes, wrong), counts = new Map(matrix.map(([row, column, number]) => [`${row} ${column}`, number]));
   $("matrix").parentElement.hidden = !wrong.length;
   const head = el("tr", {}, el("td"), ...some.map((row, i) => el("th", { scope: "col", textContent: String(i + 1), title: show(classes[row].name), ariaLabel: show(classes[row].name) })));
@@ -151,7 +151,7 @@ function chosen(classes, wrong) {
 
 function cell(known, other, number, right) {
   const made = el("td", { textContent: number || "", className: right ? "right" : number ? "wrong" : "" });
-  if (number) made.title = `${show(known.name)}${right ? " recognized" : ` taken for ${show(other.name)}`}: ${number} of ${known.judged}`;
+  if (number) made.title = `${show(known.name)}${right ? " recognized" : ` predicted as ${show(other.name)}`}: ${number} of ${known.judged}`;
   if (number) made.style.setProperty("--part", `${Math.round(15 + (45 * number) / Math.max(1, known.judged))}%`);
   return made;
 }

@@ -30,7 +30,7 @@ function drawModel() {
   $("known").replaceChildren(...model.classes.map((each) => el("option", { value: each.name })));
   redraw(() => $("classes").replaceChildren(...model.classes.map(drawClass)), "knows-title");
   drawMatrix();
-  $("confusions").replaceChildren(...model.confusions.map((each) => el("li", {}, el("strong", { textContent: show(each.class) }), " taken for ", el("strong", { textContent: show(each.taken_for) }), `: ${each.images} of ${each.of}`)));
+  $("confusions").replaceChildren(...model.confusions.map((each) => el("li", {}, el("strong", { textContent: show(each.class) }), " predicted as ", el("strong", { textContent: show(each.taken_for) }), `: ${each.images} of ${each.of}`)));
   $("steps").replaceChildren(...model.steps.map(drawStep).reverse());
   $("undo").hidden = model.read_only;
   $("undo").disabled = !model.undo;

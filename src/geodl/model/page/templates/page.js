@@ -23,7 +23,7 @@
     }
     const count = tips.cells.get(i * columns + j) ?? 0;
     const share = ((100 * count) / Math.max(tips.totals[i], 1)).toFixed(1);
-    const what = i === j ? "correct" : `taken for ${tips.columns[j]}`;
+    const what = i === j ? "correct" : `predicted as ${tips.columns[j]}`;
     return `${tips.rows[i]}\n${what}: ${count} (${share} %)`;
   }
 
