@@ -16,8 +16,8 @@ from tests.helpers.pictures import drawing, encode, noise
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.web import export as web
+from geodl.core.decoding import letterboxed
 from geodl.core.errors import ConfigError, GeodlError
-from geodl.data.batches import letterboxed
 
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 

@@ -10,10 +10,9 @@ from tests.helpers.pictures import noise
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.batching import decode
 from geodl.cli import app
-from geodl.core.decoding import open_image
+from geodl.core.decoding import letterboxed, open_image
 from geodl.core.errors import ConfigError
 from geodl.core.events import Advised
-from geodl.data.batches import letterboxed
 
 HOW = {"method": "analytic", "network": "resnet8", "image_size": 32, "threads": 1, "workers": 1}
 

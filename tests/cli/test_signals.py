@@ -72,11 +72,12 @@ def test_a_training_that_is_asked_to_stop_saves_and_says_so(folder, tmp_path, nu
 
 WAITING = """
 import sys, time
-from geodl.cli import own, run
+from geodl.app.classifier import IncrementalClassifier
+from geodl.cli import run
 def wait(*arguments, **more):
     print("reading", flush=True)
     time.sleep(60)
-own.IncrementalClassifier.learn = run.run_config = wait
+IncrementalClassifier.learn = run.run_config = wait
 from geodl.cli import main
 main()
 """

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from geodl.app.choices import VALIDATION
 from geodl.app.doubts import doubtful
 from geodl.app.state import State, accuracy_of
 from geodl.core.files import directory_size
@@ -58,6 +59,7 @@ def describe(store: Directory, state: State) -> dict[str, Any]:
         "memory_budget": {
             "exemplars": state.config.exemplars,
             "counted": state.config.memory_budget,
+            "validation": VALIDATION,
         },
         "stored_images": state.stored_images,
         "stored_bytes": state.stored_bytes,

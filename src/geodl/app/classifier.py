@@ -12,6 +12,8 @@ import torch
 from geodl.app import state as states
 from geodl.app.choices import checked
 from geodl.app.state import State
+from geodl.closed_form.offsets import unequal
+from geodl.core.cache import CONVERTED, Cache
 from geodl.core.errors import ConfigError, DataError, GeodlError, Interrupted, StoreError
 from geodl.core.events import ImagesPredicted, Listener, ignore
 from geodl.core.files import as_path, is_directory, remove, unlink
@@ -20,7 +22,8 @@ from geodl.data.images import Images
 from geodl.data.intake import take
 from geodl.learning.saving import model_directory
 from geodl.model.metrics import Confusion, finite
-from geodl.model.recognizer import Predictions, Recognizer
+from geodl.model.predictions import Predictions
+from geodl.model.recognizer import Recognizer
 from geodl.store import Directory, exists, remove_directory
 
 if TYPE_CHECKING:
@@ -31,10 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good the model is on labelled images, in %; `confusion` holds the counts (C, C) with the true class first."""
+    """How good the model is on labelled images, in %; `confusion` holds the counts (C, C) with the true class first.
+
+    balanced: the accuracy in which each class counts the same, where some have much more images than others; else None.
+    """
 
     images: int
     accuracy: float
+    balanced: float | None
     per_class: dict[str, float | None]
     per_step: dict[int, float | None]
     confusion: Confusion
@@ -295,6 +302,7 @@ class IncrementalClassifier:
             ):  # first what is beside the states: where that fails, the model is as before
                 drop_uploads(self.path / "teaching")  # where 0.2 kept them
                 unlink(self.path / "report.html")  # it may show images
+                Cache().clear((CONVERTED,))  # they know the class
             states.save(store, rest, states=1 if for_good else states.UNDO + 1)
             store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
         return stays
@@ -432,6 +440,7 @@ def _evaluation(state: State, confusion: Confusion, skipped: Skipped) -> Evaluat
     return Evaluation(
         images=confusion.images,
         accuracy=confusion.accuracy,
+        balanced=confusion.balanced if unequal(confusion.counts.sum(dim=1)) else None,
         per_class={name: finite(value) for name, value in confusion.per_class.items()},
         per_step={step: finite(confusion.rate(rows)) for step, rows in learned_in.items()},
         confusion=confusion,

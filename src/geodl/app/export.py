@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from geodl.core.decoding import GRAY
 from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
 from geodl.core.files import atomic_write, make_directory
 from geodl.core.keys import derive
-from geodl.data.batches import GRAY, Transform
+from geodl.core.text import UNKNOWN
+from geodl.data.batches import Transform
 from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import squares
-from geodl.data.names import UNKNOWN
 from geodl.model.features import Features
 from geodl.model.model import Model
 from geodl.nets import folded

@@ -35,7 +35,7 @@ class Command(NamedTuple):
 PARENTS = {
     "config": (RESEARCH, "Show the effective configuration, or list the presets."),
     "runs": (RESEARCH, "List runs with their state and result; show or remove one."),
-    "cache": (ABOUT, "Show or clear the cache of trained base phases."),
+    "cache": (ABOUT, "Show or clear the cache of trained base phases and converted models."),
 }
 COMMANDS = [
     Command(
@@ -145,7 +145,7 @@ COMMANDS = [
         "reproduce table1 --length smoke --runs 1",
     ),
     Command("cache show", "runs:show_cache", ABOUT, "Show the cache's place and size.", "cache show"),
-    Command("cache clear", "runs:clear", ABOUT, "Remove all trained base phases.", "cache clear"),
+    Command("cache clear", "runs:clear", ABOUT, "Remove all trained base phases and converted models.", "cache clear"),
     Command(
         "doctor", "installation:doctor", ABOUT,
         "Print what a bug report needs: versions, devices, threads, extras, data.",

@@ -7,15 +7,18 @@ from contextlib import contextmanager
 from dataclasses import make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from geodl.app.classifier import IncrementalClassifier
+from geodl.app import quick
 from geodl.cli import own_display as display
 from geodl.cli.display import Stopper, errors, say
 from geodl.core.errors import ConfigError, DataError, Interrupted
 from geodl.core.text import count, readable
+
+if TYPE_CHECKING:
+    from geodl.app.classifier import IncrementalClassifier
 
 _how = partial(Parameter, group=Group("How it is done", sort_key=6), negative=())
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)
@@ -106,6 +109,12 @@ def given(flags: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(flags).items() if value is not None}
 
 
+def _opened(model: Path) -> "IncrementalClassifier":
+    from geodl.app.classifier import IncrementalClassifier  # which loads torch
+
+    return IncrementalClassifier(model)
+
+
 def _print_json(facts: Any) -> None:
     print(json.dumps(facts, ensure_ascii=False))
 
@@ -136,7 +145,7 @@ def learn(
     watch, stopper = display.LearnWatch(quiet=quiet or as_json), Stopper()
     with stopper.watching(), watch.bar:
         try:
-            done = IncrementalClassifier(model).learn(
+            done = _opened(model).learn(
                 images,
                 again=again,
                 relabel=relabel,
@@ -190,7 +199,8 @@ def predict(
     if no_unknown and threshold is not None:
         raise ConfigError("--threshold and --no-unknown: one of them, not both")
     with display.predicting() as listener:
-        found = IncrementalClassifier(model).predict(
+        found = quick.predict(
+            model,
             images,
             classifier=classifier,
             top=top,
@@ -229,7 +239,7 @@ def evaluate(
 ) -> None:
     """Measure how good a model is on images whose classes are known."""
     with display.predicting() as listener:
-        found = IncrementalClassifier(model).evaluate(
+        found = _opened(model).evaluate(
             images,
             classifier=classifier,
             strict=strict,
@@ -254,7 +264,7 @@ def info(
     as_json: Json = False,
 ) -> None:
     """Describe what a model knows and keeps."""
-    facts = IncrementalClassifier(model).info()
+    facts = _opened(model).info()
     if as_json:
         _print_json(facts)
         return
@@ -265,9 +275,9 @@ def info(
 
 
 @contextmanager
-def _giving_up(model: Path) -> Iterator[IncrementalClassifier]:
+def _giving_up(model: Path) -> "Iterator[IncrementalClassifier]":
     """Give the model to change, and print a line where the change gives up a learn step that was stopped."""
-    classifier = IncrementalClassifier(model)
+    classifier = _opened(model)
     unfinished = classifier.unfinished
     yield classifier
     if unfinished:
@@ -388,7 +398,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a model as one ONNX file, or as a page for the browser."""
-    classifier = IncrementalClassifier(model)
+    classifier = _opened(model)
     if to == "web":
         done = classifier.export_web(file, runtime=runtime, force=force)
     else:

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from geodl.app.choices import VALIDATION
-from geodl.app.classifier import Evaluation
 from geodl.cli.display import Display, console, errors, plain, progress_bar, say, table
-from geodl.closed_form.offsets import unequal
 from geodl.core import events
 from geodl.core.text import count, duration, listed, readable
-from geodl.data.dataset import Skipped
-from geodl.model.recognizer import Predictions
+from geodl.model.predictions import Predictions
+
+if TYPE_CHECKING:
+    from geodl.app.classifier import Evaluation
+    from geodl.data.dataset import Skipped
 
 REASONS = 3
 """Reasons that are named, the most frequent ones, where not all that was skipped is."""
@@ -192,7 +192,7 @@ def _say_accuracy(done: Any) -> None:
     )
 
 
-def skipped_json(skipped: Skipped) -> list[dict[str, str]]:
+def skipped_json(skipped: "Skipped") -> list[dict[str, str]]:
     """Return what was skipped, ready for JSON."""
     return [{"name": name, "reason": reason} for name, reason in skipped]
 
@@ -230,12 +230,12 @@ def table_predictions(found: Predictions, top: int) -> None:
 # ------------------------------------------------------------------------------------------------------- evaluate
 
 
-def say_evaluation(found: Evaluation) -> None:
+def say_evaluation(found: "Evaluation") -> None:
     """Print the accuracy: overall, by learning step, by class, the weakest first; and the most frequent confusions."""
-    confusion, balanced = found.confusion, ""
-    if unequal(confusion.counts.sum(dim=1)):
-        balanced = f"; {confusion.balanced:.1f} % balanced: each class counts the same"
-    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{balanced}", "bold")
+    confusion, more = found.confusion, ""
+    if found.balanced is not None:
+        more = f"; {found.balanced:.1f} % balanced: each class counts the same"
+    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{more}", "bold")
     for step, value in found.per_step.items():
         say(f"  classes learned in step {step}: {percent(value)}")
     totals = confusion.counts.sum(dim=1).tolist()
@@ -320,7 +320,8 @@ def say_kept(facts: Mapping[str, Any], *, listed: bool) -> None:
     budget, why = facts["memory_budget"], "to show, not to learn from"
     if not facts["left_out"]:
         per = "a class" if budget["counted"] == "per_class" else "in all"
-        checks = f" and up to {VALIDATION} validation images a class" if budget["exemplars"] else ""
+        most = f" and up to {budget['validation']} validation images a class"
+        checks = most if budget["exemplars"] else ""
         why = f"memory budget: {budget['exemplars']} {per}{checks}"
     say(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
     for each in facts["stored"] if listed else ():

@@ -119,5 +119,5 @@ def show_cache() -> None:
 
 
 def clear() -> None:
-    """Remove all trained base phases from the cache."""
+    """Remove all trained base phases and converted models from the cache."""
     say(f"{readable(Cache().clear())} freed")

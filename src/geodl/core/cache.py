@@ -1,4 +1,4 @@
-"""The content-addressed cache of trained base phases: runs that agree on what determines one share it."""
+"""The content-addressed cache: trained base phases, which runs that agree on what determines one share, and converted models."""
 
 import logging
 import os
@@ -6,17 +6,22 @@ import stat
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import Timeout
-from torch import Tensor
 
 from geodl.core import files
 from geodl.core.content import read_sealed, write_sealed
 from geodl.core.errors import StoreError
 from geodl.core.locks import acquire
-from geodl.core.tensors import parse_tensors, tensor_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _log = logging.getLogger("geodl")
+CONVERTED = ".onnx"
+KINDS = (".safetensors", ".lock", CONVERTED)
+"""The endings of entries: trained base phases, the claims of those who train them, converted models."""
 
 
 def _default_root() -> Path:
@@ -38,29 +43,48 @@ class Cache:
         self.root = root or _default_root()
         self._entries = self.root / "entries"  # a folder of its own: `clear` touches nothing else
 
-    def load(self, key: str) -> dict[str, Tensor] | None:
-        """Return the tensors of an entry, verified; a damaged entry is dropped."""
-        path = self._entries / f"{key}.safetensors"
-        if self._problem():
-            return None
-        try:
-            return parse_tensors(read_sealed(path), path)
-        except files.MissingFileError:
-            return None
-        except StoreError:
-            with suppress(OSError):  # another process may have dropped it already, or own it
-                path.unlink()
-            return None
+    def load(self, key: str) -> "dict[str, Tensor] | None":
+        """Return the tensors of an entry, verified."""
+        from geodl.core.tensors import parse_tensors
 
-    def put(self, key: str, tensors: Mapping[str, Tensor]) -> bool:
+        data = self.read(f"{key}.safetensors")
+        return None if data is None else parse_tensors(data, self._entries / key)
+
+    def put(self, key: str, tensors: "Mapping[str, Tensor]") -> bool:
         """Keep tensors for the runs to come; False where the disk does not let us, which must not stop a run."""
+        from geodl.core.tensors import tensor_file
+
         try:
-            self._make()
-            write_sealed(self._entries / f"{key}.safetensors", tensor_file(tensors))
+            self.write(f"{key}.safetensors", tensor_file(tensors))
         except StoreError as error:
             _log.warning("%s; the base phase is not cached", error)
             return False
         return True
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of an entry, verified; a damaged entry is dropped."""
+        if self._problem():
+            return None
+        try:
+            return read_sealed(self._entries / name)
+        except files.MissingFileError:
+            return None
+        except StoreError:
+            with suppress(OSError):  # another process may have dropped it already, or own it
+                (self._entries / name).unlink()
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keep the content of an entry."""
+        self._make()
+        write_sealed(self._entries / name, data)
+
+    def keep_latest(self, suffix: str, most: int) -> None:
+        """Remove all but the latest entries of one kind."""
+        with suppress(OSError):  # another process may remove the same
+            found = sorted(self._entries.glob(f"*{suffix}"), key=lambda path: -path.stat().st_mtime)
+            for path in found[most:]:
+                path.unlink()
 
     def claim(self, key: str, held: ExitStack) -> bool:
         """Become the only process that makes an entry, until `held` is closed; False while another one is.
@@ -80,16 +104,14 @@ class Cache:
         """Return the number of bytes in use, leftovers of killed writers included."""
         return files.directory_size(self._entries) if files.is_directory(self._entries) else 0
 
-    def clear(self) -> int:
-        """Remove all entries; return the number of bytes freed. Behind a link nothing is removed."""
-        freed = self.size()
+    def clear(self, kinds: tuple[str, ...] = KINDS) -> int:
+        """Remove all entries of some kinds; return the number of bytes freed. Behind a link nothing is removed."""
+        before = self.size()
         if files.is_directory(self._entries):
             files.remove_temporaries(self._entries)
             names = files.names_in(self._entries)
-            files.remove_all(
-                self._entries, [name for name in names if name.endswith((".safetensors", ".lock"))]
-            )
-        return freed
+            files.remove_all(self._entries, [name for name in names if name.endswith(kinds)])
+        return before - self.size()
 
     def _make(self) -> None:
         """Make the folder of the entries for this user alone, where it is not there."""

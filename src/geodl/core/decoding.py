@@ -39,6 +39,11 @@ PIXEL_LIMIT = 89_478_485
 JPEG_LIMIT = 4 * PIXEL_LIMIT
 """The same for JPEG files that are reduced while they are decoded; progressive ones cannot be."""
 
+DETAIL = 2
+"""How many times as long as in the square that is made of it the shorter side of a picture stays at least while it is decoded."""
+GRAY = (128, 128, 128)
+"""What fills the square around a whole picture."""
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What is read, under Pillow's names. Never EPS and the like: Pillow starts programs to read them."""
 
@@ -208,6 +213,30 @@ def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
         rgb.getexif()[ExifTags.Base.Orientation] = image.getexif()[ExifTags.Base.Orientation]
         ImageOps.exif_transpose(rgb, in_place=True)
     return rgb
+
+
+def fitted(
+    image: Image.Image, size: int, shorter_side: int | None = None, *, whole: bool = False
+) -> Image.Image:
+    """Return the center of a picture whose shorter side is resized to `shorter_side`, unset: `size`; or all of it, letterboxed."""
+    side = shorter_side or size
+    if image.size == (size, size) and side == size:
+        return image
+    if whole:
+        return letterboxed(image, size)
+    length = min(image.size) * size / side
+    left, top = (image.width - length) / 2, (image.height - length) / 2
+    box = (left, top, left + length, top + length)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def letterboxed(image: Image.Image, size: int) -> Image.Image:
+    """Return all of a picture as a square: its longer side resized to `size`, in the middle, on gray."""
+    width, height = (max(1, round(size * side / max(image.size))) for side in image.size)
+    square = Image.new("RGB", (size, size), GRAY)
+    part = image.resize((width, height), Image.Resampling.BILINEAR)
+    square.paste(part, ((size - width) // 2, (size - height) // 2))
+    return square
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Sequence
 
+UNKNOWN = "unknown"
+"""What an image is called that is unlike all classes."""
+
 # Control characters, line and paragraph separators, what turns the direction of writing round, halves of surrogate
 # pairs, and the two code points that no XML may hold.
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")

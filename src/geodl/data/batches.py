@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from geodl.config import RunConfig
+from geodl.core.decoding import DETAIL, fitted
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.keys import derive
 from geodl.data.images import ArrayImages, Images, insist_on_images
@@ -31,8 +32,6 @@ K = TypeVar("K")
 R = TypeVar("R")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Areas and aspect ratios of a random resized crop."""
-GRAY = (128, 128, 128)
-"""What fills the square around a whole picture."""
 _ATTEMPTS = 10  # at a crop that fits into the picture, before the center is taken
 # Random numbers an image: flip, row, column, three of color jitter, then the attempts.
 _COLUMNS = 6 + 2 * _ATTEMPTS
@@ -280,40 +279,21 @@ def _square(
     images: Images, i: int, numbers: list[float] | None, transform: Transform
 ) -> NDArray[np.uint8]:
     """Decode image i and bring it to (size, size, 3): the center, or a random part if training wants that."""
-    size = transform.size
-    random_part = numbers if transform.crop == "resized" else None
-    # Enough detail for the smallest part that may be magnified to `size`, or twice that of the final picture.
-    enough = 2 * transform.shorter_side
-    if random_part is not None:
-        enough = math.ceil(size / math.sqrt(SCALE[0]))
-    image = images.decode(i, at_least=enough)
-    if random_part is not None:
-        box = random_box(image.width, image.height, random_part)
-    elif image.size == (size, size) and transform.shorter_side == size:
-        return np.asarray(image)
-    elif transform.whole:
-        return np.asarray(letterboxed(image, size))
-    else:
-        side = min(image.size) * size / transform.shorter_side
-        left, top = (image.width - side) / 2, (image.height - side) / 2
-        box = (left, top, left + side, top + side)
+    size, side = transform.size, transform.shorter_side
+    if transform.crop != "resized" or numbers is None:
+        image = images.decode(i, at_least=DETAIL * side)
+        return np.asarray(fitted(image, size, side, whole=transform.whole))
+    # Enough detail for the smallest part that may be magnified to `size`.
+    image = images.decode(i, at_least=math.ceil(size / math.sqrt(SCALE[0])))
+    box = random_box(image.width, image.height, numbers)
     square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     augment = AUGMENTATIONS.get(transform.augment)
-    if random_part is not None and augment is not None:
+    if augment is not None:
         # After the flip, which the whole batch takes later: mirrored here, and back again.
-        mirrored = transform.flip and random_part[0] < 0.5
-        square = augment(ImageOps.mirror(square) if mirrored else square, random_part[_COLUMNS:])
+        mirrored = transform.flip and numbers[0] < 0.5
+        square = augment(ImageOps.mirror(square) if mirrored else square, numbers[_COLUMNS:])
         square = ImageOps.mirror(square) if mirrored else square
     return np.asarray(square)
-
-
-def letterboxed(image: Image.Image, size: int) -> Image.Image:
-    """Return all of a picture as a square: its longer side resized to `size`, in the middle, on gray."""
-    width, height = (max(1, round(size * side / max(image.size))) for side in image.size)
-    square = Image.new("RGB", (size, size), GRAY)
-    part = image.resize((width, height), Image.Resampling.BILINEAR)
-    square.paste(part, ((size - width) // 2, (size - height) // 2))
-    return square
 
 
 def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:

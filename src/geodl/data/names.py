@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from geodl.core.errors import ConfigError, DataError
-from geodl.core.text import count
+from geodl.core.text import UNKNOWN, count
 
 LONGEST = 255
 """Characters of the longest name, as of a folder."""
-UNKNOWN = "unknown"
-"""What an image is called that is unlike all classes."""
 
 
 def fault(name: str) -> str | None:

@@ -31,7 +31,7 @@ from geodl.model.features import Features
 from geodl.model.memory import Memory
 from geodl.model.metrics import Confusion
 from geodl.model.model import Model
-from geodl.model.recognizer import Predictions
+from geodl.model.predictions import Predictions
 from geodl.nets import OWN, Backbone, Network, Own, check_network
 from geodl.store import Directory
 

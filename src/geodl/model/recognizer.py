@@ -1,91 +1,22 @@
 """From pictures of any kind to the likeliest classes: whatever cannot be read is skipped and named, never in the way."""
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from geodl.core.errors import ConfigError
 from geodl.core.events import ImagesPredicted, Listener, ignore
 from geodl.data.batches import Transform, evaluation
-from geodl.data.dataset import Skipped, insist
+from geodl.data.dataset import insist
 from geodl.data.images import ArrayImages, Images
 from geodl.data.intake import as_images, squares
-from geodl.data.names import UNKNOWN
 from geodl.model.classifiers import Scorer
 from geodl.model.classifiers.base import Answers
 from geodl.model.features import Features, features_of
+from geodl.model.predictions import Prediction, Predictions, check_wishes, named
 from geodl.nets import Network
-
-MOST_WORKERS = 1024
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model makes of one image: `top` holds the likeliest classes with their confidences, best first."""
-
-    name: str
-    top: tuple[tuple[str, float], ...]
-    unknown: bool = False
-    """Whether the image is unlike all classes: its score is below the threshold."""
-    score: float = math.nan
-    """What the threshold is compared with: the probability of being known in closed form, else the largest score."""
-
-    @property
-    def label(self) -> str:
-        """The likeliest class, or "unknown"."""
-        return UNKNOWN if self.unknown else self.top[0][0]
-
-    @property
-    def confidence(self) -> float:
-        """The confidence in the likeliest class, 0 to 1; also of an unknown image."""
-        return self.top[0][1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the prediction ready for JSON: one form for the command line and HTTP."""
-        names = ("name", "label", "unknown", "confidence", "score")
-        top = [{"label": label, "confidence": confidence} for label, confidence in self.top]
-        return {name: getattr(self, name) for name in names} | {"top": top}
-
-
-@dataclass(frozen=True)
-class Predictions(Sequence[Prediction]):
-    """The predictions of some images, in their order, without those that could not be read.
-
-    classes:       the names of all classes.
-    probabilities: (N, C) float32, the confidence in each class.
-    skipped:       (image, reason) of those that could not be read.
-    rate:          images/s.
-    """
-
-    items: tuple[Prediction, ...]
-    classes: tuple[str, ...]
-    probabilities: NDArray[np.float32]
-    skipped: Skipped
-    rate: float
-
-    @property
-    def labels(self) -> NDArray[np.str_]:
-        """The likeliest class of each image: (N,)."""
-        return np.array([each.label for each in self.items])
-
-    def least_sure_first(self) -> "Predictions":
-        """Return them by the margin between the two largest confidences, the smallest first."""
-        largest = np.sort(self.probabilities, axis=1)[:, -2:]
-        order = np.argsort(np.ptp(largest, axis=1), kind="stable")
-        items = tuple(self.items[i] for i in order)
-        return replace(self, items=items, probabilities=self.probabilities[order])
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.items[index]
-
-    def __len__(self) -> int:
-        return len(self.items)
 
 
 @dataclass(frozen=True)
@@ -140,7 +71,7 @@ class Recognizer:
 
         threshold: an image whose `score` is below it is unknown; -inf: none is; None: as it was fitted.
         """
-        _check(top, threshold, workers)
+        check_wishes(top, threshold, workers)
         judging = self
         if threshold is not None:
             judging = replace(self, scorer=replace(self.scorer, threshold=threshold))
@@ -164,21 +95,6 @@ class Recognizer:
 
     def predictions(self, names: Sequence[str], answers: Answers, top: int) -> Iterator[Prediction]:
         """Yield the predictions that answers for named images stand for."""
-        values, places = answers.probabilities.topk(min(top, len(self.classes)))
-        rows = (part.tolist() for part in (values, places, answers.unknown, answers.measure))
-        for name, confidences, classes, strange, score in zip(names, *rows, strict=True):
-            likeliest = zip((self.classes[c] for c in classes), confidences, strict=True)
-            yield Prediction(name, tuple(likeliest), strange, score)
-
-
-def _check(top: int, threshold: float | None, workers: int | None) -> None:
-    """Refuse options of a prediction that cannot be."""
-    if not isinstance(top, int) or top < 1:
-        raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
-    if workers is not None and not (isinstance(workers, int) and 0 <= workers <= MOST_WORKERS):
-        raise ConfigError(
-            f"workers = {workers!r}: a whole number from 0 to {MOST_WORKERS} is needed"
-        )
-    number = threshold is None or isinstance(threshold, int | float)
-    if not number or threshold != threshold:  # nan
-        raise ConfigError(f"threshold = {threshold!r}: a number is needed")
+        judged = (answers.probabilities, answers.unknown, answers.measure)
+        probabilities, unknown, measure = (each.numpy() for each in judged)
+        yield from named(names, self.classes, probabilities, unknown, measure, top)

@@ -2,6 +2,7 @@
 
 from geodl.nets.backbone import BACKBONES, OWN, Backbone, Own
 from geodl.nets.heads import CosineHead, LinearHead
+from geodl.nets.inference import OnnxBackbone
 from geodl.nets.network import (
     PUBLISHED,
     Network,
@@ -24,6 +25,7 @@ __all__ = [
     "CosineHead",
     "LinearHead",
     "Network",
+    "OnnxBackbone",
     "Output",
     "Own",
     "build_backbone",

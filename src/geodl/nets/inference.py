@@ -68,7 +68,7 @@ class OnnxBackbone(Backbone):
         import onnxruntime
 
         super().__init__()
-        self.width, self.level_grids = backbone.width, backbone.level_grids
+        self.width, self.level_grids, self._graph = backbone.width, backbone.level_grids, graph
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
@@ -90,6 +90,10 @@ class OnnxBackbone(Backbone):
             name: torch.from_numpy(np.concatenate(maps))
             for name, maps in zip(names, zip(*found, strict=True), strict=True)
         }
+
+    def graph(self) -> bytes:
+        """Return the ONNX graph."""
+        return self._graph
 
     def _run(self, image: NDArray[np.float32]) -> list[NDArray[np.float32]]:
         """Return the maps of one image (3, H, W), in the order of the levels."""

@@ -23,7 +23,8 @@ from geodl.data.batches import Transform, resized
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import square
 from geodl.model.page import thumbnail
-from geodl.model.recognizer import Prediction, Recognizer
+from geodl.model.predictions import Prediction
+from geodl.model.recognizer import Recognizer
 
 MOST = 64
 """Images in one pass of the network."""

@@ -11,9 +11,8 @@ from typing import Any
 from geodl.app.export import Exported, export
 from geodl.core.errors import ConfigError, GeodlError
 from geodl.core.files import atomic_write, directory_size, make_directory
-from geodl.core.text import one_line
+from geodl.core.text import UNKNOWN, one_line
 from geodl.data.images import Images
-from geodl.data.names import UNKNOWN
 from geodl.model.model import Model
 
 PACKAGE = "onnxruntime-web@1.30.0"

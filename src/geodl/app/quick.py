@@ -1,0 +1,152 @@
+"""Predict a few photographs without torch, which takes longer to load than they to predict.
+
+The network and the classifier of a model in closed form are converted into one ONNX graph by the first prediction after a
+change, and cached for the next ones. Where there is no such graph, `IncrementalClassifier` predicts.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geodl import __version__
+from geodl.core.cache import CONVERTED, Cache
+from geodl.core.content import fingerprint
+from geodl.core.decoding import DETAIL, fitted, open_image, shown
+from geodl.core.errors import GeodlError
+from geodl.core.events import ImagesPredicted, Listener, ignore
+from geodl.model.predictions import Predictions, check_wishes, named
+from geodl.store import Directory, reading
+
+VERSION = 1
+"""To be raised whenever a converted model is another than before."""
+FEW = 16
+"""Photographs; of more, decoding and the network by several threads save more than the start costs."""
+READ = ("model.safetensors", "memory.safetensors", "extra.json")
+"""What predicting reads of a model: verified here too, so that damage is found by whoever predicts first."""
+ABOUT = "geodl"
+"""The entry of the graph's metadata that says what it takes and gives."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a converted model: class names, the square that it sees, and the threshold below which an image is unknown."""
+
+    classes: tuple[str, ...]
+    size: int
+    whole: bool
+    threshold: float
+
+
+def predict(
+    path: Path,
+    images: Sequence[Path],
+    *,
+    classifier: str | None = None,
+    accelerator: str = "auto",
+    top: int = 1,
+    threshold: float | None = None,
+    strict: bool = False,
+    workers: int | None = None,
+    listener: Listener = ignore,
+) -> Predictions:
+    """Predict files or folders of images, as `IncrementalClassifier.predict` does."""
+    check_wishes(top, threshold, workers)
+    path, images = Path(path), [Path(image) for image in images]
+    few = len(images) <= FEW and all(map(os.path.isfile, images))
+    name = _entry(path) if few and classifier is None and accelerator != "cuda" else None
+    graph = None if name is None else Cache().read(name)
+    found = None if graph is None else _predicted(graph, images, top, threshold)
+    if found is not None:
+        listener(ImagesPredicted(len(images), len(images)))
+        return found
+    from geodl.app.classifier import IncrementalClassifier
+
+    model = IncrementalClassifier(path)
+    answer = model.predict(
+        images,
+        classifier=classifier,
+        accelerator=accelerator,
+        top=top,
+        threshold=threshold,
+        strict=strict,
+        workers=workers,
+        listener=listener,
+    )
+    if name is not None and graph is None:
+        from geodl.app.converting import keep_converted
+
+        keep_converted(model.recognizer(accelerator=accelerator), name)
+    return answer
+
+
+def _entry(path: Path) -> str | None:
+    """Return the name of a model's graph in the cache; None where the model cannot be read: whoever predicts says why."""
+
+    def verified(here: Directory) -> str:
+        phase = here.phase(-1)
+        for name in READ:
+            phase.read(name)
+        return fingerprint([VERSION, __version__, phase.id]) + CONVERTED
+
+    try:
+        return reading(path, verified)
+    except GeodlError:
+        return None
+
+
+def _predicted(
+    graph: bytes, images: Sequence[Path], top: int, threshold: float | None
+) -> Predictions | None:
+    """Predict by a graph; None where an image cannot be read, or the graph not be run."""
+    began = time.perf_counter()
+    try:
+        session = session_of(graph)
+        about = about_of(session)
+        pixels = [_square(image, about) for image in images]
+        answers = [run(session, each[None]) for each in pixels]
+    except (GeodlError, ImportError, RuntimeError, ValueError, LookupError):
+        return None
+    probabilities, scores = (np.concatenate(each) for each in zip(*answers, strict=True))
+    if not np.isfinite(probabilities).all():
+        return None
+    lowest = about.threshold if threshold is None else threshold
+    names = [shown(image) for image in images]
+    found = tuple(named(names, about.classes, probabilities, scores < lowest, scores, top))
+    rate = len(found) / max(time.perf_counter() - began, 1e-9)
+    return Predictions(found, about.classes, probabilities, (), rate)
+
+
+def _square(image: Path, about: About) -> NDArray[np.uint8]:
+    """Return the pixels of a file as the network sees it, (3, size, size)."""
+    picture = open_image(image, at_least=DETAIL * about.size)
+    square = fitted(picture, about.size, whole=about.whole)
+    return np.asarray(square).transpose(2, 0, 1)
+
+
+def session_of(graph: bytes) -> Any:
+    """Return what runs a graph, by one thread: that of a photograph takes less time than others to wake up."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def about_of(session: Any) -> About:
+    """Return what a graph says of itself."""
+    found = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
+    return About(**found | {"classes": tuple(found["classes"])})
+
+
+def run(session: Any, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return probabilities (N, C) and scores (N,) for pixels: uint8 (N, 3, size, size)."""
+    probabilities, scores = session.run(None, {"pixels": np.ascontiguousarray(pixels)})
+    return probabilities, scores
