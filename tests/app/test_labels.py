@@ -287,7 +287,7 @@ def test_a_kept_picture_of_an_older_model_is_found_by_its_identity(model):
 def test_the_network_holds_a_class_only_where_it_was_adapted(kept, right, monkeypatch):
     monkeypatch.setattr(state, "build", lambda config: SimpleNamespace(trains=lambda phase: True))
     last = state.load(Directory(right.path))
-    closed = replace(last.model.default, adapted=Adapted(None, 9, 5, 6, kept))
+    closed = replace(last.model.default, adapted=Adapted(torch.empty(0), 9, 5, 6, kept))
     last = replace(last, model=replace(last.model, classifiers={"analytic": closed}))
     assert ("network" in state.traces(last, "class 1")) == kept
 

@@ -45,7 +45,7 @@ def groups():
 
 
 def taught(weights, groups, **options) -> Learner:
-    learner = Learner(**OPTIONS, weights=weights, **options)
+    learner = Learner(**OPTIONS | options, weights=weights)
     for images in groups:
         learner.learn(images)
     return learner
@@ -79,6 +79,22 @@ def test_what_the_network_was_adapted_to_judges_nothing(weights, groups):
     again = type(closed).from_tensors(closed.tensors(), learner.config)
     assert torch.equal(again.state.adapted, closed.state.adapted)
     assert again.notes() == closed.notes()
+
+
+@pytest.mark.parametrize("keep_features", [True, False])
+def test_nor_does_it_where_its_class_is_removed_and_learned_again(weights, groups, keep_features):
+    learner = taught(weights, groups, adapt="yes", keep_features=keep_features)
+    images = groups[0].select(groups[0].labels == 1)
+    saw = learner.known.default.adapted.saw(images)
+    assert 0 < saw.sum() < len(images)
+    learner.remove("class 1")
+    closed = learner.known.default
+    loaded = type(closed).from_tensors(closed.tensors(), learner.config)
+    assert torch.equal(loaded.adapted.saw(images), saw)
+    learner.learn(images)
+    judged = learner.known.default.left_out()
+    row = learner.classes.index("class 1")
+    assert (judged.labels == row).sum() == (~saw).sum()
 
 
 @pytest.mark.parametrize("pays", [True, False])

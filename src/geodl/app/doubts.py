@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from geodl.app.ledger import UNKNOWN_KEY, short_hashes
+from geodl.app.ledger import UNKNOWN_KEY
 from geodl.app.state import State
+from geodl.data.images import short_hashes
 
 
 @dataclass(frozen=True)

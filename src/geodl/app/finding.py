@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl.app.ledger import UNKNOWN_KEY, short_hashes
+from geodl.app.ledger import UNKNOWN_KEY
 from geodl.app.state import State
 from geodl.core.errors import ConfigError, DataError
 from geodl.data.batches import resized
-from geodl.data.images import ArrayImages, Images
+from geodl.data.images import ArrayImages, Images, short_hashes
 from geodl.data.intake import as_images, squares
 from geodl.model.classifiers import ClosedForm
 

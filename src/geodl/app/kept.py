@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geodl.app.doubts import Doubt, doubtful, image_id
-from geodl.app.ledger import short_hashes
 from geodl.app.state import State
 from geodl.core.errors import DataError
-from geodl.data.images import Images
+from geodl.data.images import Images, short_hashes
 
 Use = Literal["exemplar", "validation"]
 

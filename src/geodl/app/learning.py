@@ -21,7 +21,7 @@ from geodl.app.choices import (
     training_asked,
 )
 from geodl.app.doubts import Doubt, doubtful
-from geodl.app.ledger import Ledger, short_hashes
+from geodl.app.ledger import Ledger
 from geodl.app.mending import released
 from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
@@ -36,7 +36,7 @@ from geodl.core.errors import Interrupted
 from geodl.core.text import count
 from geodl.data.batches import resized
 from geodl.data.dataset import Skipped, insist
-from geodl.data.images import ArrayImages, Images, concat
+from geodl.data.images import ArrayImages, Images, concat, short_hashes
 from geodl.data.intake import Decoded, Intake, sizes_of
 from geodl.learning.learner import Learner
 from geodl.learning.loop import SAMPLE

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from geodl.closed_form.doubts import Doubts
 from geodl.core.tensors import part, shaped
+from geodl.data.images import short_hashes
 from geodl.model.classifiers import LeftOut
 
 UNKNOWN_KEY = 0
@@ -17,11 +18,6 @@ NONE = -1
 """No class."""
 GONE = -2
 """The class of an image that is forgotten."""
-
-
-def short_hashes(digests: Sequence[str]) -> Tensor:
-    """Return the first 63 bits of hexadecimal digests: int64 (N,)."""
-    return torch.tensor([int(digest[:16], 16) >> 1 for digest in digests], dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)

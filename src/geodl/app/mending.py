@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from geodl.app.finding import Found, closed_form, find, placed
-from geodl.app.ledger import GONE, Ledger, short_hashes
+from geodl.app.ledger import GONE, Ledger
 from geodl.app.state import State
 from geodl.core.errors import ConfigError, DataError
-from geodl.data.images import Images
+from geodl.data.images import Images, short_hashes
 from geodl.model.classifiers import Classifier, ClosedForm
 from geodl.model.metrics import to_metrics
 

@@ -9,18 +9,17 @@ from torch import Tensor
 
 from geodl.app.choices import VALIDATION, in_closed_form
 from geodl.app.finding import placed
-from geodl.app.ledger import short_hashes
 from geodl.app.series import clues_of
 from geodl.app.state import KnownClass, State
 from geodl.closed_form.kept_features import mirroring_changes_nothing
 from geodl.closed_form.series import near_duplicates
 from geodl.core.errors import DataError
 from geodl.core.keys import derive
+from geodl.core.text import UNKNOWN
 from geodl.data.batches import resized
 from geodl.data.dataset import Skipped
-from geodl.data.images import Images
+from geodl.data.images import Images, short_hashes
 from geodl.data.intake import Decoded, Intake
-from geodl.data.names import UNKNOWN
 from geodl.model.herding import first_of_each
 
 SIDE = 16

@@ -35,6 +35,11 @@ def _hash(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
+def short_hashes(digests: Sequence[str]) -> Tensor:
+    """Return the first 63 bits of hexadecimal digests: int64 (N,)."""
+    return torch.tensor([int(digest[:16], 16) >> 1 for digest in digests], dtype=torch.int64)
+
+
 def _raw(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 

@@ -19,6 +19,7 @@ from geodl.closed_form.kept_features import KeptFeatures, fit, share_of_each
 from geodl.closed_form.series import series_of
 from geodl.core.keys import derive
 from geodl.data.batches import Batch
+from geodl.data.images import short_hashes
 from geodl.methods.method import Losses, Phase, Schedule, Stage
 from geodl.model.classifiers import Adapted
 from geodl.model.features import Features, class_means
@@ -100,9 +101,8 @@ class Adaptation:
         was, now = (right(each, apart, phase.config.seed) for each in data)
         gained, lost = int((now & ~was).sum()), int((was & ~now).sum())
         kept = self.always or gained - lost > (gained + lost) ** 0.5
-        phase.adapted = Adapted(
-            ~apart if kept else None, len(was), int(was.sum()), int(now.sum()), kept
-        )
+        keys = short_hashes(phase.images.select(~apart).item_digests() if kept else [])
+        phase.adapted = Adapted(keys, len(was), int(was.sum()), int(now.sum()), kept)
         if not kept:
             phase.network.backbone = deepcopy(self.frozen)
 

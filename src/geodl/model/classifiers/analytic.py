@@ -164,7 +164,7 @@ class ClosedForm(Classifier):
         found["mirrors"] = torch.tensor(self.keeps)
         found["turned"] = torch.tensor(self.turned, dtype=torch.int64)
         if self.adapted is not None:
-            found["adapting"] = self.adapted.to_tensor()
+            found |= self.adapted.to_tensors()
         if isinstance(self.state, KeptFeatures):
             found |= self.state.to_tensors()
         elif self.state is not None and self.state.gamma is not None:
@@ -193,7 +193,6 @@ class ClosedForm(Classifier):
                 None if gamma is None else float(gamma),
                 KeptFeatures.from_tensors(sample) if sample else None,
             )
-        adapting = tensors.get("adapting")
         fitted = Fitted.from_tensors(tensors, derive(config.seed, "expansion"))
         judged, classes = LeftOut.from_tensors(tensors), fitted.head.shape[1]
         kept = state.sample if isinstance(state, Sums) else state
@@ -207,7 +206,7 @@ class ClosedForm(Classifier):
             mirror=mirrors(config),
             turned=_turned(tensors),
             state=state,
-            adapted=None if adapting is None else Adapted.from_tensor(adapting),
+            adapted=Adapted.from_tensors(tensors),
         )
 
     @property

@@ -19,7 +19,8 @@ from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
 from geodl.core.errors import TrainingError
 from geodl.core.ranks import Ranks
-from geodl.data.images import Images
+from geodl.core.tensors import shaped
+from geodl.data.images import Images, short_hashes
 from geodl.model.features import Features
 from geodl.model.memory import Memory
 from geodl.nets import Network
@@ -191,26 +192,38 @@ class Classifier(ABC):
 class Adapted:
     """How a network was adapted to the first images, of which some were set apart.
 
-    images: (N,) bool, those that it was adapted to: nothing is judged by them, as they flatter it; None: none.
+    keys:   short hashes of those that it was adapted to, int64 (n,): nothing is judged by them, as they flatter it; empty
+            where the network stays as it was.
     apart:  how many were set apart; before, after: how many of these were right with the network before and after.
     kept:   whether the network stays as it was adapted.
     """
 
-    images: Tensor | None
+    keys: Tensor
     apart: int
     before: int
     after: int
     kept: bool
 
-    def to_tensor(self) -> Tensor:
-        """Return the counts."""
-        return torch.tensor([self.apart, self.before, self.after, self.kept])
+    def saw(self, images: Images) -> Tensor | None:
+        """Return which images the network was adapted to, (N,) bool; None: it was to none at all."""
+        if not len(self.keys):
+            return None
+        return torch.isin(short_hashes(images.item_digests()), self.keys)
+
+    def to_tensors(self) -> Tensors:
+        """Return the counts and the keys."""
+        counts = torch.tensor([self.apart, self.before, self.after, self.kept])
+        return {"adapting": counts, "adapting_keys": self.keys}
 
     @classmethod
-    def from_tensor(cls, counts: Tensor) -> Self:
-        """Undo `to_tensor`, without the images."""
-        apart, before, after, kept = counts.tolist()
-        return cls(None, apart, before, after, bool(kept))
+    def from_tensors(cls, tensors: Tensors) -> Self | None:
+        """Undo `to_tensors`; None where nothing was adapted."""
+        if "adapting" not in tensors:
+            return None
+        apart, before, after, kept = tensors["adapting"].tolist()
+        keys = tensors.get("adapting_keys", torch.empty(0, dtype=torch.int64))
+        shaped(keys, "adapting_keys", None, dtype=torch.int64)
+        return cls(keys, apart, before, after, bool(kept))
 
     def __str__(self) -> str:
         """Return a sentence for the images' owner."""

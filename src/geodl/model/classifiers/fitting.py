@@ -91,6 +91,7 @@ def fit_sums(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
     options = config.of(ClosedFormOptions)
     assert before is None or isinstance(before, Sums)
     images, z, labels = _new(evidence)
+    adapted = _adapted_to(images, evidence, last)
     if before is not None and before.gamma is not None:
         z = kept(z)  # as those are that the sums began with
     views: list[Blocks] = [z]
@@ -106,7 +107,7 @@ def fit_sums(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
         sums = replace(before, statistics=before.statistics + sums.statistics)
     sums = replace(sums, statistics=sums.statistics.rounded())
     if sums.sample is not None:
-        new = KeptFeatures.of(z, labels, images.clues)
+        new = KeptFeatures.of(z, labels, images.clues, adapted)
         sums = replace(sums, sample=sample_of(new, expand, evidence.classes, sums.sample))
     turned = last.turned if last else ()
 
@@ -114,7 +115,7 @@ def fit_sums(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
         return evidence.read(images.select(rows), mirror=True).levels
 
     averaged = mirrors(config) and not turned and not options.mirror_training
-    rows = _judges(len(labels), evidence.adapted.images if evidence.adapted else None)
+    rows = _judges(len(labels), adapted)
     some = _Some(views, labels, rows, copies if averaged else None)
     novelty = last.fitted.novelty if last else Novelty.unfitted(z)
     return *_solved(options.gamma, sums, expand, some, novelty), turned, sums
@@ -171,11 +172,16 @@ def _new(evidence: Evidence) -> tuple[Images, dict[str, Tensor], Tensor]:
     return evidence.at_hand.select(torch.arange(count)), z, evidence.now.labels[:count]
 
 
+def _adapted_to(images: Images, evidence: Evidence, last: "ClosedForm | None") -> Tensor | None:
+    """Return which images the network was adapted to, (N,) bool, also where these were removed meanwhile; None: none."""
+    adapted = evidence.adapted or (last.adapted if last else None)
+    return adapted.saw(images) if adapted else None
+
+
 def _joined(evidence: Evidence, last: "ClosedForm | None") -> tuple[KeptFeatures, Tensor]:
     """Return the features of all images, and the places of this phase's among them, (N,)."""
     images, z, labels = _new(evidence)
-    adapted = evidence.adapted.images if evidence.adapted else None
-    known = KeptFeatures.of(z, labels, images.clues, adapted)
+    known = KeptFeatures.of(z, labels, images.clues, _adapted_to(images, evidence, last))
     before = last.state if last else None
     if not isinstance(before, KeptFeatures):
         return known, torch.arange(len(labels))
