@@ -44,11 +44,6 @@ def flowers() -> Path:
 
 
 @pytest.fixture(scope="session")
-def flowers_dir() -> Path:
-    return _shared("flowers20")
-
-
-@pytest.fixture(scope="session")
 def signs() -> Path:
     return _shared("signs12")
 

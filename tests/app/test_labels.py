@@ -293,9 +293,9 @@ def test_the_network_holds_a_class_only_where_it_was_adapted(kept, right, monkey
 
 
 @pytest.mark.slow
-def test_flowers_in_wrong_folders_are_named(flowers_dir, tmp_path):
+def test_flowers_in_wrong_folders_are_named(flowers, tmp_path):
     """Needed: nine of ten of them, and one wrongly named in ten at most."""
-    model = learned(sorted(flowers_dir.glob("week*")), tmp_path)
+    model = learned(sorted(flowers.glob("week*")), tmp_path)
     found = measure(model, by_track=False, draws=1)
     assert found["found"] >= 0.9 * found["moved"]
     assert found["named"] - found["found"] <= 0.1 * found["named"]

@@ -389,12 +389,12 @@ def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):
 
 
 @pytest.mark.slow
-def test_flowers(flowers_dir, tmp_path):
+def test_flowers(flowers, tmp_path):
     """Three steps of real photographs: needed 95 %."""
     model = IncrementalClassifier(tmp_path / "flowers")
     for week in ("week1", "week2", "week3"):
-        model.learn(flowers_dir / week)
-    assert model.evaluate(flowers_dir / "test").accuracy > 95
+        model.learn(flowers / week)
+    assert model.evaluate(flowers / "test").accuracy > 95
 
 
 def test_how_long_it_takes_is_told_first_and_asked_where_it_is_long(tmp_path, monkeypatch):

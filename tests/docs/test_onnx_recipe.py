@@ -14,7 +14,6 @@ from geodl import IncrementalClassifier
 
 pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
 PAGE = Path(__file__).parents[2] / "docs" / "own-images.md"
-DATA = Path(__file__).parents[3] / "shared" / "data" / "flowers20"
 
 
 def recipe(whole):
@@ -76,11 +75,10 @@ def test_the_recipe_gives_what_the_model_gives(tmp_path, whole):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="flowers20 is not there")
-def test_the_recipe_on_photographs(tmp_path):
+def test_the_recipe_on_photographs(tmp_path, flowers):
     model = IncrementalClassifier(tmp_path / "model")
-    model.learn(DATA / "week1")
-    files = sorted((DATA / "test").rglob("*.jpg"))[:400:4]
+    model.learn(flowers / "week1")
+    files = sorted((flowers / "test").rglob("*.jpg"))[:400:4]
     other, worst = compare(model, files, tmp_path)
     assert len(files) == 100
     assert not other

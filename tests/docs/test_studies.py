@@ -22,12 +22,9 @@ from geodl.methods import METHODS
 @pytest.mark.parametrize("name", [*VARIANTS, "rotations+nesterov"])
 def test_every_variant_trains_and_reads_the_later_classes(name):
     kind, options = variant(name)
-    data, heard = tiny.dataset(), []
+    data, events = tiny.dataset(), []
     config = tiny.config(method="analytic", exemplars=0, expansion=64, **options)
-    learner = Learner(
-        config,
-        listener=lambda event: heard.append(event) if isinstance(event, EpochEnded) else None,
-    )
+    learner = Learner(config, listener=events.append)
     learner.method = kind(learner.config)
     plain = Learner(tiny.config(method="analytic", exemplars=0, expansion=64))
     plain.learn(data.train.pixels[:18], data.train.labels[:18])
@@ -35,6 +32,7 @@ def test_every_variant_trains_and_reads_the_later_classes(name):
         learner.method.teachers = [plain.network]
     learner.learn(data.train.pixels[:18], data.train.labels[:18])
     learner.learn(data.train.pixels[18:], data.train.labels[18:])
+    heard = [event for event in events if isinstance(event, EpochEnded)]
     assert [event.epoch for event in heard] == [1, 2]
     own = {"distilled": {"distill"}, "decorrelation": {"decorrelation"}}.get(name, set())
     assert set(heard[0].parts) == {"ce"} | own

@@ -5,16 +5,12 @@ import html.parser
 import shutil
 from dataclasses import replace
 
-import torch
+from tests.helpers import tiny
 from tests.helpers.directories import cut
 
 from geodl.bench.experiment import run_config
 from geodl.bench.report import page
 from geodl.bench.report.results import Setting, read_run, read_settings
-from geodl.config import Layer
-from geodl.data.dataset import Dataset
-from geodl.data.images import ArrayImages
-from geodl.methods import configure
 
 NAMES = (
     "Katze",
@@ -51,42 +47,17 @@ EVIL = (
     "\ufffe\uffff",
     "عربي",
 )
-TINY = {
-    "threads": 1,
-    "network": "convnet",
-    "epochs": 1,
-    "batch_size": 32,
-    "scale": 10.0,
-    "padding": 1,
-    "exemplars": 3,
-    "ame": True,
-}
-
-
-def made(names, train, test):
-    """Make easy images: a random color pattern a class, plus noise."""
-    generator = torch.Generator().manual_seed(0)
-    patterns = torch.randint(0, 256, (len(names), 3, 8, 8), generator=generator)
-
-    def draw(count):
-        noise = torch.randint(-40, 41, (len(names) * count, 3, 8, 8), generator=generator)
-        pixels = (patterns.repeat_interleave(count, 0) + noise).clamp(0, 255).to(torch.uint8)
-        return ArrayImages(pixels, torch.arange(len(names)).repeat_interleave(count))
-
-    return Dataset("made", draw(train), draw(test), tuple(names), "made")
 
 
 @functools.cache
 def make_runs(root):
     """Make tiny runs, once for all tests."""
     root.mkdir()
-    six, hundred = made(NAMES, 12, 4), made([f"class {i}" for i in range(100)], 3, 2)
 
-    def go(name, images=six, **options):
-        layer = Layer(
-            "test", TINY | {"data": "digits", "base": 3, "phases": 3, "method": "lucir"} | options
-        )
-        run_config(configure([layer]).config, out=root / name, data=images)
+    def go(name, names=NAMES, train=12, test=4, **options):
+        data = replace(tiny.dataset(len(names), train, test), classes=tuple(names))
+        given = {"method": "lucir", "epochs": 1, "base": 3, "phases": 3, "ame": True} | options
+        run_config(tiny.config(**given), out=root / name, data=data)
 
     go("geo-1", distill="geodesic", seed=1)
     go("geo-2", distill="geodesic", seed=2)
@@ -94,8 +65,9 @@ def make_runs(root):
     go("none", method="finetune", exemplars=0, analysis=False)
     go("base", method="finetune", base=None, phases=0)
     go("own", data="folder", base=None, phases=0)
-    go("evil", made([f"class-{i}" for i in range(len(EVIL))], 3, 2), base=4, phases=5)
-    go("cifar", hundred, data="cifar100", base=50, phases=5, exemplars=20)
+    go("evil", [f"class-{i}" for i in range(len(EVIL))], 3, 2, base=4, phases=5)
+    hundred = [f"class {i}" for i in range(100)]
+    go("cifar", hundred, 3, 2, data="cifar100", base=50, phases=5, exemplars=20)
     shutil.copytree(root / "geo-1", root / "partial")
     cut(root / "partial", 3)
     shutil.copytree(root / "geo-1", root / "nothing")

@@ -1,6 +1,5 @@
 """A server on a free port of this machine, in a thread, for tests; and the digits as files that a person would hand over."""
 
-import io
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from tests.helpers.pictures import encode as encoded
 
 from geodl.app.serve.app import create_app
 from geodl.app.serve.connections import bind, server_of
@@ -132,9 +132,3 @@ def pictures(digits, label, some=slice(12)):
     """Return digits as PNG files."""
     rows = (digits.train.labels == label).nonzero().flatten()[some].tolist()
     return [encoded(digits.train.decode(i)) for i in rows]
-
-
-def encoded(image, form="PNG", **how):
-    buffer = io.BytesIO()
-    image.save(buffer, format=form, **how)
-    return buffer.getvalue()
