@@ -56,8 +56,8 @@ def make_runs(root):
 
     def go(name, names=NAMES, train=12, test=4, **options):
         data = replace(tiny.dataset(len(names), train, test), classes=tuple(names))
-        given = {"method": "lucir", "epochs": 1, "base": 3, "phases": 3, "ame": True} | options
-        run_config(tiny.config(**given), out=root / name, data=data)
+        given = {"method": "lucir", "epochs": 1, "lr": 0.1, "scale": 10.0, "base": 3, "phases": 3}
+        run_config(tiny.config(ame=True, **given | options), out=root / name, data=data)
 
     go("geo-1", distill="geodesic", seed=1)
     go("geo-2", distill="geodesic", seed=2)
