@@ -8,7 +8,9 @@ kept features: with 4,999, 5,000 and 5,001 images of CIFAR-100; `--at 600` sets 
 """
 
 import argparse
+import itertools
 import json
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
@@ -69,7 +71,7 @@ flowers (a part of Oxford Flowers-102) or 12 kinds of traffic signs (a part of G
   the set's classes that were not drawn; the ROC area tells how well these and the known ones can be told apart at any threshold.
 - Score alone: what the largest score would do with a threshold that rejects 5 % of the learned images, as in version 0.2.
 
-Two classes are drawn {draws} times, others {few} times, all of them once; each figure is the mean.
+{draws} different pairs of classes are drawn, {few} different sets of more classes, and all of them; each figure is the mean.
 
 {table}
 """
@@ -287,10 +289,21 @@ def share(marks: Tensor) -> float:
 Figures = dict[str, list[float]]
 
 
-def draw(kind: str, parts: dict[str, Part], count: int, number: int) -> tuple[Figures, Tensor]:
-    """Learn a draw of classes; return all figures, and confidences and whether they are right, (N, 2)."""
-    every = sorted(set(parts["train"].labels))
-    names = sorted(random.Random(f"{kind} {count} {number}").sample(every, count))
+def drawn(kind: str, every: Collection[str], count: int, times: int) -> list[list[str]]:
+    """Return different sets of so many classes, at most as many as there are: a set that was drawn before would count twice."""
+    found: list[list[str]] = []
+    times = min(times, math.comb(len(every), count))
+    for number in itertools.count():
+        names = sorted(random.Random(f"{kind} {count} {number}").sample(sorted(every), count))
+        if names not in found:
+            found.append(names)
+        if len(found) == times:
+            break
+    return found
+
+
+def draw(kind: str, parts: dict[str, Part], names: Sequence[str]) -> tuple[Figures, Tensor]:
+    """Learn some classes; return all figures, and confidences and whether they are right, (N, 2)."""
     train, test = (parts[name].where(lambda label: label in names) for name in ("train", "test"))
     found = learned(train, names, configuration(image_size=SIZES[kind]))
     scorer, novelty = found.scorer(NETWORK), found.fitted.novelty
@@ -360,7 +373,8 @@ def measure(root: Path, reader: Reader, draws: int, wanted: Collection[int]) -> 
         }
         for count in [each for each in CLASSES[kind] if not wanted or each in wanted]:
             times = draws if count == 2 else 1 if count == CLASSES[kind][-1] else FEW_DRAWS
-            found = [draw(kind, parts, count, number) for number in range(min(times, draws))]
+            sets = drawn(kind, set(parts["train"].labels), count, min(times, draws))
+            found = [draw(kind, parts, names) for names in sets]
             values = defaultdict(list)
             for figures, _ in found:
                 for name, pair in figures.items():
