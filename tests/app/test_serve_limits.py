@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import resource
 import socket
 import threading
 import time
@@ -44,6 +43,7 @@ def closed(connection, seconds=60):
 def test_half_sent_heads_and_garbage_with_few_files_keep_nobody_out(
     model, digits, tmp_path, connect
 ):
+    resource = pytest.importorskip("resource")  # Windows has none
     few = (resource.RLIMIT_NOFILE, (128, 128))
     server = Command(str(model), log=tmp_path / "log", prepare=lambda: resource.setrlimit(*few))
     try:

@@ -1,6 +1,7 @@
 """A few cases of every family; and that the harness notices failures."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,9 @@ from geodl.core.errors import StoreError
 
 from .harness import FAMILIES, Count, Failure, Family, attempt, run, table
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(signal, "setitimer"), reason="time limits of cases need a timer of Unix"
+)
 CASES = 18
 FEW = 4
 """Of families whose cases are large."""

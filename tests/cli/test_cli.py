@@ -3,7 +3,6 @@
 import importlib.metadata
 import json
 import os
-import pty
 import re
 import signal
 import statistics
@@ -292,7 +291,7 @@ def test_a_second_ctrl_c_leaves_at_once():
 
 
 def test_on_a_terminal_a_bar_shows_the_time_left(tmp_path):
-    master, slave = pty.openpty()
+    master, slave = pytest.importorskip("pty").openpty()  # Windows has none
     process = subprocess.Popen(
         [sys.executable, "-m", "geodl", "run", *TINY, "--out", "r"],
         cwd=tmp_path,
