@@ -78,12 +78,12 @@ COMMANDS = [
     Command("remove", "own:remove", OWN, "Remove a class and its images.", "remove flowers/ daisy"),
     Command(
         "relabel", "own:relabel", OWN,
-        "Move a learned image to its right class, as if it had been learned so from the start (closed form, while features are kept).",
+        "Move a learned image to its right class, as if it had been learned so from the start (closed form).",
         "relabel flowers/ week1/daisy/7.jpg rose",
     ),
     Command(
         "forget", "own:forget", OWN,
-        "Forget learned images, as if they had never been learned (closed form, while features are kept). Earlier states, to which "
+        "Forget learned images, as if they had never been learned (closed form). Earlier states, to which "
         "`geodl undo` goes back, still hold them.",
         "forget flowers/ week1/daisy/7.jpg",
     ),
@@ -133,10 +133,10 @@ COMMANDS = [
     Command("runs show", "runs:show", RESEARCH, "Show the result of one run so far.", "runs show runs/NAME"),
     Command("runs rm", "runs:rm", RESEARCH, "Remove a run's directory.", "runs rm runs/NAME"),
     Command(
-        "report", "report:report", RESEARCH,
-        "Write one self-contained HTML page about one or several runs, or about a model. Runs that differ in their seed alone are "
+        "report", "report:report", OWN,
+        "Write one self-contained HTML page about a model, or about one or several runs. Runs that differ in their seed alone are "
         "averaged; published numbers of the same protocol are shown beside them.",
-        "report runs/* --out comparison.html --figures figures/ --tables tables/",
+        "report flowers/",
     ),
     Command(
         "reproduce", "reproduce:reproduce", RESEARCH,
