@@ -41,7 +41,8 @@ arrive in ten groups:
 - *at once*: all rows are fitted together, and each further group costs as much again.
 
 Accuracy is on test images of all classes, seconds are processor time of one thread: for all groups, and for the last one. `ClosedFormClassifier` chooses
-its ridge by leave-one-out, which the others do not; random features, also those of Nystroem, are 4,096.
+its ridge by leave-one-out, which the others do not; random features, also those of Nystroem, are 4,096. With more rows than that `partial_fit` keeps sums: then
+standardization and ridge stay those of the first groups. `SGDClassifier.partial_fit` forgets earlier groups.
 """
 
 
