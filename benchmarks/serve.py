@@ -1,9 +1,10 @@
 """How fast `geodl serve` answers single predictions, beside calling the model in a loop.
 
-    python -m benchmarks.serve [--requests 400] [--clients 8] [--side 640] [--network resnet20] [--image-size 64]
+    python -m benchmarks.serve [--requests 200] [--rounds 5] [--clients 8] [--side 640] [--network resnet20] [--image-size 64]
 
-The server runs in a process of its own, the clients are threads of this one with connections that stay open. Images are JPEG
-photographs as in `benchmarks.predict`; clients and server share the cores.
+Both go from the same JPEG photographs, those of `benchmarks.predict`, to the same labels, and may use the same cores and as many
+threads of the network. The server runs in a process of its own; the clients are threads of this one, with connections
+that stay open, and share the cores with it. Loop and server take turns; each figure is the median of the rounds.
 """
 
 import argparse
@@ -13,11 +14,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 from benchmarks.predict import write_photographs
 from geodl.app.classifier import IncrementalClassifier
+from geodl.core.devices import available_cores
+from geodl.core.text import count
+from geodl.model.recognizer import Recognizer
 
 
 def request_of(photo: bytes) -> bytes:
@@ -42,31 +52,79 @@ def ask(port: int, bodies: list[bytes]) -> list[float]:
     return seconds
 
 
-def measure(port: int, bodies: list[bytes], clients: int) -> tuple[float, float, float]:
-    """Return requests/s, and the median and the 95th percentile of the seconds that one takes."""
-    parts = [bodies[i::clients] for i in range(clients)]
-    began = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        found = sorted(
-            second for part in pool.map(lambda part: ask(port, part), parts) for second in part
-        )
-    return (
-        len(found) / (time.perf_counter() - began),
-        found[len(found) // 2],
-        found[int(0.95 * len(found))],
-    )
-
-
 def processor_seconds(pid: int) -> float:
     """Return the processor time that a process has taken so far (Linux): what other programs take does not count."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(frozen=True)
+class Round:
+    """One measurement: images/s, the median and the 95th percentile of the seconds an image, processor time each in ms."""
+
+    rate: float
+    median: float
+    high: float
+    busy: float
+
+
+def measured(pid: int, run: Callable[[], list[float]]) -> Round:
+    """Measure what gives the seconds that each image took, and the processor time of a process meanwhile."""
+    began, busy = time.perf_counter(), processor_seconds(pid)
+    seconds = sorted(run())
+    passed, count = time.perf_counter() - began, len(seconds)
+    busy = 1000 * (processor_seconds(pid) - busy) / count
+    return Round(count / passed, seconds[count // 2], seconds[int(0.95 * count)], busy)
+
+
+def in_a_loop(recognizer: Recognizer, paths: list[Path]) -> list[float]:
+    """Predict files one after the other and return the seconds that each took."""
+    seconds = []
+    for path in paths:
+        began = time.perf_counter()
+        recognizer.predict(path)
+        seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def by_clients(port: int, bodies: list[bytes], clients: int) -> list[float]:
+    """Send requests from several clients at once and return the seconds that each took."""
+    parts = [bodies[i::clients] for i in range(clients)]
+    with ThreadPoolExecutor(clients) as pool:
+        return [seconds for part in pool.map(partial(ask, port), parts) for seconds in part]
+
+
+@contextmanager
+def served(model: Path) -> Iterator[tuple[int, int]]:
+    """Serve a model by a process of its own; give its id and its port."""
+    command = [sys.executable, "-m", "geodl", "serve", str(model), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().partition("http://127.0.0.1:")[2]
+            yield server.pid, int(address.partition("/")[0])
+        finally:
+            server.terminate()
+
+
+def show(name: str, rounds: list[Round], loop: float) -> None:
+    """Print the median of each figure over the rounds."""
+    rate, typical, high, busy = (
+        median(getattr(each, figure) for each in rounds)
+        for figure in ("rate", "median", "high", "busy")
+    )
+    spread = " to ".join(f"{edge(each.rate for each in rounds):.0f}" for edge in (min, max))
+    print(
+        f"{name}: {rate:.0f} images/s ({spread}), {rate / loop:.2f} of the loop, median {1000 * typical:.1f} ms, "
+        f"95 % within {1000 * high:.1f} ms, {busy:.1f} ms of processor time each"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=200, help="in a round")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--side", type=int, default=640)
     parser.add_argument("--network", default="resnet20")
@@ -76,42 +134,27 @@ def main() -> None:
         root = Path(folder)
         write_photographs(root / "photos", 40, options.side)
         model = IncrementalClassifier(root / "model")
-        model.learn(
-            root / "photos", epochs=1, network=options.network, image_size=options.image_size
-        )
-        paths = sorted((root / "photos").rglob("*.jpg"))
-        bodies = [request_of(paths[i % len(paths)].read_bytes()) for i in range(options.requests)]
+        how = {"epochs": 1, "network": options.network, "image_size": options.image_size}
+        model.learn(root / "photos", **how)
+        photos = sorted((root / "photos").rglob("*.jpg"))
+        paths = [photos[i % len(photos)] for i in range(options.requests)]
+        bodies = [request_of(path.read_bytes()) for path in paths]
         print(
-            f"JPEG of {options.side} x {options.side * 3 // 4}, {options.network}, {os.cpu_count()} cores"
+            f"JPEG of {options.side} x {options.side * 3 // 4}, {options.network}, {count(available_cores(), 'core')}"
         )
-        recognizer = model.recognizer()
-        recognizer.predict(paths[0])
-        began, busy = time.perf_counter(), processor_seconds(os.getpid())
-        for i in range(options.requests):
-            recognizer.predict(paths[i % len(paths)])
-        loop = options.requests / (time.perf_counter() - began)
-        busy = 1000 * (processor_seconds(os.getpid()) - busy) / options.requests
-        print(
-            f"the model in a loop, one image a call: {loop:.0f} images/s, {busy:.1f} ms of processor time each"
-        )
-        command = [sys.executable, "-m", "geodl", "serve", str(root / "model"), "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                assert server.stdout is not None
-                port = int(
-                    server.stdout.readline().partition("http://127.0.0.1:")[2].partition("/")[0]
-                )
-                ask(port, bodies[:5])
+        recognizer, found = model.recognizer(), defaultdict(list)
+        with served(root / "model") as (pid, port):
+            in_a_loop(recognizer, paths[:5])
+            by_clients(port, bodies[:5], 1)
+            for _ in range(options.rounds):
+                loop = partial(in_a_loop, recognizer, paths)
+                found["one image a call, in a loop"].append(measured(os.getpid(), loop))
                 for clients in sorted({1, 2, options.clients}):
-                    busy = processor_seconds(server.pid)
-                    rate, median, high = measure(port, bodies, clients)
-                    busy = 1000 * (processor_seconds(server.pid) - busy) / options.requests
-                    print(
-                        f"served to {clients} clients: {rate:.0f} requests/s ({rate / loop:.2f} of the loop), "
-                        f"median {1000 * median:.0f} ms, 95 % within {1000 * high:.0f} ms, {busy:.1f} ms of processor time each"
-                    )
-            finally:
-                server.terminate()
+                    asking = partial(by_clients, port, bodies, clients)
+                    found[f"served to {count(clients, 'client')}"].append(measured(pid, asking))
+        rate = median(each.rate for each in next(iter(found.values())))
+        for name, rounds in found.items():
+            show(name, rounds, rate)
 
 
 if __name__ == "__main__":

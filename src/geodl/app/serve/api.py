@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, StreamingResponse
 
 from geodl.app.serve import schemas
-from geodl.app.serve.batching import decode
+from geodl.app.serve.batching import Answer
 from geodl.app.serve.exports import Kind
 from geodl.app.serve.jobs import Job
 from geodl.app.serve.limits import Refused
@@ -117,7 +118,7 @@ async def predict(
     """Predict the classes of one or many images."""
     limits = here.limits
     how = (limits.upload_seconds, limits.predict_images)
-    async with received(request, here.folder, *how) as upload:
+    async with received(request, here.folder, *how, in_memory=True) as upload:
         work = _predict_all(here, upload, trusted, top, NEAREST if similar and trusted else 0)
         found = await _while_connected(request, work)
     predictions, skipped = [], []
@@ -134,22 +135,24 @@ async def _predict_all(
 ) -> list[dict[str, Any] | str]:
     """Return, for each image, its prediction or why it cannot be used."""
 
-    async def one(file: Path) -> dict[str, Any] | str:
-        pixels = await here.run(trusted, decode, file, seen)
-        if isinstance(pixels, str):
-            return pixels
-        found = await asyncio.wrap_future(here.predictor.submit(pixels, top, first=trusted))
-        similar = await here.run(trusted, here.predictor.nearest, pixels, near) if near else []
-        return found.to_json() | {"similar": similar}
+    async def one(image: Path | bytes) -> dict[str, Any] | str:
+        answer: Future[Answer | str] = Future()
+        here.pools[trusted].submit(here.predictor.predict, image, seen, top, trusted, answer)
+        found = await asyncio.wrap_future(answer)
+        if isinstance(found, str):
+            return found
+        nearest = here.predictor.nearest
+        similar = await here.run(trusted, nearest, found.pixels, near) if near else []
+        return found.prediction.to_json() | {"similar": similar}
 
     most = here.limits.megapixels
     try:
         async with asyncio.timeout(here.limits.answer_seconds):
-            seen, size = await asyncio.to_thread(here.predictor.measure, upload.files)
+            seen, size = await asyncio.to_thread(here.predictor.measure, upload.images)
             if size > most:
                 raise Refused(413, f"more than {most:.0f} megapixels in one request")
             with here.decoding.one(trusted, size):
-                return await asyncio.gather(*map(one, upload.files))
+                return await asyncio.gather(*map(one, upload.images))
     except TimeoutError:
         raise Refused(503, "the prediction took too long; try again, with fewer images") from None
 

@@ -5,10 +5,9 @@ import io
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.functional import normalize
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.limits import Refused
-from geodl.core.decoding import megapixels
+from geodl.core.decoding import Item, megapixels, read_bytes
 from geodl.data.batches import Transform, resized
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import square
@@ -61,21 +60,30 @@ class Current:
         return ArrayImages(ready, torch.zeros(len(ready), dtype=torch.int64))
 
 
+class Answer(NamedTuple):
+    """A prediction, and the pixels (3, size, size) that it was made from."""
+
+    prediction: Prediction
+    pixels: Tensor
+
+
 class _Waiting(NamedTuple):
     pixels: Tensor
     top: int
-    answer: "Future[Prediction]"
+    answer: "Future[Answer | str]"
 
 
 class Predictor:
-    """Predicts images one by one for callers from any thread, in batches of all that wait."""
+    """Predicts images one by one for callers from any thread, in batches of all that wait.
+
+    A thread that has decoded an image predicts it, with whatever else waits, unless another one does so already.
+    """
 
     def __init__(self, model: IncrementalClassifier) -> None:
         self._model = model
         self._current: Current | None = None
-        self._reading = threading.Lock()
+        self._reading, self._predicting = threading.Lock(), threading.Lock()
         self._waiting: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="predictions")
 
     def current(self) -> Current:
         """Return the last complete state; it is read again only where the model has changed."""
@@ -87,19 +95,31 @@ class Predictor:
                 self._current = Current(version, self._model.recognizer(), self._model.validation)
             return self._current
 
-    def measure(self, files: Sequence[Path]) -> tuple[Transform, float]:
+    def measure(self, images: Sequence[Item]) -> tuple[Transform, float]:
         """Return how to decode pictures, and the megapixels that this takes."""
-        return self.current().recognizer.transform, sum(map(megapixels, files))
+        return self.current().recognizer.transform, sum(map(megapixels, images))
 
-    def submit(self, pixels: Tensor, top: int, *, first: bool = False) -> "Future[Prediction]":
-        """Queue one decoded picture, (3, size, size), before others if it is to be `first`.
-
-        The answer holds the `top` likeliest classes.
-        """
-        waiting = _Waiting(pixels, top, Future())
-        self._waiting[first].append(waiting)
-        self._pool.submit(self._next)
-        return waiting.answer
+    def predict(
+        self, image: Item, seen: Transform, top: int, first: bool, answer: "Future[Answer | str]"
+    ) -> None:
+        """Decode a picture and answer with its prediction, before others if it is to be `first`, or why it cannot be used."""
+        if answer.cancelled():
+            return
+        try:
+            pixels = decode(image, seen)
+        except Exception as error:  # the caller is told
+            _settle(answer, error)
+            return
+        if isinstance(pixels, str):
+            _settle(answer, pixels)
+            return
+        self._waiting[first].append(_Waiting(pixels, top, answer))
+        # Whoever predicts looks again after letting the others in: nothing is left waiting.
+        while any(self._waiting.values()) and self._predicting.acquire(blocking=False):
+            try:
+                self._predict_waiting()
+            finally:
+                self._predicting.release()
 
     def nearest(self, pixels: Tensor, count: int) -> list[dict[str, Any]]:
         """Return the stored validation images that are nearest to a decoded picture, the nearest first."""
@@ -117,35 +137,42 @@ class Predictor:
             for value, i in zip(values, places, strict=True)
         ]
 
-    def close(self) -> None:
-        """End after what waits."""
-        self._pool.shutdown()
-
-    def _next(self) -> None:
+    def _predict_waiting(self) -> None:
         """Predict what waits; those whose callers have gone are left out."""
         batch: list[_Waiting] = []
         for queue in (self._waiting[True], self._waiting[False]):
             while queue and len(batch) < MOST:
                 waiting = queue.popleft()
-                if waiting.answer.set_running_or_notify_cancel():
+                if not waiting.answer.cancelled():
                     batch.append(waiting)
-        if not batch:  # an earlier call took what this one was for
+        if not batch:
             return
         try:
             now, most = self.current(), max(each.top for each in batch)
             answers = now.recognizer.answers(now.stack([each.pixels for each in batch]))
-            found = now.recognizer.predictions([""] * len(batch), answers, most)
-            for each, prediction in zip(batch, found, strict=True):
-                each.answer.set_result(replace(prediction, top=prediction.top[: each.top]))
-        except Exception as error:  # the callers are told; the thread goes on for others
+            found = list(now.recognizer.predictions([""] * len(batch), answers, most))
+        except Exception as error:  # the callers are told
             for each in batch:
-                if not each.answer.done():
-                    each.answer.set_exception(error)
+                _settle(each.answer, error)
+            return
+        for each, prediction in zip(batch, found, strict=True):
+            cut = replace(prediction, top=prediction.top[: each.top])
+            _settle(each.answer, Answer(cut, each.pixels))
 
 
-def decode(file: Path, seen: Transform) -> Tensor | str:
+def _settle(answer: "Future[Answer | str]", found: Answer | str | Exception) -> None:
+    """Answer, unless the caller has gone."""
+    if not answer.set_running_or_notify_cancel():
+        return
+    if isinstance(found, Exception):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)
+
+
+def decode(image: Item, seen: Transform) -> Tensor | str:
     """Return the pixels (3, side, side) of an encoded picture as a network sees it, or why it cannot be used."""
-    images = FileImages((file.read_bytes(),), torch.zeros(1, dtype=torch.int64))
+    images = FileImages((read_bytes(image),), torch.zeros(1, dtype=torch.int64))
     return square(images, 0, seen.shorter_side, seen.whole)
 
 

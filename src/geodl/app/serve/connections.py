@@ -180,7 +180,13 @@ def bind(host: str, port: int = 0) -> socket.socket:
 def server_of(app: FastAPI) -> uvicorn.Server:
     """Return a server of the application, to `run(sockets=[...])`."""
     how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    how |= {"http": Connection, "ws": "none", "backlog": BACKLOG, "timeout_graceful_shutdown": 3}
+    how |= {
+        "proxy_headers": False,
+        "http": Connection,
+        "ws": "none",
+        "backlog": BACKLOG,
+        "timeout_graceful_shutdown": 3,
+    }
     server = _Listening(app, uvicorn.Config(app, **how))
     for name in ("uvicorn.error", "asyncio", "python_multipart.multipart", log.name):
         logging.getLogger(name).addFilter(_ONCE_A_MINUTE)

@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,7 +66,7 @@ class Job:
         """Return a job of uploaded images, which are removed when it ends."""
 
         def ended(job: "Job", state: str) -> None:
-            shutil.rmtree(upload.folder, ignore_errors=True)
+            upload.remove()
 
         return cls.of_files(upload.files, upload.names, upload.classes(), ended)
 

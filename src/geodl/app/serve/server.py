@@ -72,9 +72,9 @@ class Server:
         self.tray = Tray(limits)
         self.exports = Exports(self.path, self.folder, limits.answer_seconds)
         # Two pools: what others have decoded never keeps the owner waiting.
-        names = {True: "decoding-trusted", False: "decoding"}
-        cores = available_cores()
-        self._pools = {key: ThreadPoolExecutor(cores, name) for key, name in names.items()}
+        names = {True: "predicting-trusted", False: "predicting"}
+        threads = available_cores() + 1  # one of them predicts
+        self.pools = {key: ThreadPoolExecutor(threads, name) for key, name in names.items()}
         self.decoding = Share(limits.decoding, BUSY)
         self._told: dict[bool, tuple[float, str]] = {}
 
@@ -88,7 +88,7 @@ class Server:
     async def run(self, trusted: bool, work: Callable[..., T], *given: Any) -> T:
         """Await work of a thread; it is not begun once the caller has gone."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pools[trusted], functools.partial(work, *given))
+        return await loop.run_in_executor(self.pools[trusted], functools.partial(work, *given))
 
     def jobs(self, trusted: bool) -> list[dict[str, Any]]:
         """Return all jobs as a client sees them."""
@@ -119,8 +119,7 @@ class Server:
         self.closing = True
         if self.teacher is not None:
             self.teacher.close()
-        self.predictor.close()
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             pool.shutdown(cancel_futures=True)
         self._held.close()
 

@@ -1,6 +1,7 @@
-"""Uploads: the images of a request as files 0, 1, ... of a folder of its own, one of them open at a time."""
+"""Uploads: the images of a request, in memory where it is small, else as files 0, 1, ... of a folder, one open at a time."""
 
 import asyncio
+import io
 import secrets
 import shutil
 from collections.abc import AsyncIterator
@@ -17,18 +18,21 @@ from geodl.core.text import printable
 from geodl.data.names import LONGEST, typed_name
 
 NEEDED = "images are needed, as multipart/form-data with files in fields named `images`"
-AT_ONCE = 1 << 20
-"""A request of more bytes is written by another thread."""
+SMALL = 1 << 20
+"""Bytes of a request that is kept in memory, or written by the event loop; what is larger, another thread writes."""
 _CALLBACKS = ["_header_field", "_header_value", "_header_end"]
 _CALLBACKS += ["_headers_finished", "_part_data", "_part_end"]
 
 
 class Upload:
-    """The images and labels of one request. names: those of the files, for people alone; no file is opened by them."""
+    """The images and labels of one request.
 
-    def __init__(self, folder: Path, most: int) -> None:
-        self.folder, self.most, self.kept = folder, most, False
-        self.files: list[Path] = []
+    folder: where the images are written; None: they stay in memory. names: for people alone; no file is opened by them.
+    """
+
+    def __init__(self, folder: Path | None, most: int) -> None:
+        self.folder, self.most, self.kept, self.size = folder, most, False, 0
+        self.images: list[Path | bytes] = []
         self.names: list[str] = []
         self.labels: list[str] = []
         self._header = self._value = b""  # of the part that is being read
@@ -42,12 +46,11 @@ class Upload:
         if kind != b"multipart/form-data":
             raise Refused(422, NEEDED)
         callbacks: Any = {f"on{name}": getattr(self, name) for name in _CALLBACKS}
-        received = 0
         try:
             parser = MultipartParser(options.get(b"boundary", b""), callbacks)
             async for chunk in request.stream():
-                received += len(chunk)
-                if received > AT_ONCE:
+                self.size += len(chunk)
+                if self.size > SMALL:
                     await asyncio.to_thread(parser.write, chunk)
                 else:
                     parser.write(chunk)
@@ -58,8 +61,18 @@ class Upload:
             raise Refused(503, f"the upload cannot be stored: {error.strerror}") from None
         finally:
             self._part_end()
-        if not self.files:
+        if not self.images:
             raise Refused(422, NEEDED)
+
+    @property
+    def files(self) -> list[Path]:
+        """The images that were written."""
+        return [each for each in self.images if isinstance(each, Path)]
+
+    def remove(self) -> None:
+        """Remove the files."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def classes(self) -> list[str]:
         """Return the class of each image."""
@@ -83,13 +96,17 @@ class Upload:
         if self._about.get(b"name") == b"images":
             if b"filename" not in self._about:
                 raise Refused(422, NEEDED)
-            if len(self.files) == self.most:
+            if len(self.names) == self.most:
                 raise Refused(413, f"more than {self.most} images in one request")
             name = self._about[b"filename"].decode(errors="replace").replace("\\", "/")
             short = printable(name.rpartition("/")[2])[:200]
             self.names.append(short or f"image {len(self.names)}")
-            self.files.append(self.folder / str(len(self.files)))
-            self._file = self.files[-1].open("xb")
+            if self.folder is None:
+                self._file = io.BytesIO()
+            else:
+                path = self.folder / str(len(self.images))
+                self.images.append(path)
+                self._file = path.open("xb")
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._file is not None:
@@ -98,7 +115,9 @@ class Upload:
             self._label += data[start:end]
 
     def _part_end(self) -> None:
-        if self._file is not None:
+        if isinstance(self._file, io.BytesIO):
+            self.images.append(self._file.getvalue())
+        elif self._file is not None:
             self._file.close()
         elif self._about.get(b"name") == b"labels" and len(self.labels) <= self.most:
             self.labels.append(self._label.decode(errors="surrogateescape"))
@@ -107,11 +126,17 @@ class Upload:
 
 @asynccontextmanager
 async def received(
-    request: Request, below: Path, seconds: float, most: int
+    request: Request, below: Path, seconds: float, most: int, *, in_memory: bool = False
 ) -> AsyncIterator[Upload]:
-    """Receive at most so many images; their folder is removed at the end unless the upload is to be `kept`."""
-    upload = Upload(below / secrets.token_hex(8), most)
-    upload.folder.mkdir()
+    """Receive at most so many images; their folder is removed at the end unless the upload is to be `kept`.
+
+    in_memory: no files are written for a small request.
+    """
+    length = request.headers.get("content-length", "")
+    small = length.isdigit() and int(length) <= SMALL
+    upload = Upload(None if small and in_memory else below / secrets.token_hex(8), most)
+    if upload.folder is not None:
+        upload.folder.mkdir()
     try:
         try:
             async with asyncio.timeout(seconds):
@@ -120,5 +145,5 @@ async def received(
             raise Refused(408, f"the request did not arrive within {seconds:.0f} s") from None
         yield upload
     finally:
-        if not upload.kept:
-            await asyncio.to_thread(shutil.rmtree, upload.folder, ignore_errors=True)
+        if upload.folder is not None and not upload.kept:
+            await asyncio.to_thread(upload.remove)
