@@ -11,25 +11,26 @@ import socket
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
 import httpx
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
 from tests.helpers.serving import ENDED, TOKEN, Client, Command, encoded, pictures, running
 
 from geodl.app import serve
 from geodl.app.classifier import IncrementalClassifier
+from geodl.app.serve import batching
 from geodl.app.serve.batching import Predictor
 from geodl.app.serve.connections import bind
 from geodl.app.serve.limits import Limits
 from geodl.app.serve.security import choose_token, has_token, is_allowed, is_loopback, names_of
 from geodl.app.serve.server import Server
+from geodl.app.serve.uploads import SMALL
 from geodl.cli import app
 from geodl.core.errors import ConfigError, StoreError
 from geodl.core.locks import locked
@@ -136,20 +137,47 @@ class Held(IncrementalClassifier):
         return super().version
 
 
-def test_the_queue_of_predictions(base):
+def test_the_queue_of_predictions(base, digits):
     """Who no longer waits spoils no answer of others, and those who come first are served first."""
-    predictor, pixels = Predictor(Held(base)), torch.zeros(3, 8, 8, dtype=torch.uint8)
-    first, done = predictor.submit(pixels, top=1), []
-    assert Held.asked.wait(60)
-    others = [predictor.submit(pixels, top=1) for _ in range(100)]
-    owner = predictor.submit(pixels, top=1, first=True)
+    predictor, seen = Predictor(Held(base)), IncrementalClassifier(base).recognizer().transform
+    (content,) = pictures(digits, 0, slice(1))
+    first, owner, *others = [Future() for _ in range(102)]
+    done = []
     for name, answer in (("last", others[-1]), ("owner", owner)):
         answer.add_done_callback(lambda _, name=name: done.append(name))
-    assert others[1].cancel()
-    Held.allowed.set()
-    assert all(each.result(timeout=60).label for each in (first, others[0], others[-1], owner))
-    predictor.close()
+    with ThreadPoolExecutor(1) as pool:
+        predicting = pool.submit(predictor.predict, content, seen, 1, False, first)
+        assert Held.asked.wait(60)
+        for answer in others:  # none of them waits for the one that predicts
+            predictor.predict(content, seen, 1, False, answer)
+        predictor.predict(content, seen, 1, True, owner)
+        assert others[1].cancel()
+        Held.allowed.set()
+        predicting.result(timeout=60)
+    answered = [each.result(timeout=0) for each in (first, others[0], others[-1], owner)]
+    assert all(each.prediction.label for each in answered)
     assert done == ["owner", "last"]
+
+
+def test_an_unexpected_error_while_decoding_is_answered(reader, digits, monkeypatch):
+    def broken(image, seen):
+        raise MemoryError
+
+    monkeypatch.setattr(batching, "decode", broken)
+    refused(reader.predict(*pictures(digits, 0, slice(1))), 500, "MemoryError")
+
+
+def test_small_requests_stay_in_memory_and_larger_ones_are_written(reader, digits, monkeypatch):
+    seen, decode = [], batching.decode
+    monkeypatch.setattr(
+        batching, "decode", lambda image, size: seen.append(image) or decode(image, size)
+    )
+    small, large = pictures(digits, 0, slice(1))[0], b"x" * (SMALL + 1)
+    assert len(reader.predict(small, small).json()["predictions"]) == 2
+    answer = reader.predict(small, large).json()
+    assert (len(answer["predictions"]), len(answer["skipped"])) == (1, 1)
+    assert [type(image) is bytes for image in seen] == [True, True, False, False]
+    assert not any(image.exists() for image in seen[2:])
 
 
 # ------------------------------------------------------------------------------------------------------------ teaching

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 from tests.helpers.serving import HALF, Client, Command, connected, encoded, pictures, running
 
-from geodl.app.serve import api
+from geodl.app.serve import batching
 from geodl.app.serve.connections import Connection
 from geodl.app.serve.limits import Limits
+from geodl.app.serve.uploads import SMALL
 
 HEAD = b"GET /api/v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
@@ -174,13 +175,13 @@ def test_megapixels_of_a_request_and_in_flight_are_limited(model, monkeypatch):
     png, jpeg = encoded(blank), encoded(blank, "JPEG")
     progressive = encoded(blank, "JPEG", progressive=True)
 
-    def slow(file, side, decode=api.decode):
-        if file.stat().st_size == len(png):
+    def slow(image, seen, decode=batching.decode):
+        if len(image) == len(png):
             begun.set()
             assert may_end.wait(30)
-        return decode(file, side)
+        return decode(image, seen)
 
-    monkeypatch.setattr(api, "decode", slow)
+    monkeypatch.setattr(batching, "decode", slow)
     limits = Limits(megapixels=5, decoding=(5, 5))
     with running(model, limits=limits) as url, Client(url) as owner, Client(url, None) as stranger:
         refused = stranger.predict(*[png] * 3)
@@ -200,15 +201,15 @@ def test_megapixels_of_a_request_and_in_flight_are_limited(model, monkeypatch):
 def test_work_whose_client_has_gone_is_given_up(model, monkeypatch, connect):
     begun = []
 
-    def slow(file, side):
-        begun.append(file)
+    def slow(image, seen):
+        begun.append(image)
         time.sleep(0.2)
         return "too slow"
 
-    monkeypatch.setattr(api, "decode", slow)
+    monkeypatch.setattr(batching, "decode", slow)
     with running(model) as url, Client(url) as client:
-        one = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\nx\r\n'
-        body = one * 60 + b"--b--\r\n"
+        one = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\n'
+        body = (one + b"x" * (SMALL // 60) + b"\r\n") * 60 + b"--b--\r\n"
         head = b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n" % len(
             body
         )
