@@ -10,6 +10,7 @@ from geodl.app.classifier import IncrementalClassifier
 
 KINDS = {0: "zero", 1: "one", 3: "three"}
 PICTURES = "/api/v1/pictures"
+HOW = {"method": "analytic", "network": "resnet8", "threads": 1, "group_by": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,7 @@ def taught(tmp_path_factory, digits):
             (root / "images" / kind / f"{i}.png").write_bytes(content)
     (wrong,) = pictures(digits, 1, slice(40, 41))
     (root / "images" / "zero" / "9.png").write_bytes(wrong)
-    how = {"method": "analytic", "network": "resnet8", "threads": 1, "group_by": "none"}
-    IncrementalClassifier(root / "model").learn(root / "images", **how)
+    IncrementalClassifier(root / "model").learn(root / "images", **HOW)
     return root / "model"
 
 
@@ -62,8 +62,10 @@ def test_a_picture_is_moved_kept_and_forgotten(served):
     model = served.post(f"{PICTURES}/forget", json={"ids": [key]}).json()
     assert counts(model) == {"zero": 14, "one": 15, "three": 15}
     assert key not in [each["id"] for each in served.get(PICTURES).json()]
-    served.post("/api/v1/undo")
-    served.post("/api/v1/undo")
+    undone = [served.post("/api/v1/undo").json()["record"] for _ in range(2)]
+    about = {"images": 1, "image": "zero/9.png"}
+    assert undone[0] == {"action": "forget", **about}
+    assert undone[1] == {"action": "relabel", "old": "zero", "new": "one", **about}
     assert served.get(PICTURES).json()[0]["id"] == key
     model = served.post(f"{PICTURES}/move", json={"ids": [key], "label": "zero"}).json()
     assert [each["action"] for each in model["steps"]] == ["learn", "confirm"]
@@ -82,6 +84,19 @@ def test_accuracy_has_an_interval_and_mistakes_a_matrix(served):
         assert known["accuracy"] == pytest.approx(100 * mine.get(i, 0) / 15)
         low, high = known["interval"]
         assert low < known["accuracy"] <= high
+
+
+def test_the_name_of_an_image_is_private_and_goes_once_its_step_cannot_be_undone(served):
+    key = served.get(PICTURES).json()[0]["id"]
+    steps = served.post(f"{PICTURES}/move", json={"ids": [key], "label": "one"}).json()["steps"]
+    assert steps[-1]["image"] == "zero/9.png"
+    with Client(served.url, token=None) as stranger:
+        assert "image" not in stranger.get("/api/v1/model").json()["steps"][-1]
+        assert "image" not in stranger.get("/api/v1/history").json()[-1]
+    for old, new in (("three", "3"), ("3", "drei"), ("drei", "three")):
+        served.post("/api/v1/classes/rename", json={"old": old, "new": new})
+    moved = served.get("/api/v1/history").json()[1]
+    assert (moved["action"], "image" in moved) == ("relabel", False)
 
 
 def test_pictures_are_private(served):
@@ -112,14 +127,18 @@ def test_a_person_mends_by_one_click(numbers, opened):
         assert page.locator("#matrix tbody tr").count() == 3
         page.get_by_role("button", name="Move zero/9.png to one").focus()
         page.keyboard.press("Enter")
-        page.get_by_text("Moved an image from zero to one").wait_for()
-        assert page.locator("#mended").inner_text() == "Moved to one. Undo takes it back."
+        page.get_by_text("Moved zero/9.png from zero to one").wait_for()
+        assert (
+            page.locator("#mended").inner_text() == "Moved zero/9.png to one. Undo takes it back."
+        )
         page.locator("#undo").click()
+        page.get_by_text("Undone: Moved zero/9.png from zero to one").wait_for()
         page.get_by_role("button", name="Forget zero/9.png").click()
-        page.get_by_text("Forgot 1 image").wait_for()
+        page.locator("#steps").get_by_text("Forgot zero/9.png").wait_for()
+        assert page.locator("#reverted").inner_text() == ""
         page.locator("#undo").click()
         page.get_by_role("button", name="Keep zero/9.png as zero").click()
-        page.get_by_text("Confirmed an image as zero").wait_for()
+        page.get_by_text("Confirmed zero/9.png as zero").wait_for()
         assert not page.locator("#doubts").is_visible()
         # any picture, by its class
         page.get_by_role("button", name="All pictures of three").click()
@@ -128,8 +147,18 @@ def test_a_person_mends_by_one_click(numbers, opened):
         assert page.evaluate(NAMELESS) == []
         page.locator("#picture-class").select_option("one")
         page.get_by_role("button", name="Move", exact=True).click()
-        page.get_by_text("Moved an image from three to one").wait_for()
+        page.get_by_text("Moved three/3.png from three to one").wait_for()
         until(page, "document.querySelectorAll('.strip[data-name=three] .pic').length === 10")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_a_doubtful_image_of_which_no_picture_is_kept_is_named(taught, tmp_path, opened):
+    IncrementalClassifier(tmp_path / "numbers").learn(taught.parent / "images", exemplars=0, **HOW)
+    with running(tmp_path / "numbers") as url, opened(url) as page:
+        assert page.locator("#doubtful li").inner_text().split("\n")[0] == "Not kept"
+        page.get_by_role("button", name="zero/9.png, no picture kept").click()
+        assert "no picture of it" in page.locator("#picture-says").inner_text()
+        assert not page.locator("#picture-image").is_visible()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")

@@ -28,17 +28,24 @@ def relabelled(state: State, images: Any, name: str) -> State:
     if not bool(moving.any()):
         if not bool((state.ledger.likely[found.places] >= 0).all()):
             raise ConfigError(f"the image is of class {name!r} already")
-        record = {"action": "confirm", "class": name, "images": len(old)}
+        record = {"action": "confirm", "class": name} | _which(state, found.places)
         ledger = state.ledger.moved(found.places, row)
         return replace(state, ledger=ledger, history=(*state.history, record))
     record = {"action": "relabel", "old": state.names[int(old[moving][0])], "new": name}
-    return _mended(state, found, row, record | {"images": int(moving.sum())})
+    return _mended(state, found, row, record | _which(state, found.places[moving]))
 
 
 def forgotten(state: State, images: Any) -> State:
     """Forget learned images."""
     found = find(state, images)
-    return _mended(state, found, GONE, {"action": "forget", "images": len(found.places)})
+    return _mended(state, found, GONE, {"action": "forget"} | _which(state, found.places))
+
+
+def _which(state: State, places: Tensor) -> dict[str, Any]:
+    """Return how many images a step is about, and where a single one came from."""
+    record: dict[str, Any] = {"images": len(places)}
+    name = state.ledger.names[int(places[0])] if len(places) == 1 else ""
+    return record | ({"image": name} if name else {})
 
 
 def released(state: State, keys: Tensor, pictures: Images) -> State:

@@ -141,7 +141,7 @@ def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
         "stored": dict(state.stored),
         "names": list(state.ledger.names),
         "learned": state.learned,
-        "history": [dict(record) for record in state.history],
+        "history": [*map(_unnamed, state.history[:-UNDO]), *map(dict, state.history[-UNDO:])],
     }
     save_model(
         store,
@@ -153,6 +153,11 @@ def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
         files=files,
         states=states,
     )
+
+
+def _unnamed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a step without the name of an image, which is kept while the step can be undone."""
+    return {key: value for key, value in record.items() if key != "image"}
 
 
 def accuracy_of(metrics: Mapping[str, Any]) -> float | None:
@@ -229,7 +234,7 @@ def without(state: State, name: str, *, again: bool = False) -> State:
         classes=tuple(known for i, known in enumerate(state.classes) if i != row),
         stored={digest: source for digest, source in state.stored.items() if digest in left},
         learned="",
-        history=(*state.history, record),
+        history=(*map(_unnamed, state.history), record),
         metrics=_metrics_without(state, model, row),
         ledger=ledger,
     )

@@ -271,13 +271,17 @@ def describe_step(record: Mapping[str, Any]) -> str:
         case "remove":
             return f"removing {record['class']}"
         case "relabel":
-            what = count(record.get("images", 1), "image")
-            return f"moving {what} from {record['old']} to {record['new']}"
+            return f"moving {_images(record)} from {record['old']} to {record['new']}"
         case "confirm":
-            return f"confirming {count(record['images'], 'image')} of {record['class']}"
+            return f"confirming {_images(record)} of {record['class']}"
         case "forget":
-            return f"forgetting {count(record['images'], 'image')}"
+            return f"forgetting {_images(record)}"
     return "the last state that was saved"
+
+
+def _images(record: Mapping[str, Any]) -> str:
+    """Name the image of a step, or say how many there are."""
+    return str(record.get("image") or count(record.get("images", 1), "image"))
 
 
 def say_known(model: Path, facts: Mapping[str, Any]) -> None:

@@ -256,28 +256,31 @@ def cancel(key: str, here: Here) -> schemas.Job:
 
 
 @reading.get("/model", response_model=schemas.Model, tags=["model"])
-def model(here: Here) -> dict[str, Any]:
+def model(here: Here, trusted: Trusted) -> dict[str, Any]:
     """Show what the model knows and keeps: classes with their accuracy, what it mixes up, its history."""
     facts: dict[str, Any] = {"classes": [], "steps": []}
     if here.model.version is not None:
         facts = here.model.info()
     elif exists(here.path):  # all that it had learned may have been taken back
         facts["redo"] = len(Directory(here.path).undone())
+    if not trusted:  # where an image came from is private
+        for step in facts["steps"]:
+            step.pop("image", None)
     onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     name = printable(here.path.resolve().name)
     return facts | {"name": name, "read_only": here.read_only, "onnx": onnx}
 
 
 @reading.get("/classes", response_model=list[schemas.KnownClass], tags=["model"])
-def classes(here: Here) -> Any:
+def classes(here: Here, trusted: Trusted) -> Any:
     """List the classes with their accuracy in %, in the order in which they were learned."""
-    return model(here)["classes"]
+    return model(here, trusted)["classes"]
 
 
 @reading.get("/history", response_model=list[dict[str, Any]], tags=["model"])
-def history(here: Here) -> Any:
+def history(here: Here, trusted: Trusted) -> Any:
     """List the steps, oldest first."""
-    return model(here)["steps"]
+    return model(here, trusted)["steps"]
 
 
 _STREAM = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
@@ -325,7 +328,7 @@ def rename(wanted: schemas.Rename, here: Here) -> dict[str, Any]:
     """Give a class another name."""
     here.writer.insist_idle()
     here.model.rename(wanted.old, wanted.new)
-    return model(here)
+    return model(here, True)
 
 
 @changing.post("/classes/remove", response_model=schemas.Model, tags=["change"])
@@ -336,7 +339,7 @@ def remove(wanted: schemas.Remove, here: Here) -> dict[str, Any]:
         here.writer.insist_none_of(wanted.name)
         here.tray.drop(label=wanted.name)
     here.model.remove(wanted.name, for_good=wanted.for_good)
-    return model(here)
+    return model(here, True)
 
 
 # --------------------------------------------------------------------------------------------------------- taking away

@@ -43,7 +43,7 @@ def move(wanted: schemas.Move, here: Here) -> dict[str, Any]:
     """Move learned images to another class, as if they had been learned so; to their own: it is no longer doubted."""
     here.writer.insist_idle()
     here.model.relabel(wanted.ids, wanted.label)
-    return model(here)
+    return model(here, True)
 
 
 @pictures.post("/forget", response_model=schemas.Model)
@@ -51,4 +51,4 @@ def forget(wanted: schemas.Forget, here: Here) -> dict[str, Any]:
     """Forget learned images, as if they had never been learned."""
     here.writer.insist_idle()
     here.model.forget(wanted.ids)
-    return model(here)
+    return model(here, True)

@@ -4,7 +4,7 @@ import { recordable, shoot } from "./camera.js";
 import { chosen, droppable } from "./files.js";
 import { askToken, attempt, download, listen, token } from "./http.js";
 import { loadPictures } from "./learned.js";
-import { change, drawAccess, load } from "./model.js";
+import { drawAccess, load, revert } from "./model.js";
 import { clear, follow, recognize, saveTable, turn } from "./results.js";
 import { page } from "./state.js";
 import { drawJobs, loadTray, put, sort, teach } from "./teach.js";
@@ -55,8 +55,8 @@ function start() {
   $("ask-no").onclick = () => $("ask").close("no");
   $("unlock").onclick = () => askToken();
   $("go").onclick = teach;
-  $("undo").onclick = change("undo");
-  $("redo").onclick = change("redo");
+  $("undo").onclick = revert("undo", "Undone");
+  $("redo").onclick = revert("redo", "Redone");
   $("onnx").onclick = attempt(() => download("export/onnx", $("onnx")));
   $("report").onclick = attempt(() => download("export/report", $("report")));
   $("new-class").onsubmit = (event) => {

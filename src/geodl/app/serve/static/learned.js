@@ -39,12 +39,17 @@ const sure = ({ confidence }) => ` (${Math.round(confidence * 100)}\u00a0%)`;
 const looks = (each) => (each.likely === null ? "" : `looks like ${show(each.likely)}${sure(each)}`);
 
 function thumb(each) {
-  const image = el("img", { alt: "" });
-  image.dataset.id = each.id;
-  if (each.use) watched.observe(image);
-  const made = button("", () => look(each), { className: each.likely === null ? "pic" : "pic odd", title: show(each.name), ariaLabel: [show(each.label), looks(each), show(each.name)].filter(Boolean).join(", ") });
-  made.append(image);
+  const words = [show(each.label), looks(each), show(each.name), each.use ? "" : "no picture kept"].filter(Boolean).join(", ");
+  const made = button("", () => look(each), { className: each.likely === null ? "pic" : "pic odd", title: show(each.name), ariaLabel: words });
+  made.append(each.use ? picture(each.id) : el("span", { className: "absent", textContent: "Not kept" }));
   return made;
+}
+
+function picture(id) {
+  const image = el("img", { alt: "" });
+  image.dataset.id = id;
+  watched.observe(image);
+  return image;
 }
 
 // Pictures of a class under its name.
@@ -74,7 +79,7 @@ function drawDoubts() {
 }
 
 function drawDoubt(each) {
-  const what = show(each.name || `an image of ${each.label}`), likely = show(each.likely), can = page.model && page.model.mendable;
+  const what = show(named(each)), likely = show(each.likely), can = page.model && page.model.mendable;
   return el("li", {}, thumb(each),
     el("p", {}, el("strong", { textContent: show(each.label) }), ` ${looks(each)}`),
     el("p", { className: "file muted", textContent: show(each.name), title: show(each.name) }),
@@ -102,9 +107,10 @@ const mend = (path, { id }, body, said) => attempt(async () => {
   }
 })();
 
-const move = (each, label) => mend("move", each, { label }, `Moved to ${label}. Undo takes it back.`);
-const keep = (each) => mend("move", each, { label: each.label }, `It stays ${each.label}, and is no longer doubted.`);
-const forget = (each) => mend("forget", each, {}, "Forgotten. Undo takes it back.");
+const named = ({ name, label }) => name || `an image of ${label}`;
+const move = (each, label) => mend("move", each, { label }, `Moved ${named(each)} to ${label}. Undo takes it back.`);
+const keep = (each) => mend("move", each, { label: each.label }, `${named(each)} stays ${each.label}, and is no longer doubted.`);
+const forget = (each) => mend("forget", each, {}, `Forgot ${named(each)}. Undo takes it back.`);
 
 function look(each) {
   const { mendable, classes } = page.model, others = classes.filter(({ name }) => name !== each.label);
@@ -113,7 +119,8 @@ function look(each) {
   $("picture-image").alt = show(each.name || each.label);
   $("picture-image").hidden = !each.use;
   if (each.use) load($("picture-image"), each.id);
-  $("picture-says").textContent = looks(each) && `The others say: it ${looks(each)}.`;
+  const says = [looks(each) && `The others say: it ${looks(each)}.`, each.use ? "" : "The model keeps no picture of it."];
+  $("picture-says").textContent = says.filter(Boolean).join(" ");
   $("picture-file").textContent = show(each.name);
   $("picture-class").replaceChildren(...others.map(({ name }) => el("option", { value: name, textContent: show(name), selected: name === each.likely })));
   $("picture-move").hidden = !mendable;

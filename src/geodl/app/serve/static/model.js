@@ -5,12 +5,15 @@ import { drawMatrix, meter, strip } from "./learned.js";
 import { page } from "./state.js";
 import { drawTrays } from "./teach.js";
 
+let reverted = 0; // the round in which a step was undone or redone last
+
 export const change = (path, body) => attempt(async () => {
   if (await writable()) await call(path, body);
 });
 
 export const load = attempt(async () => {
   page.model = await get("model");
+  if (page.round > reverted + 1) $("reverted").textContent = "";
   drawModel();
 });
 
@@ -54,17 +57,30 @@ function drawClass(known) {
     strip(known.name));
 }
 
-function drawStep(step) {
-  const what = {
+const which = ({ image, images }) => (image ? show(image) : images > 1 ? count(images, "image") : "an image");
+
+// A step in words.
+function described(step) {
+  const words = {
     learn: () => `Learned ${[...step.new, ...step.returning].map(show).join(", ")} from ${count(step.images, "image")}${step.accuracy === null ? "" : `: ${percent(step.accuracy)} accuracy`}`,
     rename: () => `Renamed ${show(step.old)} to ${show(step.new)}`,
     remove: () => `Removed ${show(step.class)}`,
-    relabel: () => `Moved ${step.images > 1 ? count(step.images, "image") : "an image"} from ${show(step.old)} to ${show(step.new)}`,
-    confirm: () => `Confirmed ${step.images > 1 ? count(step.images, "image") : "an image"} as ${show(step.class)}`,
-    forget: () => `Forgot ${count(step.images, "image")}`,
+    relabel: () => `Moved ${which(step)} from ${show(step.old)} to ${show(step.new)}`,
+    confirm: () => `Confirmed ${which(step)} as ${show(step.class)}`,
+    forget: () => `Forgot ${which(step)}`,
+    damaged: () => "A damaged state",
   }[step.action];
-  return el("li", {}, el("time", { textContent: when(step.time) }), el("span", { textContent: what ? what() : show(step.action) }));
+  return words ? words() : show(step.action);
 }
+
+const drawStep = (step) => el("li", {}, el("time", { textContent: when(step.time) }), el("span", { textContent: described(step) }));
+
+export const revert = (path, done) => attempt(async () => {
+  reverted = page.round;
+  $("reverted").textContent = "";
+  const { record } = (await writable()) ? await call(path) : {};
+  if (record) $("reverted").textContent = `${done}: ${described(record)}`;
+});
 
 async function rename(old) {
   const found = await ask({ title: `Rename ${old}`, text: "What shall the class be called?", value: old, yes: "Rename" });
