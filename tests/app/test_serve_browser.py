@@ -283,7 +283,7 @@ def test_the_camera_is_recognized_live_and_recorded(opened, base, tmp_path):
         until(page, "document.getElementById('video').srcObject === null")
         assert page.locator(".results .bars").is_visible()
         assert page.locator(".tray strong").inner_text().startswith("two ")
-        page.get_by_role("button", name="Take pictures for two").click()
+        page.get_by_role("button", name="Camera: take pictures for two").click()
         assert page.locator("#record-name").input_value() == "two"
         page.keyboard.press("Escape")
 

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tests.helpers.browser import BROWSER, NAMELESS, SMALL, until
+from tests.helpers.browser import BROWSER, MISNAMED, NAMELESS, SMALL, until
 from tests.helpers.serving import Client, pictures, running
 
 from geodl.app.classifier import IncrementalClassifier
@@ -125,7 +125,7 @@ def test_a_person_mends_by_one_click(numbers, opened):
         assert "zero looks like one (9" in odd.inner_text()
         assert page.evaluate(NAMELESS) == []
         assert page.locator("#matrix tbody tr").count() == 3
-        page.get_by_role("button", name="Move zero/9.png to one").focus()
+        page.get_by_role("button", name="Move to one: zero/9.png").focus()
         page.keyboard.press("Enter")
         page.get_by_text("Moved zero/9.png from zero to one").wait_for()
         assert (
@@ -141,7 +141,7 @@ def test_a_person_mends_by_one_click(numbers, opened):
         page.get_by_text("Confirmed zero/9.png as zero").wait_for()
         assert not page.locator("#doubts").is_visible()
         # any picture, by its class
-        page.get_by_role("button", name="All pictures of three").click()
+        page.get_by_role("button", name="all pictures of three").click()
         assert page.locator(".strip[data-name=three] .pic").count() == 11
         page.get_by_role("button", name="three, three/3.png").click()
         assert page.evaluate(NAMELESS) == []
@@ -175,6 +175,13 @@ def test_a_finger_hits_everything_on_a_phone(numbers, opened, digits, scheme):
         page.get_by_role("button", name="Correct").click()
         page.wait_for_selector(".thumbs li")
         assert page.evaluate(SMALL) == []
+        assert page.evaluate(MISNAMED) == []
         page.locator(".strip .pic").first.click()
         assert page.evaluate(SMALL) == []
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Rename zero").click()
+        assert page.evaluate(SMALL) == []
+        page.keyboard.press("Escape")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        page.goto(f"{url}/docs")
+        assert page.evaluate(SMALL) == []

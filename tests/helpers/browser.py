@@ -20,6 +20,11 @@ NAMELESS = f"""() => [...document.querySelectorAll("{NAMED}")]
   .filter((each) => !(each.ariaLabel || each.textContent.trim() || each.alt || each.labels?.length))
   .filter((each) => !(each.getAttribute("aria-labelledby") || (each.tagName === "IMG" && each.closest("button")?.ariaLabel)))
   .map((each) => each.outerHTML)"""
+# Buttons whose name lacks the words that they show, so that who speaks these does not press them.
+MISNAMED = """() => [...document.querySelectorAll("button")]
+  .filter((each) => each.checkVisibility() && each.ariaLabel && /[a-z0-9]/i.test(each.innerText))
+  .filter((each) => !each.ariaLabel.toLowerCase().includes(each.innerText.replace(/\\s+/g, " ").trim().toLowerCase()))
+  .map((each) => [each.innerText, each.ariaLabel])"""
 # Whatever a finger might miss, [width, height, element].
 SMALL = """() => [...document.querySelectorAll("button, input:not([hidden]):not([type=checkbox]), select, a, label")]
   .filter((each) => each.checkVisibility() && !each.closest(".skip, .visually-hidden"))

@@ -66,7 +66,7 @@ function drawStrip(place) {
   const flip = () => { if (!open.delete(name)) open.add(name); redraw(() => drawStrip(place), "knows-title"); };
   place.hidden = !mine.length;
   place.replaceChildren(...some.map(thumb));
-  if (mine.length > STRIP) place.append(button(open.has(name) ? "Fewer" : `+${mine.length - STRIP}`, flip, { className: "pic more", ariaLabel: `${open.has(name) ? "Fewer" : "All"} pictures of ${show(name)}` }));
+  if (mine.length > STRIP) place.append(button(open.has(name) ? "Fewer" : `+${mine.length - STRIP}`, flip, { className: "pic more", ariaLabel: open.has(name) ? `Fewer pictures of ${show(name)}` : `+${mine.length - STRIP}: all pictures of ${show(name)}` }));
 }
 
 function drawDoubts() {
@@ -84,7 +84,7 @@ function drawDoubt(each) {
     el("p", {}, el("strong", { textContent: show(each.label) }), ` ${looks(each)}`),
     el("p", { className: "file muted", textContent: show(each.name), title: show(each.name) }),
     el("div", { className: "row" }, ...[
-      can && button(`Move to ${likely}`, () => move(each, each.likely), { className: "small", ariaLabel: `Move ${what} to ${likely}` }),
+      can && button(`Move to ${likely}`, () => move(each, each.likely), { className: "small", ariaLabel: `Move to ${likely}: ${what}` }),
       can && button("Forget", () => forget(each), { className: "quiet small danger", ariaLabel: `Forget ${what}` }),
       can && button("Keep", () => keep(each), { className: "quiet small", ariaLabel: `Keep ${what} as ${show(each.label)}` }),
     ].filter(Boolean)));

@@ -1,5 +1,5 @@
 // Recognizing: every image that was handed over is answered, shown in pages, and asked again when the model changes.
-import { $, bar, button, count, el, percent, show } from "./dom.js";
+import { $, bar, count, el, show } from "./dom.js";
 import { pause, save, send, token } from "./http.js";
 import { locked, page } from "./state.js";
 import { put } from "./teach.js";
@@ -164,12 +164,14 @@ function drawFlaw(card) {
 
 function drawFound(card) {
   const { found } = card, fixed = locked();
-  const bars = found.top.map(({ label, confidence }) =>
-    el("li", {}, el("button", {
-      type: "button", disabled: fixed, ariaLabel: `${show(label)}, ${percent(confidence * 100)}${fixed ? "" : ". Teach this image as " + show(label)}`,
-      title: fixed ? "" : `It is ${show(label)}: put the image into the tray to be taught`,
+  const bars = found.top.map(({ label, confidence }) => {
+    const name = show(label), sure = `${Math.round(confidence * 100)} %`;
+    return el("li", {}, el("button", {
+      type: "button", disabled: fixed, ariaLabel: `${name} ${sure}${fixed ? "" : `. Teach this image as ${name}`}`,
+      title: fixed ? "" : `It is ${name}: put the image into the tray to be taught`,
       on: { click: () => correct(card, label) },
-    }, el("span", { textContent: show(label) }), bar(confidence), el("b", { textContent: `${Math.round(confidence * 100)} %` }))));
+    }, el("span", { textContent: name }), " ", bar(confidence), el("b", { textContent: sure })));
+  });
   const name = el("input", { placeholder: "Another class", ariaLabel: "The right class of this image", maxLength: 255, autocomplete: "off", required: true });
   name.setAttribute("list", "known");
   const fix = el("form", { className: "fix", hidden: fixed, on: { submit: (event) => { event.preventDefault(); correct(card, name.value.trim()); name.value = ""; } } },

@@ -105,7 +105,7 @@ function drawTray(label, items) {
     el("div", { className: "row" }, el("div", { className: "row" },
       button("Add images", () => picker({ accept: "image/*" }, (found) => sort(found, label)), { className: "small", ariaLabel: `Add images to ${show(label)}` }),
       button("Folder", () => picker({ webkitdirectory: true }, (found) => sort(found, label)), { className: "small", ariaLabel: `Add a folder of images to ${show(label)}` }),
-      button("Camera", attempt(() => shoot((found) => sort(found, label), label)), { className: "small", ariaLabel: `Take pictures for ${show(label)}` }))));
+      button("Camera", attempt(() => shoot((found) => sort(found, label), label)), { className: "small", ariaLabel: `Camera: take pictures for ${show(label)}` }))));
   droppable(tray, (found) => sort(found, label));
   return tray;
 }
