@@ -4,6 +4,7 @@ import asyncio
 import importlib.util
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -94,6 +95,13 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
+def _received(
+    request: Request, here: Server, most: int, *, in_memory: bool = False
+) -> AbstractAsyncContextManager[Upload]:
+    seconds = here.limits.upload_seconds
+    return received(request, here.folder, seconds, most, in_memory=in_memory)
+
+
 # ---------------------------------------------------------------------------------------------------------- predicting
 
 _TOP = Query(ge=1, le=1000, description="So many of the likeliest classes.")
@@ -116,9 +124,7 @@ async def predict(
     similar: Annotated[bool, _SIMILAR] = False,
 ) -> dict[str, Any]:
     """Predict the classes of one or many images."""
-    limits = here.limits
-    how = (limits.upload_seconds, limits.predict_images)
-    async with received(request, here.folder, *how, in_memory=True) as upload:
+    async with _received(request, here, here.limits.predict_images, in_memory=True) as upload:
         work = _predict_all(here, upload, trusted, top, NEAREST if similar and trusted else 0)
         found = await _while_connected(request, work)
     predictions, skipped = [], []
@@ -169,9 +175,7 @@ async def _predict_all(
 )
 async def learn(request: Request, here: Here) -> schemas.Job:
     """Teach images: as many `labels` (class names) as `images`, in the same order. The answer is a job to look at."""
-    limits = here.limits
-    how = (limits.upload_seconds, limits.learn_images)
-    async with received(request, here.folder, *how) as upload:
+    async with _received(request, here, here.limits.learn_images) as upload:
         job = here.writer.add(Job.of_upload(upload))
         upload.kept = True
     return job.facts
@@ -207,9 +211,7 @@ def tray(here: Here) -> list[schemas.Collected]:
 )
 async def tray_add(request: Request, here: Here) -> list[schemas.Collected]:
     """Collect images for teaching, given as for `learn`; one that is collected already gets its new class."""
-    limits = here.limits
-    how = (limits.upload_seconds, limits.learn_images)
-    async with received(request, here.folder, *how) as upload:
+    async with _received(request, here, here.limits.learn_images) as upload:
         return await asyncio.to_thread(here.tray.add, upload)
 
 

@@ -179,15 +179,18 @@ def bind(host: str, port: int = 0) -> socket.socket:
 
 def server_of(app: FastAPI) -> uvicorn.Server:
     """Return a server of the application, to `run(sockets=[...])`."""
-    how: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
-    how |= {
-        "proxy_headers": False,
-        "http": Connection,
-        "ws": "none",
-        "backlog": BACKLOG,
-        "timeout_graceful_shutdown": 3,
-    }
-    server = _Listening(app, uvicorn.Config(app, **how))
+    config = uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=3,
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_level="warning",
+    )
+    server = _Listening(app, config)
     for name in ("uvicorn.error", "asyncio", "python_multipart.multipart", log.name):
         logging.getLogger(name).addFilter(_ONCE_A_MINUTE)
     return server

@@ -220,9 +220,9 @@ class Teacher:
                 if job.stopped.wait(0.2):
                     raise Interrupted
             job.facts.state, job.facts.doing = "running", "reading"
-            how: dict[str, Any] = {"listener": job.hear, "stop": job.stopped.is_set}
+            model, stop = IncrementalClassifier(self.path), job.stopped.is_set
             try:
-                return IncrementalClassifier(self.path).learn(job.source, **how, **self.options)
+                return model.learn(job.source, listener=job.hear, stop=stop, **self.options)
             except StoreError:
                 if not is_locked(self.path):  # else another program was quicker
                     raise
