@@ -778,7 +778,7 @@ def test_reports_of_whole_directories(tmp_path):
     given = ("runs/report.html", f"runs/{job.out.name}")  # as a shell gives runs/*
     assert "page: all.html" in geodl("report", *given, "--out", "all.html", cwd=tmp_path).stdout
     failed = geodl("report", "runs/report.html", cwd=tmp_path, status=2)
-    assert "report.html is not a dir" in failed.stderr
+    assert "report.html is not a geodl directory" in failed.stderr
     assert (
         json.loads(geodl("runs", "list", "--json", cwd=tmp_path).stdout)[0]["state"] == "complete"
     )

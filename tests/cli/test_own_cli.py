@@ -320,10 +320,10 @@ IMAGES = "## Images to try it with"  # digits, which stand in for the photograph
 
 def walk_through(sections):
     """Run every block of some sections of the tutorial; gives the commands that were run."""
-    ran = []
+    ran, names = [], {}
     for kind, text in re.findall(r"^```(\w+)\n(.*?)^```$", "".join(sections), re.M | re.S):
         if kind == "python":
-            exec(compile(text, str(DOCS), "exec"), {})
+            exec(compile(text, str(DOCS), "exec"), names)
         if kind in ("python", "text"):
             continue
         assert kind == "console"
