@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from tests.helpers.browser import launched
+from tests.helpers.hub import stand_in
 
 from geodl.data import Dataset, load
 
@@ -59,3 +60,4 @@ def digits() -> Dataset:
 
 
 browser = pytest.fixture(scope="session")(launched)
+hub = pytest.fixture(stand_in)
