@@ -21,6 +21,7 @@ from tests.helpers import tiny
 from tests.helpers.command import geodl
 from tests.helpers.runs import DIGITS, quick, result_files, wait_until
 
+from geodl import __version__
 from geodl.bench.experiment import run_config
 from geodl.bench.sweep import asha, runner, shipping, slurm, status
 from geodl.bench.sweep import jobs as jobs_module
@@ -762,6 +763,23 @@ def test_last_words_of_a_process(tmp_path):
     assert ended("--version") == ""
     assert ended("rnu") == "rnu: no such command; did you mean run?"
     assert ended("--help", killed=True) == "killed by SIGKILL"
+
+
+@pytest.mark.parametrize("end", [Process.stop, Process.kill])
+def test_a_process_is_ended_where_there_are_no_process_groups(tmp_path, monkeypatch, end):
+    monkeypatch.delattr(os, "killpg")  # as on Windows
+    monkeypatch.delattr(signal, "SIGKILL")
+    process = Process(Launch(LONG, tmp_path / "log", {}))
+    end(process)
+    wait_until(lambda: process.result() is not None)
+    assert "SIGTERM" in process.result()
+
+
+def test_a_process_starts_where_signals_cannot_be_blocked():
+    code = "import runpy, signal; del signal.pthread_sigmask; runpy.run_module('geodl.bench.sweep.child', run_name='__main__')"
+    command = [sys.executable, "-c", code, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == __version__, done.stderr
 
 
 def test_reports_of_whole_directories(tmp_path):

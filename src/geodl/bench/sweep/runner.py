@@ -151,17 +151,23 @@ class Process:
 
     def stop(self) -> None:
         """Ask it to save its progress and end."""
-        self._signal(signal.SIGINT)
+        self._signal("SIGINT")
 
     def kill(self) -> None:
         """End it at once."""
-        self._signal(signal.SIGKILL)
+        self._signal("SIGKILL")
         self._process.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+    def _signal(self, name: str) -> None:
+        if self._process.poll() is not None:
+            return
+        if not hasattr(
+            os, "killpg"
+        ):  # Windows: ended at once, the run resumes from its last checkpoint
+            self._process.terminate()
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.Signals[name])
 
 
 class Local:
