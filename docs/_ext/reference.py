@@ -52,7 +52,9 @@ def leaves(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
 def arguments(command: App) -> tuple[list[tuple[str, ...]], bool]:
     """Return the rows of a command's own arguments, and whether it also takes the options of a run."""
     rows, takes_options = [], False
-    found = [each for each in command.assemble_argument_collection() if each.show]
+    found = [
+        each for each in command.assemble_argument_collection(parse_docstring=True) if each.show
+    ]
     takes_options = {"--preset", "--config", "--distill"} <= {
         name for each in found for name in each.names
     }
@@ -60,9 +62,10 @@ def arguments(command: App) -> tuple[list[tuple[str, ...]], bool]:
         if takes_options and FLAGS.issuperset(each.names[:1]):
             continue
         default = each.field_info.default
-        shown = "" if default in (None, False, "") or each.required else f"`{default}`"
+        shown = "" if default in (None, False, "", ()) or each.required else f"`{default}`"
         names = ", ".join(f"`{name}`" for name in each.names)
-        rows.append((names, plain(each.parameter.help or ""), shown))
+        values = ", ".join(each.get_choices() or ())
+        rows.append((names, plain(each.parameter.help or ""), plain(values), shown))
     return rows, takes_options
 
 
@@ -98,7 +101,7 @@ def commands() -> str:
         if example:
             lines += ["Example:", "", "```sh", example[1], "```", ""]
         rows, takes_options = arguments(command)
-        lines += table(("argument", "meaning", "default"), rows)
+        lines += table(("argument", "meaning", "values", "default"), rows)
         if takes_options:
             lines += ["It also takes all [options of a run](options.md).", ""]
     return "\n".join(lines)

@@ -36,6 +36,15 @@ def test_every_command_is_described(reference):
     assert "--geodesic-weight" not in described  # the options have a page of their own
 
 
+def test_every_argument_has_its_meaning_and_its_values(reference):
+    rows = re.findall(r"^\| (`.+`) \| (.*) \| (.*) \| .* \|$", reference.commands(), flags=re.M)
+    found = {names: (meaning, values) for names, meaning, values in rows}
+    assert [names for names, (meaning, _) in found.items() if not meaning] == []
+    assert found["`--length`"][1] == "paper, cpu, smoke"
+    assert found["`--adapt`"][1] == "no, auto, yes"
+    assert {"`RUNS`", "`--dataset`", "`CLASS`"} <= found.keys()
+
+
 def test_every_option_is_described(reference):
     text = reference.options()
     for name, info in all_options().items():

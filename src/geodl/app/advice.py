@@ -113,14 +113,12 @@ def _from_scratch(classes: Sequence[KnownClass], config: RunConfig) -> Iterator[
 
 
 def _unlike(confusion: Confusion, config: RunConfig) -> Iterator[Advice]:
-    """Offer to adapt a network whose features do not suit the images: whether that pays, images set apart tell."""
+    """Offer to adapt a network whose features do not suit the images: images set apart decide whether it is kept."""
     if not (config.pretrained and in_closed_form(config.method)) or config["adapt"] != "no":
         return
     if confusion.images >= MANY and confusion.accuracy < UNLIKE:
         words = "The images may be unlike those that the network was trained on. In a new model --adapt auto tries to adapt it, "
-        words += (
-            "which takes minutes, and keeps that only where images set apart tell that it pays."
-        )
+        words += "which takes minutes, and keeps that only where it is right on more of the images set apart."
         yield "Adapt the network", words
 
 

@@ -319,7 +319,7 @@ class IncrementalClassifier:
     def relabel(self, image: Any, label: str) -> dict[str, Any]:
         """Move learned images to another known class, as if they had been learned so from the start; return the step's record.
 
-        The class that a doubtful image has already is confirmed: it is doubted no more. Only a model that keeps features
+        With the class that a doubtful image has already its label is confirmed, and it is not listed again. Only a model that keeps features
         can.
 
         Args:

@@ -51,7 +51,7 @@ _LEARN: dict[str, tuple[Any, str]] = {
     ),
     "adapt": (
         Literal["no", "auto", "yes"],
-        "Train the last stages of the pre-trained network on the first images, then freeze it; auto: keep that only where images set apart tell that it pays. Takes minutes.",
+        "Train the last stages of the pre-trained network on the first images, then freeze it; auto: keep that only where it is right on more of the images set apart. Takes minutes.",
     ),
     "network": (
         str,
@@ -133,7 +133,7 @@ def learn(
     group_by: Annotated[
         str,
         _how(
-            help="What tells images of one series (frames of a video, bursts), which accuracy leaves out as a whole: auto, name, time, "
+            help="How series of images (frames of a video, bursts) are found, which accuracy leaves out as a whole: auto, name, time, "
             "folder, none, or a regular expression of the file's path in the class folder, with one group."
         ),
     ] = "auto",
@@ -317,7 +317,7 @@ def rename(
 
 def remove(
     model: Model,
-    name: Annotated[str, Parameter(name="class", help="The class to remove.")],
+    name: Annotated[str, Parameter(name="CLASS", help="The class to remove.")],
     /,
     *,
     for_good: Annotated[
@@ -347,7 +347,7 @@ def relabel(
     name: Annotated[
         str,
         Parameter(
-            name="class", help="The class that it belongs to; its own: it is doubted no more."
+            name="CLASS", help="The right class; the class that it has: its label is confirmed."
         ),
     ],
     /,

@@ -210,7 +210,7 @@ class EvaluationOptions(Options):
 
 
 class MachineOptions(Options):
-    """Where and how it runs: but for precision and compile, the results do not depend on it."""
+    """Where and how it runs. Only precision and compile change the results beyond rounding."""
 
     threads: int | None = Field(None, ge=1, le=4096)
     """CPU threads; unset: the cores there are, at most OMP_NUM_THREADS."""
