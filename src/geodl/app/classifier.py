@@ -319,8 +319,8 @@ class IncrementalClassifier:
     def relabel(self, image: Any, label: str) -> dict[str, Any]:
         """Move learned images to another known class, as if they had been learned so from the start; return the step's record.
 
-        With the class that a doubtful image has already its label is confirmed, and it is not listed again. Only a model that keeps features
-        can.
+        With the class that a doubtful image already has, its label is confirmed, and it is not listed again. Only a
+        model in closed form can.
 
         Args:
             image: as for `predict`, the name of a learned image, `Doubt.image`, or a list of these.
