@@ -247,8 +247,9 @@ class Learner:
 
         Args:
             path: the directory, or ``hf://USER/NAME`` for what `geodl.push` uploaded.
-            phase: which state, counted from 0; -1: the last one. An earlier one evaluates and predicts;
-                the closed form of a run continues learning from its last phase alone.
+            phase: which state, counted from 0: a phase of ``geodl run``, a step of ``geodl learn`` (of these the
+                last four are kept), or a call of `save`; -1: the last one. An earlier one evaluates and
+                predicts; the closed form of a run continues learning from its last phase alone.
             method: the method, if it was given as an object.
             network: the backbone, if it was given as a module.
             data_dir: where the exemplars of a model with ``store_images=False`` are; files elsewhere are

@@ -15,6 +15,7 @@ from geodl.core.content import canonical_json, json_file
 from geodl.core.errors import StoreError
 from geodl.core.locks import NAME as LOCK
 from geodl.core.locks import WRITER, locked
+from geodl.core.text import count
 from geodl.store import old_format
 from geodl.store.events import append_event, read_events
 from geodl.store.head import (
@@ -143,7 +144,9 @@ class Directory:
         """Return a complete phase; -1: the last one."""
         done = self.completed()
         if not -done <= number < done:
-            raise StoreError(f"{self.path}: no phase {number}, of {done} complete ones")
+            raise StoreError(
+                f"{self.path} has no phase {number}: {count(done, 'phase')} complete, counted from 0"
+            )
         return self._head.phases[number]
 
     def undone(self) -> list[dict[str, Any]]:
