@@ -64,9 +64,8 @@ class _Answers(nn.Module):
 
     def forward(self, *maps: Tensor) -> tuple[Tensor, Tensor]:
         sides = 2 if self.scorer.mirrors else 1
-        views = [
-            self._features(each) for each in zip(*(part.chunk(sides) for part in maps), strict=True)
-        ]
+        parts = (part.chunk(sides) for part in maps)
+        views = [self._features(each) for each in zip(*parts, strict=True)]
         answers = self.scorer.answers(*views)
         return answers.probabilities, answers.measure
 
