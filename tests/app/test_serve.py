@@ -18,6 +18,7 @@ from threading import Event
 import httpx
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from PIL import Image
 from tests.helpers.serving import ENDED, TOKEN, Client, Command, encoded, pictures, running
@@ -157,6 +158,26 @@ def test_the_queue_of_predictions(base, digits):
     answered = [each.result(timeout=0) for each in (first, others[0], others[-1], owner)]
     assert all(each.prediction.label for each in answered)
     assert done == ["owner", "last"]
+
+
+def test_the_directory_is_read_again_only_after_a_commit(model):
+    class Counted(IncrementalClassifier):
+        reads = 0
+
+        @property
+        def version(self):
+            self.reads += 1
+            return super().version
+
+    predictor = Predictor(counted := Counted(model))
+    first = predictor.current()
+    reads = counted.reads
+    assert predictor.current() is first
+    assert counted.reads == reads
+    IncrementalClassifier(model).rename("digit 0", "zero")
+    assert predictor.current().recognizer.classes[0] == "zero"
+    other = torch.zeros(3, 40, 40, dtype=torch.uint8)
+    assert predictor.current().stack([other]).pixels.shape[2:] == (first.side, first.side)
 
 
 def test_an_unexpected_error_while_decoding_is_answered(reader, digits, monkeypatch):

@@ -13,7 +13,7 @@ Replacing `head.json` is the commit of every change. Version 0.2 wrote another l
 """
 
 from geodl.store.directory import Directory, reading, refuse_foreign, remove_directory
-from geodl.store.head import File, SavedPhase, exists
+from geodl.store.head import File, SavedPhase, exists, stamp
 
 __all__ = [
     "Directory",
@@ -23,4 +23,5 @@ __all__ = [
     "reading",
     "refuse_foreign",
     "remove_directory",
+    "stamp",
 ]

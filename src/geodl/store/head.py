@@ -182,6 +182,15 @@ def exists(path: Path) -> bool:
     return any(os.path.lexists(path / name) for name in (HEAD, COPY, OLD))
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Return what is another one after every commit, without reading the head; None where it has to be read."""
+    try:
+        found = (path / HEAD).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def read_head(path: Path) -> Head:
     """Read the head of the directory at `path`, verified; its copy where it is lost; what version 0.2 wrote instead."""
     from geodl.store import old_format

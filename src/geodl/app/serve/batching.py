@@ -24,6 +24,7 @@ from geodl.data.intake import square
 from geodl.model.page import thumbnail
 from geodl.model.predictions import Prediction
 from geodl.model.recognizer import Recognizer
+from geodl.store import stamp
 
 MOST = 64
 """Images in one pass of the network."""
@@ -54,10 +55,14 @@ class Current:
 
     def stack(self, pixels: Sequence[Tensor]) -> Images:
         """Put pictures together; one that was decoded for another size, before the model changed, is resized."""
-        alone = [ArrayImages(each[None], torch.zeros(1, dtype=torch.int64)) for each in pixels]
-        whole = self.recognizer.transform.whole
-        ready = torch.cat([resized(each, self.side, whole=whole).pixels for each in alone])
+        ready = torch.stack([self._fitting(each) for each in pixels])
         return ArrayImages(ready, torch.zeros(len(ready), dtype=torch.int64))
+
+    def _fitting(self, pixels: Tensor) -> Tensor:
+        if pixels.shape[1] == self.side:
+            return pixels
+        alone = ArrayImages(pixels[None], torch.zeros(1, dtype=torch.int64))
+        return resized(alone, self.side, whole=self.recognizer.transform.whole).pixels[0]
 
 
 class Answer(NamedTuple):
@@ -82,18 +87,28 @@ class Predictor:
     def __init__(self, model: IncrementalClassifier) -> None:
         self._model = model
         self._current: Current | None = None
+        self._seen: tuple[int, int, int] | None = (
+            None  # the stamp of the directory before it was read
+        )
         self._reading, self._predicting = threading.Lock(), threading.Lock()
         self._waiting: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
 
     def current(self) -> Current:
         """Return the last complete state; it is read again only where the model has changed."""
         with self._reading:
-            version = self._model.version
-            if version is None:
-                raise Refused(409, "the model has learned nothing yet")
-            if self._current is None or self._current.version != version:
-                self._current = Current(version, self._model.recognizer(), self._model.validation)
+            seen = stamp(self._model.path)
+            if self._current is None or seen is None or seen != self._seen:
+                self._current = self._read()
+                self._seen = seen
             return self._current
+
+    def _read(self) -> Current:
+        version = self._model.version
+        if version is None:
+            raise Refused(409, "the model has learned nothing yet")
+        if self._current is not None and self._current.version == version:
+            return self._current
+        return Current(version, self._model.recognizer(), self._model.validation)
 
     def measure(self, images: Sequence[Item]) -> tuple[Transform, float]:
         """Return how to decode pictures, and the megapixels that this takes."""
