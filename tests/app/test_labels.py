@@ -137,6 +137,11 @@ def test_the_terminal_and_the_report_name_them(model, capsys, monkeypatch):
     assert all(each["data"] for each in with_pictures["doubtful"])
     assert "stays in class" in run("relabel", model.path, identity, facts["doubtful"][0]["class"])
     assert "1 image looks mislabelled" in run("info", model.path)
+    run("report", model.path, "--out", model.path.parent / "report.html")
+    page = (model.path.parent / "report.html").read_text()
+    assert "Confirmed" in page
+    assert "removed</p>" not in page
+    assert f"confirming {facts['doubtful'][0]['name']} of class" in run("undo", model.path)
 
 
 def test_a_picture_known_under_another_class_is_moved_on_request(model, right):
