@@ -86,7 +86,7 @@ def measure(data: Path, name: str, scratch: Path) -> list[dict]:
         done = model.learn(folder, threads=1, workers=1)
         figures = {
             "images": done.judged,
-            "series": done.series or done.judged,
+            "series": done.judged - done.in_series + done.series,
             "claimed": done.accuracy,
             "interval": done.interval,
             "test": model.evaluate(test, workers=1).accuracy,

@@ -35,7 +35,8 @@ from geodl.core.ranks import Ranks
 from geodl.data import load
 from geodl.data.batches import Transform, evaluation
 from geodl.data.images import ArrayImages, FileImages, Images
-from geodl.data.intake import Intake, as_images, squares, take
+from geodl.data.intake import Intake, as_images, take
+from geodl.data.squares import squares
 from geodl.methods import configure
 from geodl.model.classifiers import ClosedForm, Scorer, fitting
 from geodl.model.classifiers.base import Evidence

@@ -16,6 +16,7 @@ from geodl.app.finding import find
 from geodl.app.ledger import UNKNOWN_KEY, Ledger
 from geodl.app.page import owner
 from geodl.cli import app
+from geodl.cli.own_display import say_learned
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.events import Advised
@@ -215,8 +216,49 @@ def test_an_image_that_sums_hold_is_not_counted_again(sums):
     sums.forget(PIXELS[:2])
     fitted = state.load(Directory(sums.path)).model.classifiers["analytic"]
     assert fitted.counts().tolist() == [each["images"] for each in sums.info()["classes"]]
-    with pytest.raises(DataError, match="these images already"):
-        sums.learn(PIXELS[5:7], NAMES[5:7], **CLOSED)
+    assert sums.learn(PIXELS[5:7], NAMES[5:7], **CLOSED).already
+
+
+@pytest.mark.parametrize("kind", ["model", "sums"])
+def test_learning_known_images_again_makes_no_step(kind, request):
+    found = request.getfixturevalue(kind)
+    found.learn(255 - PIXELS[:2], NAMES[:2], **CLOSED)
+    steps = found.info()["steps"]
+    done = found.learn(PIXELS, given(), **CLOSED)
+    assert done.already
+    assert done.classes == found.classes
+    assert done.accuracy is not None
+    assert found.info()["steps"] == steps
+    assert not found.learn(255 - PIXELS[1:3], NAMES[1:3], **CLOSED).already
+
+
+def test_known_images_can_be_learned_again_where_asked(model):
+    model.learn(255 - PIXELS[:2], NAMES[:2], **CLOSED)
+    assert not model.learn(PIXELS, given(), again=True, **CLOSED).already
+
+
+def test_the_folder_of_a_renamed_class_makes_no_step(model):
+    model.rename("class 0", "zero")
+    steps = model.info()["steps"]
+    done = model.learn(PIXELS, given(), **CLOSED)
+    assert done.already
+    zeros = [name for name, reason in done.skipped if "known as class 'zero'" in reason]
+    assert len(zeros) == given().count("class 0")
+    assert model.info()["steps"] == steps
+    with pytest.raises(DataError, match="no image is left"):
+        model.learn(PIXELS[:3], NAMES[:3], **CLOSED)
+
+
+def test_the_accuracy_names_series_of_several_images_alone(tmp_path, capsys):
+    model = IncrementalClassifier(tmp_path / "model")
+    done = model.learn(PIXELS, NAMES, group_by=r"(image) [0-3]$", **CLOSED)
+    assert (done.judged, done.series, done.in_series) == (len(PIXELS), 1, 4)
+    say_learned(model.path, done)
+    assert f"on {len(PIXELS)} images, 4 of them in 1 series, each judged without" in _flat(capsys)
+
+
+def _flat(capsys):
+    return " ".join(capsys.readouterr().out.split())
 
 
 def test_sums_say_that_an_image_of_an_earlier_version_cannot_be_found(sums):

@@ -127,6 +127,16 @@ def test_of_many_skipped_files_the_first_and_the_reasons_are_shown(capsys):
 # ------------------------------------------------------------------------------------------------------------- racing
 
 
+def test_many_files_of_a_folder_with_one_fault_share_a_line(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    known = [(f"rose/{i}.jpg", "known as another class") for i in range(9)]
+    say_skipped([*known, ("rose/a.txt", "not an image"), ("b.txt", "not an image")])
+    assert capsys.readouterr().out == (
+        "skipped: 11\n  rose (9 files): known as another class\n"
+        "  rose/a.txt: not an image\n  b.txt: not an image\n"
+    )
+
+
 def test_a_read_that_races_an_undo_is_repeated(folder, tmp_path):
     model = IncrementalClassifier(tmp_path / "model")
     model.learn(folder, **QUICK)

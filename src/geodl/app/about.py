@@ -17,38 +17,18 @@ UNJUDGED = {"judged": 0, "accuracy": None, "interval": None}
 
 def describe(store: Directory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
-    times = store.times("learned", "renamed", "removed", "relabelled", "forgotten")
-    first = store.completed() - len(
-        state.history
-    )  # a state of `Learner.save` before it has no record
-    steps = [dict(record) | {"time": times.get(t)} for t, record in enumerate(state.history, first)]
-    learned = {record["step"]: record["time"] for record in steps if record["action"] == "learn"}
-    phases = [store.phase(t) for t in range(store.completed())]
+    steps = _steps(store, state)
     found = confusions_of(state.metrics) if state.metrics else {}
     confusion = found[default_classifier(found)] if found else None
-    judged = _judged(confusion) if confusion else {}
-    scores, checks = state.model.default, state.checks
-    exemplars = state.model.memory.per_class()
-    classes = [
-        {
-            "name": known.name,
-            "step": known.step,
-            "learned": learned.get(known.step),
-            "images": known.images,
-            "exemplars": exemplars.get(i, 0),
-            "validation": checks[i],
-            **judged.get(known.name, UNJUDGED),
-        }
-        for i, known in enumerate(state.classes)
-    ]
+    default = state.model.default
     return {
         "model": str(store.path),
-        "classes": classes,
+        "classes": _classes(state, steps, confusion),
         "steps": steps,
         "accuracy": accuracy_of(state.metrics),
-        "left_out": scores.left_out() is not None,
+        "left_out": default.left_out() is not None,
         # Whether single images can be moved or forgotten.
-        "mendable": scores.stored().images > 0,
+        "mendable": default.stored().images > 0,
         "confusions": _confusions(confusion) if confusion else [],
         # [true class, predicted class, images] by position, without zeros.
         "matrix": confusion.to_json() if confusion else [],
@@ -67,13 +47,50 @@ def describe(store: Directory, state: State) -> dict[str, Any]:
         "doubtful": [each.to_json() for each in doubtful(state)],
         "features": _features(state),
         # The `score` below which an image is unknown; None where none is.
-        "threshold": scores.threshold(),
+        "threshold": default.threshold(),
+        **_history(store),
+        "directory_bytes": directory_size(store.path),
+    }
+
+
+def _steps(store: Directory, state: State) -> list[dict[str, Any]]:
+    """List the steps with the times at which they were taken."""
+    times = store.times("learned", "renamed", "removed", "relabelled", "forgotten")
+    # A state of `Learner.save` before the first step has no record.
+    first = store.completed() - len(state.history)
+    return [dict(record) | {"time": times.get(t)} for t, record in enumerate(state.history, first)]
+
+
+def _classes(
+    state: State, steps: list[dict[str, Any]], confusion: Confusion | None
+) -> list[dict[str, Any]]:
+    """List the classes: since when they are known, their images, and how well they are predicted."""
+    learned = {record["step"]: record["time"] for record in steps if record["action"] == "learn"}
+    judged = _judged(confusion) if confusion else {}
+    checks, exemplars = state.checks, state.model.memory.per_class()
+    return [
+        {
+            "name": known.name,
+            "step": known.step,
+            "learned": learned.get(known.step),
+            "images": known.images,
+            "exemplars": exemplars.get(i, 0),
+            "validation": checks[i],
+            **judged.get(known.name, UNJUDGED),
+        }
+        for i, known in enumerate(state.classes)
+    ]
+
+
+def _history(store: Directory) -> dict[str, Any]:
+    """Say how many steps can be undone and redone, which were undone, and whether one was interrupted."""
+    phases, undone = [store.phase(t) for t in range(store.completed())], store.undone()
+    return {
         # Back to each earlier state that is kept; and from the first to nothing.
         "undo": sum(not phase.forgotten for phase in (*phases[:-1], phases[0])),
-        "redo": len(store.undone()),
-        "undone": store.undone(),
+        "redo": len(undone),
+        "undone": undone,
         "unfinished": store.load_progress() is not None,
-        "directory_bytes": directory_size(store.path),
     }
 
 

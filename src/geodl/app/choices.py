@@ -8,7 +8,7 @@ from geodl.config import COMMON, SECTIONS, Effective, Layer, RunConfig
 from geodl.core.devices import device_kind
 from geodl.core.errors import ConfigError
 from geodl.core.text import count, readable
-from geodl.data.intake import Colors
+from geodl.data.squares import Colors
 from geodl.methods import METHODS, configure
 from geodl.nets import PUBLISHED, expected_images
 
@@ -184,35 +184,37 @@ def choose(
     """
     wanted = dict(options)
     if last is None:
-        values: dict[str, Any] = {
-            "method": "lucir",
-            "distill": "geodesic",
-            "scale": 10.0,
-        }
-        if colors is not None:
-            values |= {"mean": colors.mean, "std": colors.std}
-        # In closed form the data show whether mirroring keeps the classes.
-        closed = in_closed_form(start.get("method"))
-        values |= {
-            "flip": closed or colors is None or not colors.grey,
-            "padding": max(1, int(start["image_size"]) // 8),
-        } | dict(start)
+        values = _first_values(colors, start)
     else:
         _refuse_other(last, options)
-        values = {key: last[key] for key in _taken_over(last)}
-        wanted = {
-            key: value for key, value in wanted.items() if key not in ("weights", "pretrained")
-        }
-        # Another distillation or method than before has other options.
-        parts = {key: wanted.get(key, last[key]) for key in ("method", "distill")}
-        there = configure([Layer(YOURS, parts)]).config.flat()
-        values = {key: value for key, value in values.items() if key in there}
+        made = ("weights", "pretrained")  # of the network, which is there
+        wanted = {key: value for key, value in wanted.items() if key not in made}
+        values = _later_values(last, wanted)
     kind = device_kind(str(wanted.get("accelerator", "auto")))
     if not in_closed_form(str(wanted.get("method") or values["method"])):
         foreign = bool(values.get("pretrained"))
         values |= _schedule(images, first=last is None, foreign=foreign, kind=kind)
         values["flip"] = values["flip"] and mirrors
     return configure([Layer("chosen", values), Layer(YOURS, wanted)])
+
+
+def _first_values(colors: Colors | None, start: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a new model that starts with some; colors: as for `choose`."""
+    values: dict[str, Any] = {"method": "lucir", "distill": "geodesic", "scale": 10.0}
+    if colors is not None:
+        values |= {"mean": colors.mean, "std": colors.std}
+    # In closed form the data show whether mirroring keeps the classes.
+    closed = in_closed_form(start.get("method"))
+    values["flip"] = closed or colors is None or not colors.grey
+    values["padding"] = max(1, int(start["image_size"]) // 8)
+    return values | dict(start)
+
+
+def _later_values(last: RunConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a later step takes over, as far as the method and distillation that are wanted have them."""
+    parts = {key: wanted.get(key, last[key]) for key in ("method", "distill")}
+    there = configure([Layer(YOURS, parts)]).config.flat()
+    return {key: last[key] for key in _taken_over(last) if key in there}
 
 
 def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str, Any]:
@@ -246,63 +248,69 @@ def explain(
 ) -> list[Choice]:
     """Put the choices into words; `first`: this step makes the model."""
     config = found.config
+    closed, whole = in_closed_form(config.method), config.crop == "whole"
     fixed = config.fixed_in_model()
-    closed = in_closed_form(config.method)
 
-    def why(option: str, reason: str) -> str:
-        if found.origins[option] == YOURS:
-            return "as you set it"
-        return reason if first or option not in fixed else "as this model was made"
+    def line(option: str, key: str, value: str, reason: str) -> Choice:
+        if found.origins[key] == YOURS:
+            reason = "as you set it"
+        elif key in fixed and not first:
+            reason = "as this model was made"
+        return option, value, reason
 
-    adapts = closed and config["adapt"] != "no"
-    how = (
-        "closed form on pre-trained features, adapted to the first images and then frozen"
-        if adapts
-        else "closed form on frozen pre-trained features"
-        if closed
-        else f"trained, with {config.distill} distillation"
-    )
-    asked = training_asked(
-        {key: config[key] for key, origin in found.origins.items() if origin == YOURS}
-    )
-    how += f", since --{asked.replace('_', '-')} is set" if asked and first else ""
-    reason = (
-        "it has seen other images" + ("" if adapts and first else " and is not trained further")
-        if closed and (config.pretrained or config.weights)
-        else f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
-    )
-    size = f"{config.image_size} x {config.image_size} pixels"
-    whole = config.crop == "whole"
     part = "" if whole else ": its middle square"
+    seen = f"{config.image_size} x {config.image_size} pixels"
     lines = [
-        ("--method", config.method, why("method", how)),
-        ("--backbone", config.network, why("network", reason)),
-        (
-            "--image-size",
-            size,
-            why("image_size", f"what the network sees of a picture{part}"),
-        ),
+        line("--method", "method", config.method, _why_method(found, first=first)),
+        line("--backbone", "network", config.network, _why_network(config, first=first)),
+        line("--image-size", "image_size", seen, f"what the network sees of a picture{part}"),
     ]
     if whole:
         lines.append(("--whole", "yes", "the network sees all of each picture, on gray"))
     if not closed:
-        mirrored = (
-            "gray pictures are often writing"
-            if colors is not None and colors.grey
-            else "mirrored ones are predicted as another class"
-        )
-        mirrored = "mirrored ones stay in their class" if config.flip else mirrored
+        flip = "yes" if config.flip else "no"
         lines += [
-            (
-                "--flip",
-                "yes" if config.flip else "no",
-                why("flip", f"learn mirrored pictures too? {mirrored}"),
-            ),
-            ("--epochs", str(config.epochs), why("epochs", f"over {images} images")),
-            ("--batch-size", str(config.batch_size), why("batch_size", "images a training step")),
-            ("--lr", f"{config.lr:g}", why("lr", "learning rate, at its highest")),
+            line("--flip", "flip", flip, _why_flip(config, colors)),
+            line("--epochs", "epochs", str(config.epochs), f"over {images} images"),
+            line("--batch-size", "batch_size", str(config.batch_size), "images a training step"),
+            line("--lr", "lr", f"{config.lr:g}", "learning rate, at its highest"),
         ]
     return [*lines, ("--exemplars", str(config.exemplars), _kept(config, classes, closed))]
+
+
+def _why_method(found: Effective, *, first: bool) -> str:
+    """Say how the model learns, and by which option that was chosen."""
+    config = found.config
+    if not in_closed_form(config.method):
+        how = f"trained, with {config.distill} distillation"
+    elif config["adapt"] != "no":
+        how = "closed form on pre-trained features, adapted to the first images and then frozen"
+    else:
+        how = "closed form on frozen pre-trained features"
+    yours = {key: config[key] for key, origin in found.origins.items() if origin == YOURS}
+    asked = training_asked(yours)
+    return f"{how}, since --{asked.replace('_', '-')} is set" if asked and first else how
+
+
+def _why_network(config: RunConfig, *, first: bool) -> str:
+    """Say where the network comes from."""
+    closed = in_closed_form(config.method)
+    if not closed or not (config.pretrained or config.weights):
+        return f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
+    if first and config["adapt"] != "no":
+        return "it has seen other images"
+    return "it has seen other images and is not trained further"
+
+
+def _why_flip(config: RunConfig, colors: Colors | None) -> str:
+    """Say why mirrored pictures are learned too, or not."""
+    if config.flip:
+        reason = "mirrored ones stay in their class"
+    elif colors is not None and colors.grey:
+        reason = "gray pictures are often writing"
+    else:
+        reason = "mirrored ones are predicted as another class"
+    return f"learn mirrored pictures too? {reason}"
 
 
 def _kept(config: RunConfig, classes: int, closed: bool) -> str:

@@ -3,25 +3,20 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from geodl.app import state as states
 from geodl.app.choices import checked
+from geodl.app.evaluation import Evaluation, evaluated
 from geodl.app.state import State
-from geodl.closed_form.offsets import unequal
 from geodl.core.cache import CONVERTED, Cache
-from geodl.core.errors import ConfigError, DataError, GeodlError, Interrupted, StoreError
-from geodl.core.events import ImagesPredicted, Listener, ignore
+from geodl.core.errors import ConfigError, GeodlError, Interrupted, StoreError
+from geodl.core.events import Listener, ignore
 from geodl.core.files import as_path, is_directory, remove, unlink
-from geodl.data.dataset import Skipped, insist
 from geodl.data.images import Images
 from geodl.data.intake import take
 from geodl.learning.saving import model_directory
-from geodl.model.metrics import Confusion, finite
 from geodl.model.predictions import Predictions
 from geodl.model.recognizer import Recognizer
 from geodl.store import Directory, exists, remove_directory
@@ -29,23 +24,7 @@ from geodl.store import Directory, exists, remove_directory
 if TYPE_CHECKING:
     from geodl.app.doubts import Doubt
     from geodl.app.kept import Kept
-    from geodl.app.learning import Learned
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How good the model is on labelled images, in %; `confusion` holds the counts (C, C) with the true class first.
-
-    balanced: the accuracy in which each class counts the same, where some have much more images than others; else None.
-    """
-
-    images: int
-    accuracy: float
-    balanced: float | None
-    per_class: dict[str, float | None]
-    per_step: dict[int, float | None]
-    confusion: Confusion
-    skipped: Skipped
+    from geodl.app.learned import Learned
 
 
 class IncrementalClassifier:
@@ -88,7 +67,7 @@ class IncrementalClassifier:
                 `Intake`.
             labels: (N,) class names or numbers; 0, 0.0 and "0" are one class.
             classes: names for numbered labels.
-            again: learn also where the last step learned exactly these images.
+            again: learn also where the last step learned exactly these images, or a model in closed form knows all of them.
             relabel: move images that are known under another class to the class that they have here,
                 instead of skipping them.
             group_by: what tells which images are of one series, such as the frames of a video, which is left out as a whole
@@ -100,11 +79,12 @@ class IncrementalClassifier:
             options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
 
         Returns:
-            A `geodl.app.learning.Learned`. A step that fails changes nothing; one that was stopped or killed
+            A `geodl.app.learned.Learned`. A step that fails changes nothing; one that was stopped or killed
             resumes when it is called again with the same images and options.
         """
         # Here, so that predicting never loads what trains.
-        from geodl.app.learning import learn_step, summarize
+        from geodl.app.learned import already_learned
+        from geodl.app.learning import LearnStep
         from geodl.app.series import way_of_grouping
 
         for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
@@ -121,19 +101,20 @@ class IncrementalClassifier:
             with store.lock():
                 last = states.load(store)
                 if last is not None and last.learned == intake.key and not again:
-                    return summarize(last, len(last.classes), (), already=True)
-                return learn_step(
+                    return already_learned(last)
+                return LearnStep(
                     store,
                     last,
                     intake,
                     wanted,
+                    again=again,
                     relabel=relabel,
                     group_by=group_by,
                     strict=strict,
                     listener=listener,
                     stop=stop,
                     confirm=confirm,
-                )
+                ).take()
         except Interrupted:
             raise
         except GeodlError:
@@ -222,38 +203,15 @@ class IncrementalClassifier:
         listener: Listener = ignore,
     ) -> Evaluation:
         """Measure accuracy on labelled images, given as for `learn`; unknown classes are skipped."""
-        state = self._state()
-        intake = take(images, labels, classes, strict=strict)
-        unknown = [name for name in intake.classes if name not in state.names]
-        skipped = [
-            *intake.problems,
-            *((name, "the model does not know this class") for name in unknown),
-        ]
-        rows = {
-            i: state.names.index(name)
-            for i, name in enumerate(intake.classes)
-            if name not in unknown
-        }
-        known = [i for i, label in enumerate(intake.images.labels.tolist()) if label in rows]
-        if not known:
-            raise DataError(f"{intake.title}: no image of a class that the model knows")
-        pictures = intake.images.select(known)
-        true: list[int] = []
-        guessed: list[int] = []
-        insist(strict, skipped)
-        recognizer = state.model.recognizer(classifier, accelerator=accelerator)
-        for positions, answers, bad in recognizer.stream(pictures, workers):
-            skipped += [(intake.names[known[i]], reason) for i, reason in bad]
-            insist(strict, skipped)
-            listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
-            true += [rows[label] for label in pictures.labels[positions].tolist()]
-            guessed += answers.scores.argmax(dim=1).tolist()
-        if not true:
-            raise DataError(
-                f"{intake.title}: no image could be read, such as {skipped[-1][0]}: {skipped[-1][1]}"
-            )
-        confusion = Confusion.of(torch.tensor(true), torch.tensor(guessed), state.names)
-        return _evaluation(state, confusion, tuple(skipped))
+        return evaluated(
+            self._state(),
+            take(images, labels, classes, strict=strict),
+            classifier=classifier,
+            strict=strict,
+            accelerator=accelerator,
+            workers=workers,
+            listener=listener,
+        )
 
     def info(self) -> dict[str, Any]:
         """Describe the model: classes, stored images with their origins, sizes, steps, accuracies."""
@@ -431,18 +389,3 @@ def drop_uploads(folder: Path) -> int:
     if is_directory(folder):
         raise StoreError(f"{folder} cannot be removed; remove it yourself: it holds images")
     return images
-
-
-def _evaluation(state: State, confusion: Confusion, skipped: Skipped) -> Evaluation:
-    learned_in: dict[int, list[int]] = {}
-    for step, i in sorted((known.step, i) for i, known in enumerate(state.classes)):
-        learned_in.setdefault(step, []).append(i)
-    return Evaluation(
-        images=confusion.images,
-        accuracy=confusion.accuracy,
-        balanced=confusion.balanced if unequal(confusion.counts.sum(dim=1)) else None,
-        per_class={name: finite(value) for name, value in confusion.per_class.items()},
-        per_step={step: finite(confusion.rate(rows)) for step, rows in learned_in.items()},
-        confusion=confusion,
-        skipped=skipped,
-    )

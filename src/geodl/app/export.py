@@ -17,7 +17,7 @@ from geodl.core.keys import derive
 from geodl.core.text import UNKNOWN
 from geodl.data.batches import Transform
 from geodl.data.images import ArrayImages, Images
-from geodl.data.intake import squares
+from geodl.data.squares import squares
 from geodl.model.features import Features
 from geodl.model.model import Model
 from geodl.nets import folded

@@ -13,7 +13,8 @@ from geodl.app.state import State
 from geodl.core.errors import ConfigError, DataError
 from geodl.data.batches import resized
 from geodl.data.images import ArrayImages, Images, short_hashes
-from geodl.data.intake import as_images, squares
+from geodl.data.intake import as_images
+from geodl.data.squares import squares
 from geodl.model.classifiers import ClosedForm
 
 IDENTITY = re.compile("[0-9a-f]{16}")

@@ -1,88 +1,32 @@
 """One learn step: images in, a state out. Nothing is kept of it until it is complete, except where to go on."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from geodl.app.advice import ONLY_SUMS, at_end_of_step
 from geodl.app.before import announce
-from geodl.app.choices import (
-    VALIDATION,
-    choose,
-    explain,
-    in_closed_form,
-    stands_still,
-    training_asked,
-)
-from geodl.app.doubts import Doubt, doubtful
-from geodl.app.ledger import Ledger
+from geodl.app.choices import choose, explain, in_closed_form, stands_still, training_asked
+from geodl.app.learned import Learned, already_learned, learned
 from geodl.app.mending import released
-from geodl.app.pictures import Pictures, as_pictures, pictures_of, together
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
-from geodl.app.reading import note_panoramas, read, reader_of, start_of, threads_of
-from geodl.app.state import KnownClass, State, accuracy_of, save
-from geodl.closed_form.offsets import unequal
+from geodl.app.reading import note_panoramas, read, reader_of, start_of
+from geodl.app.state import State, save
+from geodl.app.training import Training
 from geodl.config import RunConfig
 from geodl.core import events
-from geodl.core.content import fingerprint
 from geodl.core.devices import available_cores
 from geodl.core.errors import Interrupted
 from geodl.core.text import count
-from geodl.data.batches import resized
-from geodl.data.dataset import Skipped, insist
-from geodl.data.images import ArrayImages, Images, concat, short_hashes
-from geodl.data.intake import Decoded, Intake, sizes_of
-from geodl.learning.learner import Learner
-from geodl.learning.loop import SAMPLE
-from geodl.model.classifiers import ClosedForm, LeftOut, default_classifier
-from geodl.model.features import Features
-from geodl.model.memory import Memory
-from geodl.model.metrics import confusions_of, finite, to_metrics
-from geodl.model.model import Model
+from geodl.data.dataset import insist
+from geodl.data.images import short_hashes
+from geodl.data.intake import Intake
+from geodl.data.squares import Colors, Decoded, sizes_of
+from geodl.learning.reading import FeatureReader
 from geodl.store import Directory
-
-
-@dataclass(frozen=True)
-class Learned:
-    """What a learn step did; accuracies in %, on the validation images; None where there are none.
-
-    balanced: the accuracy in which each class counts the same, where some have much more images than others; else None.
-    interval: of the accuracy, 95 %; judged: on how many images it rests; left_out: whether these were learned too, each judged
-    by the model without it; series: in how many series these are, each left out as a whole; None: in none.
-    before, after: the accuracy on the classes that were known before the step, and on those that it added.
-    stored_features: of how many images the features are kept.
-    earlier_images: whether the state before the step, which `undo` would bring back, holds images.
-    doubtful: learned images whose labels the rest of the data contradicts.
-    """
-
-    already: bool
-    step: int
-    classes: tuple[str, ...]
-    new: tuple[str, ...]
-    returning: tuple[str, ...]
-    images: int
-    accuracy: float | None
-    balanced: float | None
-    interval: tuple[float, float]
-    judged: int
-    series: int | None
-    left_out: bool
-    before: float | None
-    after: float | None
-    per_class: dict[str, float | None]
-    stored_images: int
-    stored_bytes: int
-    stored_features: int
-    earlier_images: bool
-    warnings: tuple[str, ...]
-    skipped: Skipped
-    doubtful: tuple[Doubt, ...] = ()
 
 
 @contextmanager
@@ -95,330 +39,127 @@ def _keeping_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@_keeping_threads()
-def learn_step(
-    store: Directory,
-    last: State | None,
-    intake: Intake,
-    options: Mapping[str, Any],
-    *,
-    relabel: bool = False,
-    group_by: str = "auto",
-    strict: bool = False,
-    listener: events.Listener = events.ignore,
-    stop: Callable[[], bool] = lambda: False,
-    confirm: Callable[[float], bool] = lambda seconds: True,
-) -> Learned:
-    """Learn the classes and images of an intake and save the new state; the caller holds the lock.
-
-    relabel: move images that the model knows under another class to the class that they have here.
-    group_by: what tells which images are of one series (`geodl.app.series`).
-    confirm: asked with an estimate in seconds before a training that takes long.
-    """
-    step = (last.steps if last else 0) + 1
-    sizes = sizes_of(intake.images)
-    side = sizes.side
-    start = {} if last else start_of(side, options)
-    closed = in_closed_form(last.config.method if last else start.get("method"))
-    asked = {"method", "weights"} & options.keys() or training_asked(options)
-    ask = partial(
-        announce, first=last is None, unasked=not asked, listener=listener, confirm=confirm
-    )
-    before, reader = last.config if last else None, None
-    if closed and (last is not None or stands_still(start, options)):
-        config = choose(None, len(intake.images), options, start, before).config
-        names = {*intake.classes, *(last.names if last else ())}
-        ask(config, len(intake.images), len(names))
-        reader = reader_of(config, last)
-    size = last.transform.size if last else int(start["image_size"])
-    workers = int(options.get("workers") or available_cores())
-    whole = last.transform.whole if last else options.get("crop") == "whole"
-    if not whole:
-        note_panoramas(sizes, listener)
-    how: dict[str, Any] = {"strict": strict, "listener": listener, "stop": stop, "whole": whole}
-    decoded = read(intake, size, workers, reader, **how)
-    if relabel and last is not None:
-        last = _released(intake, decoded, last, listener)
-    ready = prepare(intake, decoded, last, step, group_by)
-    insist(strict, ready.problems)
-    found = (len(ready.images), len(intake.classes), side, ready.problems)
-    listener(events.IntakeDone(intake.title, *found))
-    # In closed form every image is judged by the fit without it: none has to be set aside.
-    held = torch.zeros(len(ready.images), dtype=torch.bool) if closed else set_aside(ready, last)
-    images = int((~held).sum()) + (last.stored_exemplars if last else 0)
-    mirrored = closed or "flip" in options or mirrors(ready.images)
-    chosen = choose(decoded.colors, images, options, start, before, mirrors=mirrored)
-    classes = len(ready.classes)
-    told = explain(chosen, decoded.colors, images, classes, first=last is None)
-    listener(events.OptionsChosen(told))
-    if reader is None:
-        ask(chosen.config, images, classes)
-    now = reader.features(torch.tensor(ready.rows), ready.images.labels) if reader else None
-    taken = _Step(store, last, ready, held, chosen.config, step, intake.key, listener, stop, now)
-    state = taken.learn()
-    if stop():
-        raise Interrupted("stopped before anything was changed")
-    save(store, state)
-    result = summarize(
-        state,
-        ready.known,
-        ready.present,
-        problems=ready.problems,
-        images=len(taken.train),
-        earlier_images=last is not None and last.stored_images > 0,
-    )
-    if state.stored_sums and not (last is not None and last.stored_sums):
-        result = replace(result, warnings=(ONLY_SUMS, *result.warnings))
-    done = {"step": step, "classes": list(result.new), "images": len(taken.train)}
-    store.events("learned", phase=store.completed() - 1, **done)
-    return result
-
-
-def _released(intake: Intake, decoded: Decoded, last: State, listener: events.Listener) -> State:
-    """Forget the images that the model knows under another class than they have here, and say so."""
-    moved = moving(intake, decoded, last)
-    if not moved:
-        return last
-    listener(events.Advised(f"Moved to another class: {count(len(moved), 'image')}."))
-    keys = short_hashes([decoded.digests[i] for i in moved])
-    return released(last, keys, decoded.images.select(moved))
-
-
 @dataclass
-class _Step:
-    """What surrounds the training of one step: checkpoints, validation images, notes.
+class LearnStep:
+    """A learn step to be taken; whoever takes it holds the lock.
 
-    held: (N,) bool, the images that are set aside; learned: the key of the step's images. The store's
-    checkpoint is valid only for the same images, options and place in the model's life. now: the features
-    of all images, where they were taken as these were read.
+    last:     the state before; None: the step makes the model.
+    options:  those that the user set.
+    again:    learn also where the model in closed form knows all images.
+    relabel:  move images that the model knows under another class to the class that they have here.
+    group_by: what tells which images are of one series (`geodl.app.series`).
+    strict:   the first image that cannot be used is an error.
+    stop:     asked now and then whether to stop.
+    confirm:  asked with an estimate in seconds before a training that takes long.
     """
 
     store: Directory
     last: State | None
-    ready: Prepared
-    held: Tensor
-    config: RunConfig
-    step: int
-    learned: str
-    listener: events.Listener
-    stop: Callable[[], bool]
-    now: Features | None = None
+    intake: Intake
+    options: Mapping[str, Any]
+    again: bool = False
+    relabel: bool = False
+    group_by: str = "auto"
+    strict: bool = False
+    listener: events.Listener = events.ignore
+    stop: Callable[[], bool] = lambda: False
+    confirm: Callable[[float], bool] = lambda seconds: True
 
     def __post_init__(self) -> None:
-        self.train = self.ready.images.select(~self.held)
-        phase = self.store.completed()
-        identity = {"images": self.learned, "config": self.config.identity(), "phase": phase}
-        self.key = fingerprint(identity)
+        self.before = self.last.config if self.last else None
+        self.sizes = sizes_of(self.intake.images)
+        self.start = {} if self.last else start_of(self.sizes.side, self.options)
+        method = self.before.method if self.before else self.start.get("method")
+        self.closed = in_closed_form(method)
 
-    def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint."""
-        more = {"key": self.key, "threads": torch.get_num_threads()}
-        self.store.save_progress(tensors, {**state, **more})
-
-    def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the last checkpoint of this step."""
-        found = self.store.load_progress()
-        return found if found is not None and found[1].get("key") == self.key else None
-
-    def learn(self) -> State:
-        """Learn, and evaluate on all validation images or by leave-one-out."""
-        model, ready = self._learned(), self.ready
-        left_out = model.left_out()
-        ledger = self._ledger(model.default.left_out())
-        known = self._known(model, ledger)
-        checks = self._shown(model, known) if in_closed_form(self.config.method) else self._checks()
-        if left_out is None:
-            learner = Learner(self.config, model=model)
-            found = learner.evaluate(replace(checks, names=ready.names_of_classes))
-        else:
-            found = {model.default.name: left_out}
-        metrics = to_metrics(self.store.completed(), found)
-        validation = checks if self.config.exemplars and len(checks) else None
-        history = self.last.history if self.last else ()
-        return State(
-            model=model,
-            validation=validation,
-            seen=self._seen(known),
-            classes=_counted(ready.classes, model),
-            stored=self._sources(model.memory.images, validation),
-            learned=self.learned,
-            history=(*history, self._record(len(self.train), metrics)),
-            metrics=metrics,
-            ledger=ledger,
-        )
-
-    def _ledger(self, left_out: LeftOut | None) -> Ledger:
-        """Return which images are learned by now; of a trained network nobody asks."""
-        before = self.last.ledger if self.last else Ledger.empty()
-        if left_out is None:
-            return before
-        ready = self.ready
-        return before.learned(ready.digests, ready.names, ready.images.labels, left_out)
-
-    def _known(self, model: Model, ledger: Ledger) -> Tensor:
-        """Return which of the step's images count, (N,) bool: none that the closed form takes for one learned before."""
-        keys = short_hashes(self.ready.digests)
-        if not in_closed_form(self.config.method):
-            return torch.ones(len(keys), dtype=torch.bool)
-        return torch.isin(keys, ledger.keys)
-
-    def _learned(self) -> Model:
-        """Train on the step's images; an interrupted step resumes with the threads it began with."""
-        config, unfinished = self.config, self.load_progress()
-        if unfinished is not None:
-            self.listener(events.StepContinued(unfinished[1]["epoch"]))
-        elif self.store.load_progress() is not None:
-            words = "A learn step of other images or options was interrupted; this one discards it."
-            self.listener(events.Advised(words))
-        model = self.last.model if self.last else None
-        if model is not None:
-            model = replace(model, memory=_without_incoming(model.memory, self.ready.digests))
-        learner = Learner(config, model=model, listener=self._tell, stop=self.stop)
-        began = unfinished[1]["threads"] if unfinished else None
-        torch.set_num_threads(began or threads_of(config))
-        named = replace(self.train, names=self.ready.names_of_classes)
-        learner.learn(named, progress=self, now=self.now)
-        model = learner.known
-        model.network.cpu().eval()
-        images = model.memory.images
-        if images is None or isinstance(images, ArrayImages):
-            return model
-        return replace(model, memory=replace(model.memory, images=self._fitted(images)))
-
-    def _tell(self, event: events.Event) -> None:
-        self.listener(event)
-        # A long pass asks nobody whether to stop. The sample after an epoch is short, and its epoch
-        # is not saved yet.
-        if isinstance(event, events.FeaturesTaken) and event.total > SAMPLE and self.stop():
+    @_keeping_threads()
+    def take(self) -> Learned:
+        """Learn the images and save the new state."""
+        reader = self._reader()
+        decoded = self._decoded(reader)
+        if self.relabel and self.last is not None:
+            self.last = self._released(decoded, self.last)
+        step = (self.last.steps if self.last else 0) + 1
+        ready = prepare(self.intake, decoded, self.last, step, self.group_by)
+        insist(self.strict, ready.problems)
+        found = (len(ready.images), len(self.intake.classes), self.sizes.side, ready.problems)
+        self.listener(events.IntakeDone(self.intake.title, *found))
+        if ready.nothing_new and self.last is not None and not (self.again and ready.rows):
+            return already_learned(self.last, ready.problems)
+        # In closed form every image is judged by the fit without it: none has to be set aside.
+        none = torch.zeros(len(ready.images), dtype=torch.bool)
+        held = none if self.closed else set_aside(ready, self.last)
+        config = self._chosen(ready, held, decoded.colors, asks=reader is None)
+        now = reader.features(torch.tensor(ready.rows), ready.images.labels) if reader else None
+        where = (self.store, self.last, ready, held, config, step, self.intake.key)
+        training = Training(*where, self.listener, self.stop, now)
+        state, images = training.learn(), len(training.train)
+        if self.stop():
             raise Interrupted("stopped before anything was changed")
-        if not isinstance(event, events.FREQUENT):
-            self.store.events(event.kind, **event.record())
+        save(self.store, state)
+        result = learned(state, self.last, ready.present, images, ready.problems)
+        done = {"step": step, "classes": list(result.new), "images": images}
+        self.store.events("learned", phase=self.store.completed() - 1, **done)
+        return result
 
-    def _checks(self) -> ArrayImages:
-        """Return all images that are set aside, sorted by class."""
-        held = self.ready.images.select(self.held)
-        before = self.last.validation if self.last else None
-        checks = self._fitted(concat([held] if before is None else [before, held]))
-        return checks.select(checks.labels.argsort(stable=True))
+    def _reader(self) -> FeatureReader | None:
+        """Return what takes features while images are decoded, where the network stands still."""
+        if not self.closed or not (self.last is not None or stands_still(self.start, self.options)):
+            return None
+        config = choose(None, len(self.intake.images), self.options, self.start, self.before).config
+        names = {*self.intake.classes, *(self.last.names if self.last else ())}
+        self._announce(config, len(self.intake.images), len(names))
+        return reader_of(config, self.last)
 
-    def _fitted(self, images: Images) -> ArrayImages:
-        assert self.config.image_size is not None
-        whole = self.config.crop == "whole"
-        return resized(images, self.config.image_size, whole=whole, workers=self.config.workers)
-
-    def _shown(self, model: Model, known: Tensor) -> Pictures:
-        """Return the pictures to keep and show: to those that there are what each class lacks, mistaken ones first.
-
-        known: (N,) bool, the images that count.
-        """
-        ready, labels = self.ready, self.ready.images.labels
-        order, left_out = torch.arange(len(labels)), model.default.left_out()
-        if left_out is not None and left_out.mistaken is not None:
-            order = (~left_out.mistaken).long().argsort(stable=True)
-        order = order[known[order]]
-        have = self.last.checks if self.last else Counter[int]()
-        if self.last is not None and self.last.validation is not None:
-            shown = short_hashes(self.last.validation.item_digests())
-            order = order[~torch.isin(short_hashes(ready.digests), shown)[order]]
-        chosen = torch.zeros(len(labels), dtype=torch.bool)
-        for label in ready.present:
-            lacking = min(self.config.exemplars, VALIDATION) - have[label]
-            chosen[order[labels[order] == label][: max(lacking, 0)]] = True
-        added = pictures_of(
-            ready.originals.select(chosen),
-            ready.images.select(chosen),
-            model.transform.size,
-            as_they_came=self.config.crop != "resized",
-            whole=model.transform.whole,
+    def _decoded(self, reader: FeatureReader | None) -> Decoded:
+        """Read the images at the size that the network sees."""
+        seen = self.last.transform if self.last else None
+        size = seen.size if seen else int(self.start["image_size"])
+        whole = seen.whole if seen else self.options.get("crop") == "whole"
+        if not whole:
+            note_panoramas(self.sizes, self.listener)
+        return read(
+            self.intake,
+            size,
+            int(self.options.get("workers") or available_cores()),
+            reader,
+            whole=whole,
+            strict=self.strict,
+            listener=self.listener,
+            stop=self.stop,
         )
-        before = self.last.validation if self.last else None
-        return together([added] if before is None else [as_pictures(before), added])
 
-    def _record(self, images: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        names, known = self.ready.names_of_classes, self.ready.known
-        found = confusions_of(metrics)
-        judged = found[default_classifier(found)].counts.sum(dim=1)
-        return {
-            "action": "learn",
-            "step": self.step,
-            "new": list(names[known:]),
-            "returning": [names[i] for i in self.ready.present if i < known],
-            "images": images,
-            "accuracy": accuracy_of(metrics),
-            "validated": int((judged > 0).sum()),
-        }
+    def _released(self, decoded: Decoded, last: State) -> State:
+        """Forget the images that the model knows under another class than they have here, and say so."""
+        moved = moving(self.intake, decoded, last)
+        if not moved:
+            return last
+        self.listener(events.Advised(f"Moved to another class: {count(len(moved), 'image')}."))
+        keys = short_hashes([decoded.digests[i] for i in moved])
+        return released(last, keys, decoded.images.select(moved))
 
-    def _seen(self, known: Tensor) -> Tensor:
-        """Return the short hashes of all images trained on so far. known: (N,) bool, those of the step that count."""
-        now = short_hashes(self.ready.digests)[~self.held & known]
-        if self.last is None:
-            return now
-        return torch.cat([self.last.seen, now[~torch.isin(now, self.last.seen)]])
+    def _chosen(
+        self, ready: Prepared, held: Tensor, colors: Colors | None, *, asks: bool
+    ) -> RunConfig:
+        """Choose the options of the step and show them. held: (N,) bool, images that are set aside; asks: whether to ask now."""
+        images = int((~held).sum()) + (self.last.stored_exemplars if self.last else 0)
+        mirrored = self.closed or "flip" in self.options or mirrors(ready.images)
+        found = choose(colors, images, self.options, self.start, self.before, mirrors=mirrored)
+        classes = len(ready.classes)
+        choices = explain(found, colors, images, classes, first=self.last is None)
+        self.listener(events.OptionsChosen(choices))
+        if asks:
+            self._announce(found.config, images, classes)
+        return found.config
 
-    def _sources(self, *parts: Images | None) -> dict[str, str]:
-        """Say where each stored image came from."""
-        before = dict(self.last.stored) if self.last else {}
-        known = before | dict(zip(self.ready.digests, self.ready.names, strict=True))
-        digests = [digest for part in parts if part is not None for digest in part.item_digests()]
-        return {digest: known.get(digest, "unknown") for digest in digests}
-
-
-def _counted(classes: Sequence[KnownClass], model: Model) -> tuple[KnownClass, ...]:
-    """Return the classes with as many images as the closed form counts; a trained network counts none."""
-    found = model.default
-    if not isinstance(found, ClosedForm):
-        return tuple(classes)
-    counts = found.counts().long().tolist()
-    return tuple(replace(each, images=n) for each, n in zip(classes, counts, strict=True))
-
-
-def _without_incoming(memory: Memory, digests: Sequence[str]) -> Memory:
-    """Leave out exemplars that come again in this step, so that no picture counts twice."""
-    if memory.images is None:
-        return memory
-    incoming = set(digests)
-    rows = [i for i, digest in enumerate(memory.images.item_digests()) if digest not in incoming]
-    return replace(memory, images=memory.images.select(rows) if rows else None)
-
-
-def summarize(
-    state: State,
-    known: int,
-    present: Sequence[int],
-    *,
-    already: bool = False,
-    problems: Skipped = (),
-    images: int = 0,
-    earlier_images: bool = False,
-) -> Learned:
-    """Put a state into figures; `known` classes were there before the step, which brought images of those `present`."""
-    names, found = state.names, confusions_of(state.metrics)
-    confusion = found[default_classifier(found)]
-    images_of = torch.tensor([each.images for each in state.classes])
-    return Learned(
-        already=already,
-        step=state.steps,
-        classes=names,
-        new=names[known:],
-        returning=tuple(names[i] for i in present if i < known),
-        images=images,
-        accuracy=finite(confusion.accuracy),
-        balanced=finite(confusion.balanced) if unequal(images_of) else None,
-        interval=confusion.interval,
-        judged=confusion.images,
-        series=confusion.units if confusion.units < confusion.images else None,
-        left_out=state.model.default.left_out() is not None,
-        before=finite(confusion.rate(range(known))),
-        after=finite(confusion.rate(range(known, len(names)))),
-        per_class={name: finite(value) for name, value in confusion.per_class.items()},
-        stored_images=state.stored_images,
-        stored_bytes=state.stored_bytes,
-        stored_features=state.stored_features,
-        earlier_images=earlier_images,
-        warnings=(
-            *at_end_of_step(confusion, state.classes, state.config, present),
-            *state.model.default.notes(names),
-        ),
-        skipped=problems,
-        doubtful=doubtful(state),
-    )
+    def _announce(self, config: RunConfig, images: int, classes: int) -> None:
+        asked = {"method", "weights"} & self.options.keys() or training_asked(self.options)
+        announce(
+            config,
+            images,
+            classes,
+            first=self.last is None,
+            unasked=not asked,
+            listener=self.listener,
+            confirm=self.confirm,
+        )

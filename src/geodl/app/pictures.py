@@ -10,7 +10,7 @@ from torch import Tensor
 from geodl.core.errors import DataError
 from geodl.data.batches import resized
 from geodl.data.images import ArrayImages, FileImages, Images, positions_of
-from geodl.data.intake import square
+from geodl.data.squares import square
 from geodl.store import File, SavedPhase
 
 KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}

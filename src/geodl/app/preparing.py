@@ -19,7 +19,8 @@ from geodl.core.text import UNKNOWN
 from geodl.data.batches import resized
 from geodl.data.dataset import Skipped
 from geodl.data.images import Images, short_hashes
-from geodl.data.intake import Decoded, Intake
+from geodl.data.intake import Intake
+from geodl.data.squares import Decoded
 from geodl.model.herding import first_of_each
 
 SIDE = 16
@@ -36,6 +37,7 @@ class Prepared:
     originals: the same images as they were given.
     rows: their places among the images that could be decoded.
     fresh: (N,) bool, the images that were never trained on.
+    nothing_new: whether a model in closed form has learned all of them as these classes.
     """
 
     images: Images
@@ -46,6 +48,7 @@ class Prepared:
     classes: tuple[KnownClass, ...]
     known: int
     fresh: Tensor
+    nothing_new: bool
     problems: Skipped
 
     @property
@@ -66,48 +69,72 @@ def prepare(
 
     group_by: what tells which images are of one series (`geodl.app.series`).
     """
-    old = list(last.classes) if last else []
-    position = {known.name: i for i, known in enumerate(old)}
-    problems = list(intake.problems + decoded.problems) + _clashes(intake.classes, list(position))
+    position = {name: i for i, name in enumerate(last.names if last else ())}
+    problems = [*intake.problems, *decoded.problems, *_clashes(intake.classes, list(position))]
     for name in intake.classes:
         position.setdefault(name, len(position))
-    mapping = torch.tensor([position[name] for name in intake.classes], dtype=torch.int64)
-    images = decoded.images.relabel(mapping) if len(decoded.kept) else decoded.images
+    images = decoded.images
+    if len(decoded.kept):
+        images = images.relabel(torch.tensor([position[name] for name in intake.classes]))
     names = tuple(intake.names[i] for i in decoded.kept)
-    rows, repeats = _without_repeats(images.labels.tolist(), decoded.digests, names, last)
+    labels = images.labels.tolist()
+    rows, repeats = _without_repeats(labels, decoded.digests, names, last)
     problems += repeats
-    if not rows:
-        known = ": the model holds these images already" if _summed(last) else ""
-        first = f" (first: {problems[0][0]}: {problems[0][1]})" if problems else known
+    nothing_new = _all_learned(decoded.digests, labels, rows, last)
+    if not rows and not nothing_new:
+        first = f" (first: {problems[0][0]}: {problems[0][1]})" if problems else ""
         raise DataError(f"{intake.title}: no image is left to learn from{first}")
     clues = clues_of(intake, group_by)[list(decoded.kept)]
+    digests = tuple(decoded.digests[i] for i in rows)
+    seen = last.seen if last else torch.empty(0, dtype=torch.int64)
+    fresh = ~torch.isin(short_hashes(digests), seen)
     images = replace(images, clues=clues).select(rows)
-    hashes = short_hashes([decoded.digests[i] for i in rows])
-    fresh = ~torch.isin(hashes, last.seen) if last else torch.ones(len(rows), dtype=torch.bool)
-    # A class of which every image was skipped is not learned: the others move up.
-    counts = torch.bincount(images.labels, minlength=len(position)).tolist()
-    added = [name for name, i in position.items() if i >= len(old) and counts[i]]
-    final = {known.name: i for i, known in enumerate(old)} | {
-        name: len(old) + k for k, name in enumerate(added)
-    }
-    shift = torch.tensor([final.get(name, -1) for name in position], dtype=torch.int64)
-    images = images.relabel(shift)
-    more = torch.bincount(images.labels[fresh], minlength=len(final)).tolist()
-    classes = [replace(known, images=known.images + more[i]) for i, known in enumerate(old)]
-    # Of a new class every image counts, also one that was learned from before the class was removed.
-    everything = torch.bincount(images.labels, minlength=len(final)).tolist()
-    classes += [KnownClass(name, step, everything[final[name]]) for name in added]
+    images, classes = _with_classes(images, list(position), fresh, last, step)
     return Prepared(
-        images,
-        intake.images.select([decoded.kept[i] for i in rows]),
-        tuple(rows),
-        tuple(decoded.digests[i] for i in rows),
-        tuple(names[i] for i in rows),
-        tuple(classes),
-        len(old),
-        fresh,
-        tuple(problems),
+        images=images,
+        originals=intake.images.select([decoded.kept[i] for i in rows]),
+        rows=tuple(rows),
+        digests=digests,
+        names=tuple(names[i] for i in rows),
+        classes=classes,
+        known=len(last.classes) if last else 0,
+        fresh=fresh,
+        nothing_new=nothing_new,
+        problems=tuple(problems),
     )
+
+
+def _all_learned(
+    digests: Sequence[str], labels: Sequence[int], rows: Sequence[int], last: State | None
+) -> bool:
+    """Return whether a model in closed form has learned some of the images as these classes, and all at `rows`."""
+    if last is None:
+        return False
+    ledger, keys = last.ledger, short_hashes(digests).tolist()
+    known = dict(zip(ledger.keys.tolist(), ledger.labels.tolist(), strict=True))
+    some = any(known.get(key) == label for key, label in zip(keys, labels, strict=True))
+    return some and all(keys[i] in known for i in rows)
+
+
+def _with_classes(
+    images: Images, names: Sequence[str], fresh: Tensor, last: State | None, step: int
+) -> tuple[Images, tuple[KnownClass, ...]]:
+    """Return the images with their final labels, and all classes known with this step.
+
+    A class of which every image was skipped is not learned: the others move up. names: of the classes, by label, those that the
+    model knows first; fresh: (N,) bool, the images that were never trained on.
+    """
+    old = list(last.classes) if last else []
+    counts = torch.bincount(images.labels, minlength=len(names))
+    known = torch.arange(len(names)) < len(old)
+    present = known | (counts > 0)
+    final = present.long().cumsum(0) - 1
+    more = torch.bincount(images.labels[fresh], minlength=len(names)).tolist()
+    classes = [replace(each, images=each.images + more[i]) for i, each in enumerate(old)]
+    # Of a new class every image counts, also one that was learned from before the class was removed.
+    new = (present & ~known).nonzero().squeeze(1).tolist()
+    classes += [KnownClass(names[i], step, int(counts[i])) for i in new]
+    return images.relabel(final.where(present, -1)), tuple(classes)
 
 
 def _clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:

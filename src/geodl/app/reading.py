@@ -13,7 +13,8 @@ from geodl.core import events
 from geodl.core.devices import available_cores, device_kind
 from geodl.core.errors import Interrupted
 from geodl.data.dataset import Skipped, insist
-from geodl.data.intake import Decoded, Intake, Sizes, decode
+from geodl.data.intake import Intake
+from geodl.data.squares import Decoded, Sizes, decode
 from geodl.learning.learner import Learner
 from geodl.learning.reading import FeatureReader
 from geodl.nets import build_network

@@ -209,6 +209,8 @@ def renamed(state: State, old: str, new: str) -> State:
         state,
         model=model,
         classes=tuple(classes),
+        # In closed form images that come again under the old name are found one by one, and named.
+        learned="" if in_closed_form(state.config.method) else state.learned,
         history=(*state.history, {"action": "rename", "old": old, "new": new}),
         metrics=dict(state.metrics) | {"classes": list(model.classes)} if state.metrics else {},
     )

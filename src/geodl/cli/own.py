@@ -165,7 +165,7 @@ def learn(
         _print_json(vars(done) | {"skipped": skipped, "doubtful": doubtful})
         return
     if done.already:
-        say(f"already learned: {model} has just learned exactly these images (--again repeats it)")
+        say(f"already learned: {model} knows all of these images (--again repeats the step)")
     display.say_learned(model, done)
 
 

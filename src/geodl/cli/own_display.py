@@ -15,13 +15,15 @@ from geodl.core.text import count, duration, listed, readable
 from geodl.model.predictions import Predictions
 
 if TYPE_CHECKING:
-    from geodl.app.classifier import Evaluation
+    from geodl.app.evaluation import Evaluation
     from geodl.data.dataset import Skipped
 
 REASONS = 3
 """Reasons that are named, the most frequent ones, where not all that was skipped is."""
 USES = {"exemplar": "to learn from again", "validation": "to measure the accuracy"}
 """What stored images are kept for."""
+SEVERAL = 3
+"""More files of a folder that were skipped for one reason share a line."""
 SHOWN = 20
 """Lines of what was skipped, of classes, of confusions; --json has all."""
 
@@ -117,7 +119,7 @@ def _say_more(number: int, what: str) -> None:
 
 
 def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
-    """Name what was skipped, and why."""
+    """Name what was skipped, and why; of many files of a folder with one fault, the folder."""
     if not skipped:
         return
     out, summary = errors if to_errors else console, ""
@@ -125,10 +127,25 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
         reasons = Counter(reason for _, reason in skipped).most_common(REASONS)
         summary = "".join(f"; {number} times: {reason}" for reason, number in reasons)
     out.print(plain(f"skipped: {len(skipped)}{summary}", "yellow"))
-    for name, reason in skipped[:SHOWN]:
+    lines = _by_folder(skipped)
+    for name, reason in lines[:SHOWN]:
         out.print(plain(f"  {name}: {reason}"))
-    if len(skipped) > SHOWN:
-        out.print(f"  and {len(skipped) - SHOWN} more (--json lists all)", markup=False)
+    if len(lines) > SHOWN:
+        out.print(f"  and {len(lines) - SHOWN} more (--json lists all)", markup=False)
+
+
+def _by_folder(skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return names and reasons, with one entry for many files of a folder that have the same reason."""
+    folders: dict[tuple[str, str], list[str]] = {}
+    for name, reason in skipped:
+        folders.setdefault((name.rpartition("/")[0], reason), []).append(name)
+    lines = []
+    for (folder, reason), names in folders.items():
+        if folder and len(names) > SEVERAL:
+            lines.append((f"{folder} ({count(len(names), 'file')})", reason))
+        else:
+            lines += [(name, reason) for name in names]
+    return lines
 
 
 def say_learned(model: Path, done: Any) -> None:
@@ -169,10 +186,12 @@ def say_doubtful(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _say_accuracy(done: Any) -> None:
-    judged = count(done.judged, "image" if done.left_out else "validation image")
-    what = f"{judged}, each left out in turn," if done.left_out else judged
+    what = count(done.judged, "image" if done.left_out else "validation image")
     if done.series:
-        what = f"{judged} in {done.series} series, each judged without its series,"
+        some = "" if done.in_series == done.judged else f", {done.in_series} of them"
+        what += f"{some} in {done.series} series, each judged without its series,"
+    elif done.left_out:
+        what += ", each left out in turn,"
     measured = sum(value is not None for value in done.per_class.values())
     old_and_new = lacking = ""
     if done.before is not None and done.after is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,25 +65,29 @@ def choose(
         groups: of near-duplicates, (N,).
         barred: (N,) bool, images that must not judge.
     """
-    weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
-    targets, known = targets_of(labels, int(labels.max()) + 1), judged(labels, groups, barred)
+    known = judged(labels, groups, barred)
     if not known.any():
         return Choice(tuple(subsets[0]), gammas[len(gammas) // 2])
-
-    def quality(names: Sequence[str], gamma: float) -> tuple[float, float]:
+    weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
+    targets = targets_of(labels, int(labels.max()) + 1)
+    found: dict[Choice, tuple[float, float]] = {}
+    for names, gamma in itertools.product(subsets, gammas):
         kernel = torch.stack([products[name] for name in names]).sum(0)
         fit = solve_dual(kernel, targets, gamma, sum(widths[name] for name in names), weights)
         scores = fit.leave_out(groups)[known]
-        right = (scores.argmax(1) == labels[known]) * weights[known]
-        loss = F.cross_entropy(scores / temperature(scores, labels[known]), labels[known])
-        return float(right.sum() / weights[known].sum()), float(loss)
-
-    found = {(tuple(names), gamma): quality(names, gamma) for names in subsets for gamma in gammas}
+        found[Choice(tuple(names), gamma)] = _quality(scores, labels[known], weights[known])
     best = max(accuracy for accuracy, _ in found.values())
     images = int(known.sum()) if groups is None else len(torch.unique(groups[known]))
     error = math.sqrt(best * (1 - best) / images)
     good = {choice: loss for choice, (accuracy, loss) in found.items() if accuracy >= best - error}
-    return Choice(*min(good, key=good.__getitem__))
+    return min(good, key=good.__getitem__)
+
+
+def _quality(scores: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Return accuracy and loss of leave-one-out scores (n, classes). labels: (n,); weights: (n,), of images in the accuracy."""
+    right = (scores.argmax(1) == labels) * weights
+    loss = F.cross_entropy(scores / temperature(scores, labels), labels)
+    return float(right.sum() / weights.sum()), float(loss)
 
 
 def temperature(scores: Tensor, labels: Tensor) -> float:

@@ -3,11 +3,9 @@
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from geodl.core.decoding import Item, check_header, shown, upright_rgb
+from geodl.core.decoding import Item, shown, upright_rgb
 from geodl.core.errors import DataError
 from geodl.core.files import is_folder
 from geodl.core.text import count, one_line
 from geodl.data.arrays import as_pixels
-from geodl.data.batches import in_threads, resized
 from geodl.data.dataset import Skipped
 from geodl.data.folder import Skips, identity, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, pack
@@ -31,14 +28,6 @@ from geodl.data.names import class_names, numbered, plain_labels
 
 LISTINGS = (".zip", ".csv", ".tsv")
 """Files that hold or list labelled images."""
-SMALLEST = 4
-"""Pictures with a side below this many pixels show nothing that could be learned."""
-IN_MEMORY = 1 << 28
-"""Bytes of pixels that are kept in memory while a step is learned; more are decoded at each use."""
-LONG = 2.0
-"""Of a picture that is so many times longer than wide, the center square is half at most."""
-BATCH = 128
-"""Images that are decoded at a time."""
 
 
 @dataclass(frozen=True)
@@ -61,32 +50,6 @@ class Intake:
         names = [self.classes[label] for label in self.images.labels.tolist()]
         pairs = sorted(zip(names, self.images.item_digests(), strict=True))
         return hashlib.sha256(repr(pairs).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Colors:
-    """The mean and the deviation of each channel, 0 to 1, and whether all images are grey."""
-
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    grey: bool
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """Images that could be decoded, at the model's size, and what is known of their pixels.
-
-    images:  in memory at one size, or the files where that would take too much memory.
-    kept:    their positions in the intake.
-    digests: hashes of their pixels at that size.
-    colors:  None where they were not asked for.
-    """
-
-    images: Images
-    kept: tuple[int, ...]
-    digests: tuple[str, ...]
-    problems: Skipped
-    colors: Colors | None
 
 
 # ---------------------------------------------------------------------------------------------- images with labels
@@ -273,149 +236,3 @@ def _png(image: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
-
-
-# ----------------------------------------------------------------------------------------------------------- decoding
-
-
-def square(
-    images: Images, i: int, size: int, whole: bool = False, reduced: bool = False
-) -> Tensor | str:
-    """Return one image as uint8 pixels (3, size, size), or why it cannot be used.
-
-    whole: all of it, not its center square; reduced: as for `check_header`.
-    """
-    item: Item = b""
-    try:
-        if isinstance(images, FileImages):
-            item = images.items[i]
-            width, height = check_header(item, reduced=reduced)
-        else:
-            height, width = images.pixels.shape[2:]
-        if min(width, height) < SMALLEST:
-            return f"only {width} x {height} pixels; at least {SMALLEST} a side are needed"
-        return resized(images.select([i]), size, whole=whole).pixels[0]
-    except DataError as error:
-        return str(error).removeprefix(f"{shown(item)}: ")
-
-
-def squares(
-    images: Images, size: int, workers: int, whole: bool = False
-) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
-    """Decode images in order, by threads, a few batches ahead; a bad one is named and never stops the others.
-
-    whole: all of each, not its center square.
-
-    Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
-    """
-    groups = []
-    for start in range(0, len(images), BATCH):
-        part = range(start, min(start + BATCH, len(images)))
-        same = repeat(size), repeat(whole), repeat(True)
-        groups.append((part, zip(repeat(images), part, *same, strict=False)))
-    for part, found in in_threads(square, groups, max(workers, 1), 2):
-        good: list[int] = []
-        pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]
-        bad: list[tuple[int, str]] = []
-        for i, each in zip(part, found, strict=True):
-            if isinstance(each, str):
-                bad.append((i, each))
-            else:
-                good.append(i)
-                pixels.append(each[None])
-        yield good, torch.cat(pixels), bad
-
-
-def decode(
-    intake: Intake,
-    size: int,
-    workers: int,
-    told: Callable[[int, Skipped], None] = lambda done, problems: None,
-    *,
-    whole: bool = False,
-    colors: bool = True,
-    use: Callable[[Tensor], None] = lambda pixels: None,
-) -> Decoded:
-    """Decode all images of an intake once, at the model's size.
-
-    told: hears how many are done, and what is wrong; whole: all of each image, not its center square; colors: whether to measure them; use: is given the pixels of some
-    images at a time, uint8 (b, 3, size, size), in order.
-    """
-    total = len(intake.images)
-    keep = total * 3 * size * size <= IN_MEMORY
-    memory = torch.empty((total if keep else 0, 3, size, size), dtype=torch.uint8)
-    kept: list[int] = []
-    digests: list[str] = []
-    problems: list[tuple[str, str]] = []
-    meter = _ColorMeter()
-    for positions, pixels, bad in squares(intake.images, size, workers, whole):
-        if keep:
-            memory[len(kept) : len(kept) + len(pixels)] = pixels
-        kept += positions
-        digests += _unlabelled(pixels).item_digests()
-        problems += [(intake.names[i], reason) for i, reason in bad]
-        told(len(kept) + len(problems), tuple(problems))
-        if colors:
-            meter.add(pixels)
-        use(pixels)
-    images = intake.images.select(kept)
-    if keep and kept:
-        images = ArrayImages(memory[: len(kept)], images.labels, images.names)
-    found = meter.found() if colors else None
-    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), found)
-
-
-class _ColorMeter:
-    """Sums over the channels of many images."""
-
-    def __init__(self) -> None:
-        self.total, self.squared = torch.zeros(2, 3, dtype=torch.float64)
-        self.count, self.grey = 0, True
-
-    def add(self, pixels: Tensor) -> None:
-        """Add images: uint8 (b, 3, H, W)."""
-        values = pixels.double() / 255
-        self.total += values.sum(dim=(0, 2, 3))
-        self.squared += values.square().sum(dim=(0, 2, 3))
-        self.count += pixels[:, 0].numel()
-        self.grey = self.grey and bool((pixels[:, :1] == pixels).all())
-
-    def found(self) -> Colors:
-        """Return what was measured."""
-        mean = self.total / max(self.count, 1)
-        # Not below 0.05: pictures that are nearly all alike must not be blown up into noise.
-        variance = self.squared / max(self.count, 1) - mean.square()
-        std = variance.clamp(min=0).sqrt().clamp(min=0.05)
-        return Colors(_three(mean), _three(std), self.grey)
-
-
-def _three(values: Tensor) -> tuple[float, float, float]:
-    red, green, blue = (round(value, 4) for value in values.tolist())
-    return red, green, blue
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How large images are: side: the median of the shorter sides; long: the share of images of which the center is little."""
-
-    side: int
-    long: float
-
-
-def sizes_of(images: Images, looks: int = 500) -> Sizes:
-    """Look at the sizes of images; of many files only at those of some, evenly spread."""
-    if isinstance(images, ArrayImages):
-        height, width = images.pixels.shape[2:]
-        return Sizes(min(width, height), float(max(width, height) >= LONG * min(width, height)))
-    sides, long = [], 0
-    for item in images.items[:: max(1, len(images) // looks)]:
-        with suppress(DataError):  # named later, when it is decoded
-            size = check_header(item, reduced=True)
-            sides.append(min(size))
-            long += max(size) >= LONG * min(size)
-    return Sizes(sorted(sides)[len(sides) // 2], long / len(sides)) if sides else Sizes(32, 0.0)
-
-
-def typical_side(images: Images) -> int:
-    """Return the median of the shorter sides."""
-    return sizes_of(images).side

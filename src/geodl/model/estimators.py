@@ -24,7 +24,8 @@ from geodl.core.errors import ConfigError, MissingExtraError
 from geodl.data.batches import Transform, evaluation
 from geodl.data.dataset import insist
 from geodl.data.images import ArrayImages
-from geodl.data.intake import as_images, squares, typical_side
+from geodl.data.intake import as_images
+from geodl.data.squares import squares, typical_side
 from geodl.model.features import features_of
 from geodl.model.herding import first_of_each
 from geodl.nets import Own, build_network, expected_images, reading_copy

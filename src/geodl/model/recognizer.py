@@ -11,7 +11,8 @@ from geodl.core.events import ImagesPredicted, Listener, ignore
 from geodl.data.batches import Transform, evaluation
 from geodl.data.dataset import insist
 from geodl.data.images import ArrayImages, Images
-from geodl.data.intake import as_images, squares
+from geodl.data.intake import as_images
+from geodl.data.squares import squares
 from geodl.model.classifiers import Scorer
 from geodl.model.classifiers.base import Answers
 from geodl.model.features import Features, features_of

@@ -20,7 +20,7 @@ from geodl.app.serve.limits import Refused
 from geodl.core.decoding import Item, megapixels, read_bytes
 from geodl.data.batches import Transform, resized
 from geodl.data.images import ArrayImages, FileImages, Images
-from geodl.data.intake import square
+from geodl.data.squares import square
 from geodl.model.page import thumbnail
 from geodl.model.predictions import Prediction
 from geodl.model.recognizer import Recognizer
