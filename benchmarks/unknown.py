@@ -29,7 +29,7 @@ from torch import Tensor
 from benchmarks.photographs import calibration
 from geodl.app.choices import CLOSED_FORM, PRETRAINED
 from geodl.app.series import clues_of
-from geodl.closed_form.novelty import REJECTED
+from geodl.closed_form.novelty import REJECTED, separation
 from geodl.config import Layer, RunConfig
 from geodl.core.ranks import Ranks
 from geodl.data import load
@@ -273,13 +273,6 @@ class Shown:
         return cls(confidences, predictions, answers.measure, answers.unknown, largest)
 
 
-def area(known: Tensor, others: Tensor) -> float:
-    """Return the area under the ROC curve of a measure that is larger for known images."""
-    ordered = others.sort().values
-    places = torch.searchsorted(ordered, known) + torch.searchsorted(ordered, known, right=True)
-    return float((places / 2 / max(len(others), 1)).double().mean())
-
-
 def share(marks: Tensor) -> float:
     """Return the share of images that are marked, in %."""
     return 100 * float(marks.double().mean())
@@ -326,7 +319,7 @@ def draw(kind: str, parts: dict[str, Part], names: Sequence[str]) -> tuple[Figur
             (known.measures, shown["classes"].measures),
             (known.scores, shown["classes"].scores),
         )
-        figures["area"] = [area(*pair) for pair in pairs]
+        figures["area"] = [separation(*pair) for pair in pairs]
     for name, each in shown.items():
         figures[name] = [share(each.unknown), share(each.scores < least)]
     right = known.predictions == test.rows(names)

@@ -7,9 +7,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from geodl.closed_form.dual import solve_dual, targets_of
 from geodl.closed_form.fitted import Judgement, calibrated
 from geodl.closed_form.kept_features import KeptFeatures, fit
-from geodl.closed_form.novelty import ALL, KNOWN, Novelty, cosines, directions, left_out_nearness
+from geodl.closed_form.novelty import (
+    ALL,
+    KNOWN,
+    SLACKS,
+    Novelty,
+    cosines,
+    directions,
+    left_out_nearness,
+    stranger_nearness,
+)
+from geodl.closed_form.primal import ridge_of
 
 
 def features(count, centers, seed=0, noise=0.5):
@@ -114,6 +125,34 @@ def test_one_known_image_in_twenty_is_called_unknown():
     assert float(1 - found.mean()) < 0.02
 
 
+def test_nearness_decides_alone_as_early_as_images_of_left_out_classes_ask_for():
+    generator = torch.Generator().manual_seed(4)
+    scores, near, low = torch.randn(3, 1000, generator=generator, dtype=torch.float64)
+    unfitted = Novelty.unfitted({"deep": torch.ones(1, 64)})
+    alike = unfitted.fit(scores, near, torch.stack([scores - 2, low], dim=1))
+    assert alike.slack == SLACKS[1], "nearness says nothing: it only blurs"
+    far = unfitted.fit(scores, near, torch.stack([scores + 2, low - 6], dim=1))
+    assert far.slack == SLACKS[0], "scores are high, but no class is near"
+    assert unfitted.fit(scores, near).slack == SLACKS[0]
+    assert alike.fit(scores, near).slack == SLACKS[1], "nothing tells: as before"
+
+
+def test_images_whose_class_is_left_out_are_scored_as_by_a_fit_without_it():
+    z, labels = features(10, CENTERS)
+    products, targets = z.double() @ z.double().T, targets_of(labels, 4)
+    found = solve_dual(products, targets, 0.1, 64).strangers(labels)
+    ridge = ridge_of(products.diagonal().sum(), 0.1, 64)
+    for label in range(4):
+        rest = labels != label
+        inner = products[rest][:, rest] + ridge * torch.eye(int(rest.sum()), dtype=torch.float64)
+        scores = products[~rest][:, rest] @ torch.linalg.solve(inner, targets[rest])
+        others = torch.arange(4) != label
+        assert torch.allclose(found[~rest], scores[:, others].amax(1), atol=1e-8)
+    sums = directions(z, labels, torch.zeros(0, 64), 4)
+    near = stranger_nearness(z, labels, sums)
+    assert near[0] == pytest.approx(float(cosines(z[:1], sums[1:]).max()), abs=1e-6)
+
+
 def test_images_that_were_measured_before_stay_known(learned):
     """A class of images that are all alike, learned later, does not make the others strange."""
     z, _, fitted = learned
@@ -148,7 +187,7 @@ def test_equal_images_give_finite_probabilities():
 
 
 def test_it_is_stored_and_read(learned):
-    novelty = learned[2].novelty
+    novelty = replace(learned[2].novelty, slack=SLACKS[1])
     tensors = novelty.to_tensors()
     again = Novelty.from_tensors(tensors)
     assert replace(again, sums=novelty.sums, measured=novelty.measured) == novelty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,10 @@ class Dual:
         for rows in repeated(groups):
             gone[rows] = torch.linalg.solve(self.inverse[rows][:, rows], self.coefficients[rows])
         return self.targets - gone
+
+    def strangers(self, labels: Tensor) -> Tensor:
+        """Return each image's largest score (N,) by the fit without its whole class; labels: (N,)."""
+        return self.leave_out(labels).scatter(1, labels.unsqueeze(1), -math.inf).amax(1)
 
     def gains(self, labels: Tensor, groups: Tensor) -> Tensor:
         """Estimate how much more often each image, (N,), would be right with one more series of its class.

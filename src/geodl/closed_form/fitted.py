@@ -90,6 +90,7 @@ class Judgement:
 
     labels:  int64 (n,).
     near:    None where novelty is not known.
+    strangers: (m, 2), scores and nearness of images whose whole class is left out; None: not known.
     offsets: (classes,), which the scores include; None: none.
     rows, series, gains: as in `LeftOut`.
     """
@@ -101,6 +102,7 @@ class Judgement:
     rows: Tensor | None = None
     series: Tensor | None = None
     gains: Tensor | None = None
+    strangers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def calibrated(
         least = threshold(best, REJECTED)
     else:
         assert found.near is not None
-        novelty = novelty.fit(best, found.near)
+        novelty = novelty.fit(best, found.near, found.strangers)
         least = KNOWN if novelty.fitted else -math.inf
     fitted = Fitted(
         expand,

@@ -13,7 +13,7 @@ from geodl.closed_form.doubts import doubts
 from geodl.closed_form.dual import Dual, class_weights, kernel_of, kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, Standardization, kept, selected
 from geodl.closed_form.fitted import Fitted, Judgement, LeftOut, calibrated
-from geodl.closed_form.novelty import Novelty, left_out_nearness
+from geodl.closed_form.novelty import Novelty, left_out_nearness, stranger_nearness
 from geodl.closed_form.offsets import class_offsets
 from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import CLUES, no_clues, series_of
@@ -186,9 +186,14 @@ def _judged(
     if offsets is not None:
         scores = scores + offsets
         dual = replace(dual, targets=dual.targets + offsets)
-    near = left_out_nearness(data.z[novelty.level], labels, novelty.sums, groups)[known]
+    deepest, sums = data.z[novelty.level], novelty.sums
+    near = left_out_nearness(deepest, labels, sums, groups)[known]
     rows, gains = known.nonzero().squeeze(1), dual.gains(labels, groups)[known]
-    return dual, Judgement(labels[known], scores, near, offsets, rows, groups[known], gains)
+    found = Judgement(labels[known], scores, near, offsets, rows, groups[known], gains)
+    if len(torch.unique(labels)) > 2:  # without a class of two nothing can be told apart
+        others = dual.strangers(labels), stranger_nearness(deepest, labels, sums).double()
+        found = replace(found, strangers=torch.stack(others, dim=1)[known])
+    return dual, found
 
 
 def turned_classes(

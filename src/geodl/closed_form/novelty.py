@@ -6,8 +6,9 @@
   unlike all classes, and says little about similar ones.
 
 Both are counted in deviations of the learned images, each left out: s and n. An image's measure is the smaller one of 3 s + n,
-again in deviations, and of n + 1: what is far from all classes is unknown whatever its score. The probability of being known is
-95 % at the measure that 5 % of the learned images fall below, 1/2 where a normal distribution would have 0.5 % of them, and a
+again in deviations, and of n + slack: what is far from all classes is unknown whatever its score. The slack is 1, as few classes
+need it, or 2, where that separates the learned images better from what they would be were their own class not learned: each is
+shown to the fit without its whole class. The probability of being known is 95 % at the measure that 5 % of the learned images fall below, 1/2 where a normal distribution would have 0.5 % of them, and a
 logistic function of the measure; nobody has images of all that is unknown, so more cannot be measured.
 """
 
@@ -34,8 +35,8 @@ KNOWN = 0.95
 """Probability of being known below which an image is called unknown."""
 WEIGHT = 3.0
 """How many times the score counts beside the nearness."""
-SLACK = 1.0
-"""Deviations by which an image may be less near than a score allows before nearness alone decides."""
+SLACKS = 1.0, 2.0
+"""Deviations by which an image may be less near than a score allows before nearness alone decides; the first where nothing tells."""
 MEASURED = 20_000
 """Images whose measures are kept, where their features are not."""
 LEAST = 1e-6
@@ -77,6 +78,7 @@ class Novelty:
     level: of the features that nearness is measured by, the deepest; sums: of their directions by class, float32 (classes, d).
     measured: largest score and nearness of learned images, each left out when it was learned, float32 (n, 2).
     score, nearness, both: to deviations; odds: from the measure to the log odds of being known.
+    slack: one of SLACKS.
     """
 
     level: str
@@ -86,13 +88,17 @@ class Novelty:
     nearness: Scale
     both: Scale
     odds: Scale
+    slack: float = SLACKS[0]
 
     def learned(self, z: Blocks, labels: Tensor, classes: int) -> Novelty:
         """Add the directions of images by their features z: (N, d_b) by block; labels: int64 (N,)."""
         return replace(self, sums=directions(z[self.level], labels, self.sums, classes))
 
-    def fit(self, scores: Tensor, near: Tensor) -> Novelty:
-        """Measure images, each left out: their largest scores and their nearness, (N,), beside those measured before."""
+    def fit(self, scores: Tensor, near: Tensor, strangers: Tensor | None = None) -> Novelty:
+        """Measure images, each left out: their largest scores and their nearness, (N,), beside those measured before.
+
+        strangers: (N, 2), the same of images whose class was left out.
+        """
         if not len(scores):
             return self
         latest = torch.stack([scores, near.to(scores)], dim=1).float()
@@ -101,7 +107,15 @@ class Novelty:
         scores, near = measured.double().unbind(1)
         score, nearness = Scale.of(scores), Scale.of(near)
         both = Scale.of(WEIGHT * score(scores) + nearness(near))
-        found = Novelty(self.level, self.sums, measured, score, nearness, both, ALL)
+        found = replace(self, measured=measured, score=score, nearness=nearness, both=both)
+        if strangers is not None and len(strangers):
+
+            def separated(slack: float) -> float:
+                wide = replace(found, slack=slack)
+                others = wide.measure(*strangers.double().unbind(1))
+                return separation(wide.measure(scores, near), others)
+
+            found = replace(found, slack=max(SLACKS, key=separated))
         measures = found.measure(scores, near)
         lowest = threshold(measures, REJECTED)
         spread = (float(measures.median()) - lowest) / _deviations(REJECTED)
@@ -131,7 +145,7 @@ class Novelty:
     def measure(self, scores: Tensor, near: Tensor) -> Tensor:
         """Return the measure (N,) for largest scores and nearness, (N,)."""
         n = self.nearness(near)
-        return torch.minimum(self.both(WEIGHT * self.score(scores) + n), n + SLACK)
+        return torch.minimum(self.both(WEIGHT * self.score(scores) + n), n + self.slack)
 
     def known(self, scores: Tensor, near: Tensor) -> Tensor:
         """Return the probability (N,) of being known for scores (N, classes) and nearness (N,)."""
@@ -153,7 +167,9 @@ class Novelty:
         """Return all numbers as named tensors; the level is in a name."""
         scales = [self.score, self.nearness, self.both, self.odds]
         numbers = torch.tensor([[each.center, each.unit] for each in scales], dtype=torch.float64)
-        return {f"directions.{self.level}": self.sums, "measured": self.measured, "scales": numbers}
+        slack = torch.tensor(self.slack, dtype=torch.float64)
+        found = {f"directions.{self.level}": self.sums, "measured": self.measured}
+        return found | {"scales": numbers, "slack": slack}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Novelty | None:
@@ -164,7 +180,22 @@ class Novelty:
         if not bool(shaped(sums, "directions", None, None, dtype=torch.float32).isfinite().all()):
             raise ValueError("the directions of classes have values that are not finite")
         scales = (Scale(*each) for each in shaped(tensors["scales"], "scales", 4, 2).tolist())
-        return cls(level, sums, shaped(tensors["measured"], "measured", None, 2), *scales)
+        slack = float(tensors.get("slack", SLACKS[0]))  # version 0.3.0 had this one
+        if slack not in SLACKS:
+            raise ValueError(f"slack = {slack}: allowed values are {SLACKS}")
+        return cls(level, sums, shaped(tensors["measured"], "measured", None, 2), *scales, slack)
+
+
+def separation(known: Tensor, others: Tensor) -> float:
+    """Return the area under the ROC curve of a measure, (N,) and (M,), that is larger for known images."""
+    ordered = others.sort().values
+    places = torch.searchsorted(ordered, known) + torch.searchsorted(ordered, known, right=True)
+    return float((places / 2 / max(len(others), 1)).double().mean())
+
+
+def stranger_nearness(z: Tensor, labels: Tensor, sums: Tensor) -> Tensor:
+    """Return the nearness (N,) of learned images to all classes but their own. As for `left_out_nearness`."""
+    return cosines(z, sums).scatter(1, labels.unsqueeze(1), -math.inf).amax(1)
 
 
 def cosines(z: Tensor, sums: Tensor) -> Tensor:

@@ -146,7 +146,10 @@ def fit_features(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
     del total
     some = _Some([data.z], data.labels, _judges(len(data.labels), data.adapted))
     doubts = judged.doubts and judged.doubts.at(rows)
-    fitted, judged = _solved(gamma, sums, expand, some, Novelty.unfitted(data.z))
+    novelty = Novelty.unfitted(data.z)
+    if fitted.novelty is not None:
+        novelty = replace(novelty, slack=fitted.novelty.slack)
+    fitted, judged = _solved(gamma, sums, expand, some, novelty)
     return fitted, replace(judged, latest=latest, doubts=doubts), turned, sums
 
 
