@@ -110,9 +110,9 @@ def many_files(draw: random.Random, folder: Path, files: int = 300) -> None:
     options = "--network convnet --method finetune --epochs 1 --threads 1 --workers 2".split()
     status, told = geodl("learn", model, str(source), *options)
     assert status == 0
-    assert f"skipped: {files - 2 * good};" in told
+    assert f"skipped: {files - 2 * good}" in told
     assert len(told.splitlines()) < SHOWN + 30
-    assert f"and {files - 2 * good - SHOWN} more" in told
+    assert "--json lists all" in told
     status, told = geodl("predict", model, str(source), "--json", "--workers", "2")
     found = json.loads(told)
     named = [each["name"] for part in ("predictions", "skipped") for each in found[part]]

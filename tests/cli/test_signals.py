@@ -133,7 +133,7 @@ def test_many_files_of_a_folder_with_one_fault_share_a_line(capsys, monkeypatch)
     say_skipped([*known, ("rose/a.txt", "not an image"), ("b.txt", "not an image")])
     assert capsys.readouterr().out == (
         "skipped: 11\n  rose (9 files): known as another class\n"
-        "  rose/a.txt: not an image\n  b.txt: not an image\n"
+        "  rose/a.txt: not an image\n  b.txt: not an image\n  (--json lists all)\n"
     )
 
 

@@ -122,16 +122,17 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
     """Name what was skipped, and why; of many files of a folder with one fault, the folder."""
     if not skipped:
         return
-    out, summary = errors if to_errors else console, ""
-    if len(skipped) > SHOWN:
+    out, summary, lines = errors if to_errors else console, "", _by_folder(skipped)
+    if len(lines) > SHOWN:
         reasons = Counter(reason for _, reason in skipped).most_common(REASONS)
         summary = "".join(f"; {number} times: {reason}" for reason, number in reasons)
     out.print(plain(f"skipped: {len(skipped)}{summary}", "yellow"))
-    lines = _by_folder(skipped)
     for name, reason in lines[:SHOWN]:
         out.print(plain(f"  {name}: {reason}"))
     if len(lines) > SHOWN:
         out.print(f"  and {len(lines) - SHOWN} more (--json lists all)", markup=False)
+    elif len(lines) < len(skipped):
+        out.print("  (--json lists all)", markup=False)
 
 
 def _by_folder(skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
