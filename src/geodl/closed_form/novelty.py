@@ -179,11 +179,14 @@ class Novelty:
         ((level, sums),) = part(tensors, "directions").items()
         if not bool(shaped(sums, "directions", None, None, dtype=torch.float32).isfinite().all()):
             raise ValueError("the directions of classes have values that are not finite")
-        scales = (Scale(*each) for each in shaped(tensors["scales"], "scales", 4, 2).tolist())
+        score, nearness, both, odds = (
+            Scale(*each) for each in shaped(tensors["scales"], "scales", 4, 2).tolist()
+        )
         slack = float(tensors.get("slack", SLACKS[0]))  # version 0.3.0 had this one
         if slack not in SLACKS:
             raise ValueError(f"slack = {slack}: allowed values are {SLACKS}")
-        return cls(level, sums, shaped(tensors["measured"], "measured", None, 2), *scales, slack)
+        measured = shaped(tensors["measured"], "measured", None, 2)
+        return cls(level, sums, measured, score, nearness, both, odds, slack)
 
 
 def separation(known: Tensor, others: Tensor) -> float:
