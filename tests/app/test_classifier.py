@@ -41,7 +41,7 @@ from geodl.core.events import (
     TimeEstimated,
 )
 from geodl.core.text import readable
-from geodl.data import Dataset
+from geodl.data import Dataset, squares
 from geodl.data import intake as intakes
 from geodl.learning import algorithm
 from geodl.learning.learner import Learner
@@ -471,7 +471,7 @@ def test_a_run_never_takes_the_place_of_a_model(model, weeks):
 def test_files_that_do_not_fit_in_memory_give_the_same_model(tmp_path, weeks, monkeypatch):
     IncrementalClassifier(tmp_path / "a").learn(weeks[0], **QUICK)
     IncrementalClassifier(tmp_path / "a").learn(weeks[1], **QUICK)
-    monkeypatch.setattr(intakes, "IN_MEMORY", 0)
+    monkeypatch.setattr(squares, "IN_MEMORY", 0)
     IncrementalClassifier(tmp_path / "b").learn(weeks[0], **QUICK)
     IncrementalClassifier(tmp_path / "b").learn(weeks[1], **QUICK)
     assert files(tmp_path / "a") == files(tmp_path / "b")
@@ -1117,7 +1117,7 @@ def test_old_classes_are_remembered_far_better_than_by_fine_tuning(tmp_path, cif
 
 def test_steps_are_prepared_without_contradictions(weeks, digits):
     intake = intakes.take(weeks[0])
-    decoded = intakes.decode(intake, 8, 1)
+    decoded = squares.decode(intake, 8, 1)
     first, *_, last = decoded.digests
     twice = replace(decoded, digests=(first, first, last, *decoded.digests[3:]))
     ready = preparing.prepare(intake, twice, None, 1)

@@ -14,7 +14,7 @@ from geodl.app.choices import has_pretrained
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError, StoreError
 from geodl.core.events import Advised, OptionsChosen, TimeEstimated
-from geodl.data import intake
+from geodl.data import squares
 from geodl.learning.reading import FeatureReader
 from geodl.model.classifiers import fitting
 
@@ -161,12 +161,12 @@ def test_features_are_taken_as_images_are_read_and_nothing_else_is_computed(tmp_
     one.learn(*images, **QUICK)
     # No training framework, no colors that nobody uses, no list of all images.
     monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    monkeypatch.setattr(intake, "_ColorMeter", lambda: None)
-    monkeypatch.setattr(intake, "IN_MEMORY", 0)
+    monkeypatch.setattr(squares, "_ColorMeter", lambda: None)
+    monkeypatch.setattr(squares, "IN_MEMORY", 0)
     most = []
     add = FeatureReader.add
     monkeypatch.setattr(FeatureReader, "add", lambda *a: (most.append(len(a[1])), add(*a)))
-    monkeypatch.setattr(intake, "BATCH", 4)
+    monkeypatch.setattr(squares, "BATCH", 4)
     other.learn(*images, **QUICK)
     assert most == [4, 4, 2]
     first, second = (Learner.load(each.path).known.to_tensors() for each in (one, other))
