@@ -18,6 +18,8 @@ from geodl.app.serve.connections import Connection
 from geodl.app.serve.limits import Limits
 from geodl.app.serve.uploads import SMALL
 
+PART = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\n'
+FORM = {"headers": {"Content-Type": "multipart/form-data; boundary=b"}}
 HEAD = b"GET /api/v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
@@ -26,6 +28,18 @@ def connect():
     """Return what sends bytes over a new connection; all are closed at the end."""
     with ExitStack() as stack:
         yield lambda url, content=HALF: stack.enter_context(connected(url, content))
+
+
+def predicting(parts):
+    """Return a request without the token to predict some parts."""
+    body = parts + b"--b--\r\n"
+    lines = [
+        b"POST /api/v1/predict HTTP/1.1",
+        b"Host: 127.0.0.1",
+        b"Content-Length: %d" % len(body),
+    ]
+    lines += [b"Content-Type: multipart/form-data; boundary=b", b"", body]
+    return b"\r\n".join(lines)
 
 
 def closed(connection, seconds=60):
@@ -116,6 +130,14 @@ def test_sizes_of_requests_are_limited(model, digits):
                 assert answer.status_code == (413 if told else 411)
 
 
+@pytest.mark.parametrize("part", [b"--b\r\na: b\r\n\r\n\r\n", b"--b\r\n\r\n\r\n"])
+def test_requests_of_very_many_parts_are_refused(model, part):
+    with running(model, limits=Limits(predict_images=3)) as url, Client(url, None) as stranger:
+        for number, status in ((22, 422), (23, 413)):
+            content = part * number + b"--b--\r\n"
+            assert stranger.post("/api/v1/predict", content=content, **FORM).status_code == status
+
+
 def test_bodies_in_chunks_are_not_read_without_the_token(model, connect, monkeypatch):
     read, next_event = [], h11.Connection.next_event
     monkeypatch.setattr(
@@ -147,6 +169,30 @@ def test_half_open_uploads_of_strangers_leave_the_owner_in(model, digits, connec
         for connection in held:
             connection.close()
         assert stranger.until(lambda: stranger.predict(good).status_code == 200)
+
+
+def test_headers_that_take_long_to_read_leave_the_owner_in(model, digits, connect, monkeypatch):
+    """A picture of 60 MB may hold millions of empty parts before its size is known."""
+    begun, over = [], threading.Event()
+
+    def measured(image):
+        if image == b"slow":
+            begun.append(image)
+            over.wait(60)
+        return 0.0
+
+    monkeypatch.setattr(batching, "megapixels", measured)
+    with running(model) as url, Client(url) as owner:
+        for _ in range(40):
+            connect(url, predicting(PART + b"slow\r\n"))
+        try:
+            owner.until(lambda: begun)
+            time.sleep(0.5)  # the others wait for the same
+            owner.timeout = 20
+            assert owner.predict(pictures(digits, 0)[0]).status_code == 200
+            assert owner.told()["state"]
+        finally:
+            over.set()
 
 
 def test_event_streams_over_the_limit_get_a_429(model, caplog, connect):
@@ -208,13 +254,9 @@ def test_work_whose_client_has_gone_is_given_up(model, monkeypatch, connect):
 
     monkeypatch.setattr(batching, "decode", slow)
     with running(model) as url, Client(url) as client:
-        one = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\n'
-        body = (one + b"x" * (SMALL // 60) + b"\r\n") * 60 + b"--b--\r\n"
-        head = b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n" % len(
-            body
-        )
-        kind = b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
-        connection = connect(url, head + kind + body)
+        body = (PART + b"x" * (SMALL // 60) + b"
+") * 60
+        connection = connect(url, predicting(body))
         client.until(lambda: begun)
         connection.close()
         client.until(lambda: not begun[0].parent.exists())
