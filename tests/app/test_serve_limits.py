@@ -7,16 +7,30 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from unittest.mock import ANY
 
 import h11
 import pytest
 from PIL import Image
-from tests.helpers.serving import HALF, Client, Command, connected, encoded, pictures, running
+from tests.helpers.pictures import noise
+from tests.helpers.serving import (
+    HALF,
+    QUICK,
+    Client,
+    Command,
+    connected,
+    encoded,
+    pictures,
+    running,
+)
 
-from geodl.app.serve import batching
+from geodl.app.classifier import IncrementalClassifier
+from geodl.app.serve import batching, exports
 from geodl.app.serve.connections import Connection
 from geodl.app.serve.limits import Limits
 from geodl.app.serve.uploads import SMALL
+from geodl.core.tensors import tensor_file
+from geodl.nets import build_network
 
 PART = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\n'
 FORM = {"headers": {"Content-Type": "multipart/form-data; boundary=b"}}
@@ -274,12 +288,16 @@ def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
         Client(url) as owner,
         Client(url, None) as stranger,
     ):
+        taught = {"one": [encoded(Image.new("RGB", (9, 9))), b"x"]}
+        job = owner.ended(owner.learn(taught))
+        assert [each["name"] for each in job["skipped"]] == ["one/1.png"]
+        assert stranger.job(job["id"]) == job | {"skipped": [], "error": ANY}
         job = owner.ended(owner.learn_folder("empty"))
         assert (job["state"], str(tmp_path) in job["error"]) == ("failed", True)
         answers = [stranger.get(f"/api/v1/jobs/{job['id']}"), stranger.get("/api/v1/jobs")]
         answers += [stranger.get("/api/v1/export/report"), stranger.get("/api/v1/history")]
         told = stranger.told()
-        assert "shown with the token" in told["jobs"][0]["error"]
+        assert "shown with the token" in told["jobs"][-1]["error"]
     for path in (model / "objects").iterdir():
         path.write_bytes(b"damaged")
     with running(model) as url, Client(url) as owner, Client(url, None) as stranger:
@@ -291,3 +309,19 @@ def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
     texts = [str(told), *(answer.text for answer in answers)]
     assert not [text for text in texts if any(secret in text for secret in secrets)]
     assert answers[-1].json() == {"error": "the model has learned nothing yet"}
+
+
+def test_the_report_that_strangers_see_names_no_files(tmp_path, monkeypatch):
+    """No file of weights with its path, and no image that looks mislabelled."""
+    network = build_network("resnet8", 1, head="cosine").backbone.state_dict()
+    (tmp_path / "w.safetensors").write_bytes(tensor_file(network))
+    weights = {"weights": str(tmp_path / "w.safetensors"), "network": "resnet8"}
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(noise(24, 16, 16, 3), ["a", "b"] * 12, method="lucir", **weights, **QUICK)
+    run, asked = exports._run, []
+    monkeypatch.setattr(exports, "_run", lambda words: (asked.extend(words), run(words))[1])
+    with running(tmp_path / "m") as url, Client(url, None) as stranger:
+        page = stranger.get("/api/v1/export/report").text
+        assert "w.safetensors" in page
+        assert str(tmp_path) not in page
+        assert "--without-images" in asked
