@@ -277,9 +277,10 @@ def test_damaged_compression_of_the_archive_is_refused(tmp_path, tiny, kind):
     path = tmp_path / "data" / "cifar-100-python.tar.gz"
     archive(tmp_path / "cifar-100-python", path, kind)
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 255
+    middle = len(content) // 2
+    content[middle : middle + 40] = b"\xff" * 40
     path.write_bytes(content)
-    with pytest.raises(DataError, match="not the CIFAR-100 python archive"):
+    with pytest.raises(DataError, match="not .*CIFAR-100"):
         load("cifar100", path)
 
 
