@@ -280,7 +280,7 @@ def test_damaged_compression_of_the_archive_is_refused(tmp_path, tiny, kind):
     middle = len(content) // 2
     content[middle : middle + 40] = b"\xff" * 40
     path.write_bytes(content)
-    with pytest.raises(DataError, match="not .*CIFAR-100"):
+    with pytest.raises(DataError, match=r"not .*CIFAR-100"):
         load("cifar100", path)
 
 
