@@ -268,8 +268,7 @@ def test_work_whose_client_has_gone_is_given_up(model, monkeypatch, connect):
 
     monkeypatch.setattr(batching, "decode", slow)
     with running(model) as url, Client(url) as client:
-        body = (PART + b"x" * (SMALL // 60) + b"
-") * 60
+        body = (PART + b"x" * (SMALL // 60) + b"\r\n") * 60
         connection = connect(url, predicting(body))
         client.until(lambda: begun)
         connection.close()
