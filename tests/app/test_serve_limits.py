@@ -1,5 +1,6 @@
 """`geodl serve` under load and attack, with real sockets: limits, time-outs, shares, what strangers are told."""
 
+import asyncio
 import itertools
 import os
 import socket
@@ -16,6 +17,7 @@ from tests.helpers.pictures import noise
 from tests.helpers.serving import (
     HALF,
     QUICK,
+    TOKEN,
     Client,
     Command,
     connected,
@@ -25,7 +27,7 @@ from tests.helpers.serving import (
 )
 
 from geodl.app.classifier import IncrementalClassifier
-from geodl.app.serve import batching, exports
+from geodl.app.serve import batching
 from geodl.app.serve.connections import Connection
 from geodl.app.serve.limits import Limits
 from geodl.app.serve.uploads import SMALL
@@ -91,6 +93,17 @@ def test_half_sent_heads_and_garbage_with_few_files_keep_nobody_out(
     assert "too many connections" in log
     assert "Traceback" not in log
     assert len(log.splitlines()) <= 4, log
+
+
+def test_floods_close_no_connection_of_the_owner(model, connect):
+    ask = HEAD + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+    with running(model, limits=Limits(connections=20)) as url:
+        mine = connect(url, ask)
+        assert b" 200 " in mine.recv(65536)
+        for _ in range(60):
+            connect(url, HEAD)
+        mine.sendall(ask)
+        assert b" 200 " in mine.recv(65536)
 
 
 def test_slow_heads_and_clients_that_do_not_read_are_closed(model, connect, monkeypatch):
@@ -317,8 +330,13 @@ def test_the_report_that_strangers_see_names_no_files(tmp_path, monkeypatch):
     weights = {"weights": str(tmp_path / "w.safetensors"), "network": "resnet8"}
     model = IncrementalClassifier(tmp_path / "m")
     model.learn(noise(24, 16, 16, 3), ["a", "b"] * 12, method="lucir", **weights, **QUICK)
-    run, asked = exports._run, []
-    monkeypatch.setattr(exports, "_run", lambda words: (asked.extend(words), run(words))[1])
+    start, asked = asyncio.create_subprocess_exec, []
+
+    def started(*words, **how):
+        asked.extend(words)
+        return start(*words, **how)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
     with running(tmp_path / "m") as url, Client(url, None) as stranger:
         page = stranger.get("/api/v1/export/report").text
         assert "w.safetensors" in page
