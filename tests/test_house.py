@@ -83,6 +83,19 @@ def test_no_module_compares_the_name_of_a_method_or_a_classifier():
                 assert not parts & names, f"{path.relative_to(PACKAGE)}, line {node.lineno}"
 
 
+STATES = {"Statistics", "KeptFeatures", "Primal", "Fitted"}
+
+
+def test_the_closed_forms_state_is_known_where_the_closed_form_is_the_subject():
+    known = {"closed_form", "model/classifiers", "model/estimators.py", "bench/paper/beyond.py"}
+    for path in FILES:
+        place = path.relative_to(PACKAGE).as_posix()
+        if not place.startswith(tuple(known)):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom):
+                    assert not STATES & {alias.name for alias in node.names}, place
+
+
 def test_every_room_is_described_in_its_place():
     """The table in CONTRIBUTING.md has the rooms in the order in which they may import."""
     table = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)

@@ -134,6 +134,7 @@ def test_the_terminal_and_the_report_name_them(model, capsys, monkeypatch):
     facts = json.loads(run("info", model.path, "--json"))
     identity = facts["doubtful"][0]["image"]
     names, with_pictures = owner(model.path), owner(model.path, with_images=True)
+    assert owner(model.path, with_images=False)["doubtful"] == []
     assert [each["data"] for each in names["doubtful"]] == ["", ""]
     assert all(each["data"] for each in with_pictures["doubtful"])
     assert "stays in class" in run("relabel", model.path, identity, facts["doubtful"][0]["class"])

@@ -15,6 +15,7 @@ from geodl import IncrementalClassifier
 from geodl.app import quick
 from geodl.app.choices import has_pretrained
 from geodl.core.cache import CONVERTED, Cache
+from geodl.core.content import signed
 from geodl.core.errors import StoreError
 
 pytestmark = pytest.mark.skipif(
@@ -119,6 +120,42 @@ def test_another_state_is_converted_again(model, files, alone):
     IncrementalClassifier(model).undo()
     alone()
     assert "disc" in quick.predict(model, files).labels
+
+
+def test_a_change_while_a_model_is_converted_is_not_taken_for_what_it_was(
+    model, files, monkeypatch
+):
+    predict = IncrementalClassifier.predict
+
+    def overtaken(self, *arguments, **options):
+        found = predict(self, *arguments, **options)
+        IncrementalClassifier(model).rename("disc", "moon")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(IncrementalClassifier, "predict", overtaken)
+        assert "disc" in quick.predict(model, files).labels
+    assert not list(Cache().root.glob(f"entries/*{CONVERTED}"))
+    IncrementalClassifier(model).undo()
+    assert "disc" in quick.predict(model, files).labels
+
+
+def test_a_strangers_model_with_the_same_ids_answers_for_itself_alone(model, files, tmp_path):
+    stranger = Path(shutil.copytree(model, tmp_path / "stranger"))
+    IncrementalClassifier(stranger).rename("disc", "moon")
+    head, own = (json.loads((path / "head.json").read_text()) for path in (stranger, model))
+    head["phases"][-1]["id"] = own["phases"][-1]["id"]
+    content = {key: value for key, value in head.items() if key != "sha256"}
+    (stranger / "head.json").write_text(json.dumps(signed(content)))
+    assert "moon" in quick.predict(stranger, files).labels
+    assert "disc" in quick.predict(model, files).labels
+
+
+def test_a_graph_that_cannot_be_run_is_not_used(model, files):
+    wanted = quick.predict(model, files)
+    (entry,) = Cache().root.glob(f"entries/*{CONVERTED}")
+    Cache().write(entry.name, b"of a later version")
+    agree(quick.predict(model, files), wanted)
 
 
 def test_what_it_does_not_know_the_model_predicts(model, files, photographs, tmp_path):

@@ -1,5 +1,6 @@
 """`geodl serve` under load and attack, with real sockets: limits, time-outs, shares, what strangers are told."""
 
+import asyncio
 import itertools
 import os
 import socket
@@ -7,17 +8,34 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from unittest.mock import ANY
 
 import h11
 import pytest
 from PIL import Image
-from tests.helpers.serving import HALF, Client, Command, connected, encoded, pictures, running
+from tests.helpers.pictures import noise
+from tests.helpers.serving import (
+    HALF,
+    QUICK,
+    TOKEN,
+    Client,
+    Command,
+    connected,
+    encoded,
+    pictures,
+    running,
+)
 
+from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve import batching
 from geodl.app.serve.connections import Connection
 from geodl.app.serve.limits import Limits
 from geodl.app.serve.uploads import SMALL
+from geodl.core.tensors import tensor_file
+from geodl.nets import build_network
 
+PART = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\n'
+FORM = {"headers": {"Content-Type": "multipart/form-data; boundary=b"}}
 HEAD = b"GET /api/v1/model HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
@@ -26,6 +44,18 @@ def connect():
     """Return what sends bytes over a new connection; all are closed at the end."""
     with ExitStack() as stack:
         yield lambda url, content=HALF: stack.enter_context(connected(url, content))
+
+
+def predicting(parts):
+    """Return a request without the token to predict some parts."""
+    body = parts + b"--b--\r\n"
+    lines = [
+        b"POST /api/v1/predict HTTP/1.1",
+        b"Host: 127.0.0.1",
+        b"Content-Length: %d" % len(body),
+    ]
+    lines += [b"Content-Type: multipart/form-data; boundary=b", b"", body]
+    return b"\r\n".join(lines)
 
 
 def closed(connection, seconds=60):
@@ -63,6 +93,17 @@ def test_half_sent_heads_and_garbage_with_few_files_keep_nobody_out(
     assert "too many connections" in log
     assert "Traceback" not in log
     assert len(log.splitlines()) <= 4, log
+
+
+def test_floods_close_no_connection_of_the_owner(model, connect):
+    ask = HEAD + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+    with running(model, limits=Limits(connections=20)) as url:
+        mine = connect(url, ask)
+        assert b" 200 " in mine.recv(65536)
+        for _ in range(60):
+            connect(url, HEAD)
+        mine.sendall(ask)
+        assert b" 200 " in mine.recv(65536)
 
 
 def test_slow_heads_and_clients_that_do_not_read_are_closed(model, connect, monkeypatch):
@@ -116,6 +157,14 @@ def test_sizes_of_requests_are_limited(model, digits):
                 assert answer.status_code == (413 if told else 411)
 
 
+@pytest.mark.parametrize("part", [b"--b\r\na: b\r\n\r\n\r\n", b"--b\r\n\r\n\r\n"])
+def test_requests_of_very_many_parts_are_refused(model, part):
+    with running(model, limits=Limits(predict_images=3)) as url, Client(url, None) as stranger:
+        for number, status in ((22, 422), (23, 413)):
+            content = part * number + b"--b--\r\n"
+            assert stranger.post("/api/v1/predict", content=content, **FORM).status_code == status
+
+
 def test_bodies_in_chunks_are_not_read_without_the_token(model, connect, monkeypatch):
     read, next_event = [], h11.Connection.next_event
     monkeypatch.setattr(
@@ -147,6 +196,30 @@ def test_half_open_uploads_of_strangers_leave_the_owner_in(model, digits, connec
         for connection in held:
             connection.close()
         assert stranger.until(lambda: stranger.predict(good).status_code == 200)
+
+
+def test_headers_that_take_long_to_read_leave_the_owner_in(model, digits, connect, monkeypatch):
+    """A picture of 60 MB may hold millions of empty parts before its size is known."""
+    begun, over = [], threading.Event()
+
+    def measured(image):
+        if image == b"slow":
+            begun.append(image)
+            over.wait(60)
+        return 0.0
+
+    monkeypatch.setattr(batching, "megapixels", measured)
+    with running(model) as url, Client(url) as owner:
+        for _ in range(40):
+            connect(url, predicting(PART + b"slow\r\n"))
+        try:
+            owner.until(lambda: begun)
+            time.sleep(0.5)  # the others wait for the same
+            owner.timeout = 20
+            assert owner.predict(pictures(digits, 0)[0]).status_code == 200
+            assert owner.told()["state"]
+        finally:
+            over.set()
 
 
 def test_event_streams_over_the_limit_get_a_429(model, caplog, connect):
@@ -208,13 +281,8 @@ def test_work_whose_client_has_gone_is_given_up(model, monkeypatch, connect):
 
     monkeypatch.setattr(batching, "decode", slow)
     with running(model) as url, Client(url) as client:
-        one = b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\n'
-        body = (one + b"x" * (SMALL // 60) + b"\r\n") * 60 + b"--b--\r\n"
-        head = b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n" % len(
-            body
-        )
-        kind = b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
-        connection = connect(url, head + kind + body)
+        body = (PART + b"x" * (SMALL // 60) + b"\r\n") * 60
+        connection = connect(url, predicting(body))
         client.until(lambda: begun)
         connection.close()
         client.until(lambda: not begun[0].parent.exists())
@@ -232,12 +300,16 @@ def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
         Client(url) as owner,
         Client(url, None) as stranger,
     ):
+        taught = {"one": [encoded(Image.new("RGB", (9, 9))), b"x"]}
+        job = owner.ended(owner.learn(taught))
+        assert [each["name"] for each in job["skipped"]] == ["one/1.png"]
+        assert stranger.job(job["id"]) == job | {"skipped": [], "error": ANY}
         job = owner.ended(owner.learn_folder("empty"))
         assert (job["state"], str(tmp_path) in job["error"]) == ("failed", True)
         answers = [stranger.get(f"/api/v1/jobs/{job['id']}"), stranger.get("/api/v1/jobs")]
         answers += [stranger.get("/api/v1/export/report"), stranger.get("/api/v1/history")]
         told = stranger.told()
-        assert "shown with the token" in told["jobs"][0]["error"]
+        assert "shown with the token" in told["jobs"][-1]["error"]
     for path in (model / "objects").iterdir():
         path.write_bytes(b"damaged")
     with running(model) as url, Client(url) as owner, Client(url, None) as stranger:
@@ -249,3 +321,24 @@ def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
     texts = [str(told), *(answer.text for answer in answers)]
     assert not [text for text in texts if any(secret in text for secret in secrets)]
     assert answers[-1].json() == {"error": "the model has learned nothing yet"}
+
+
+def test_the_report_that_strangers_see_names_no_files(tmp_path, monkeypatch):
+    """No file of weights with its path, and no image that looks mislabelled."""
+    network = build_network("resnet8", 1, head="cosine").backbone.state_dict()
+    (tmp_path / "w.safetensors").write_bytes(tensor_file(network))
+    weights = {"weights": str(tmp_path / "w.safetensors"), "network": "resnet8"}
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(noise(24, 16, 16, 3), ["a", "b"] * 12, method="lucir", **weights, **QUICK)
+    start, asked = asyncio.create_subprocess_exec, []
+
+    def started(*words, **how):
+        asked.extend(words)
+        return start(*words, **how)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", started)
+    with running(tmp_path / "m") as url, Client(url, None) as stranger:
+        page = stranger.get("/api/v1/export/report").text
+        assert "w.safetensors" in page
+        assert str(tmp_path) not in page
+        assert "--without-images" in asked

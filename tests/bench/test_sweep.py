@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers import tiny
-from tests.helpers.command import geodl
+from tests.helpers.command import geodl, started
 from tests.helpers.runs import DIGITS, quick, result_files, wait_until
 
 from geodl import __version__
@@ -42,12 +42,11 @@ from geodl.bench.work import Progress
 from geodl.cli import grids
 from geodl.cli import sweep as sweep_command
 from geodl.config import Layer, all_options, file_layers, preset_layer
-from geodl.core import files as core_files
 from geodl.core.cache import Cache
 from geodl.core.errors import Interrupted
 from geodl.core.events import BaseAwaited, BaseCached, StageStarted
 from geodl.methods import configure
-from geodl.store import Directory, exists
+from geodl.store import Directory
 
 # -- which runs
 
@@ -479,13 +478,8 @@ def test_a_run_that_fails_is_named_with_its_last_error(tmp_path, monkeypatch):
 
 
 def start(tmp_path, *arguments) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "geodl", "sweep", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GEODL_CACHE": str(tmp_path / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    return started(
+        "sweep", *arguments, cwd=tmp_path, environment={"GEODL_CACHE": str(tmp_path / "cache")}
     )
 
 
@@ -525,24 +519,6 @@ def test_a_table_on_a_terminal(tmp_path, fast, monkeypatch):
 
 
 # -- one process a base phase
-
-
-def test_a_claim_is_held_by_one_and_ends_with_its_process(tmp_path):
-    cache, held = Cache(tmp_path), ExitStack()
-    assert cache.claim("key", held)
-    script = f"from contextlib import ExitStack; from pathlib import Path; from geodl.core.cache import Cache; import sys; sys.exit(Cache(Path({str(tmp_path)!r})).claim('key', ExitStack()))"
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
-    with ExitStack() as other:
-        assert cache.claim("other", other)
-    held.close()
-    assert subprocess.run([sys.executable, "-c", script]).returncode == 1
-    assert cache.claim("key", held)
-    held.close()
-
-
-def test_a_cache_without_locks_is_no_reason_to_wait(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert Cache(tmp_path / "file").claim("key", ExitStack())
 
 
 def test_a_run_waits_for_the_base_that_another_trains(tmp_path):
@@ -723,30 +699,6 @@ def test_a_folder_that_is_renamed_while_one_looks_is_passed_over(tmp_path, monke
     monkeypatch.setattr(os, "scandir", gone)
     assert list(shipping.look(tmp_path)) == ["head.json"]
     assert not (tmp_path / "phases" / "temporary").exists()
-
-
-def test_a_phase_arrives_whole_or_not_at_all(tmp_path, monkeypatch):
-    here = tmp_path / "here"
-    run_config(tiny.config(epochs=1), out=here, data=tiny.dataset())
-    files, seen = shipping.changed(here, {})
-    whole = core_files.write_synced
-    for killed_after in range(0, len(files), 3):
-        there = tmp_path / f"there {killed_after}"
-        written = iter(range(killed_after))
-
-        def killed(path, content, written=written):
-            if next(written, None) is None:
-                raise KeyboardInterrupt
-            whole(path, content)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(core_files, "write_synced", killed)
-            with pytest.raises(KeyboardInterrupt):
-                shipping.receive(there, files, set(seen))
-        if exists(there):
-            Directory(there).verify()
-        shipping.receive(there, files, set(seen))
-        Directory(there).verify()
 
 
 # -- processes

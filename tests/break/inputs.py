@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import os
 import random
 import warnings
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,40 @@ def _parquet() -> bytes:
     buffer = io.BytesIO()
     parquet.write_table(rows, buffer)
     return buffer.getvalue()
+
+
+PLACES = ("a/0.png", "b/1.png", "../0.png", "/dev/zero", "/etc/passwd", "nowhere.png", "pipe.png")
+PLACES += ("=cmd|' /C calc'!A0", "\0", "a\x1b[31m", '"', "", ".", "é" * 300, "x" * 200_000)
+
+
+@family("listings")
+def listings(draw: random.Random, folder: Path) -> None:
+    """A damaged zip archive, and a table of odd places and labels: the images that are sound, or one line."""
+    for place in ("a/0.png", "b/1.png"):
+        (folder / place).parent.mkdir()
+        (folder / place).write_bytes(encode(Image.fromarray(noise(9, 9, 3, seed=ord(place[0])))))
+    os.mkfifo(folder / "pipe.png")
+    if draw.random() < 0.6:
+        file, kinds = folder / "data.zip", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+        kind = draw.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, *kinds])
+        with zipfile.ZipFile(file, "w", kind) as archive:
+            for place in ("a/0.png", "b/1.png"):
+                archive.write(folder / place, place)
+        for _ in range(draw.randint(1, 3)):
+            if file.stat().st_size:
+                (damage.flip if draw.random() < 0.8 else damage.tear)(draw, file)
+    else:
+        file = folder / f"data.{draw.choice(['csv', 'tsv'])}"
+        labels = [*map(str, NAMES), "=1+1", "../a"]
+        rows = [f"{draw.choice(PLACES)},{draw.choice(labels)}" for _ in range(draw.randint(0, 6))]
+        file.write_bytes("\n".join(rows).encode("utf-8", "surrogatepass"))
+    found = attempt(lambda: take(file))
+    if isinstance(found, Refused):
+        return
+    assert 0 < len(found.images) == len(found.names)
+    assert all(fault(name) is None for name in found.classes)
+    lines = [*found.names, *(part for pair in found.problems for part in pair)]
+    assert all(line.isprintable() for line in lines)
 
 
 # Arrays and labels.

@@ -133,6 +133,8 @@ def _body(draw: random.Random) -> bytes:
         f'--b\r\nContent-Disposition: form-data; name="images"; filename="{name}"\r\n\r\n'.encode()
     )
     form += content + b"\r\n--b--\r\n"
+    if draw.random() < 0.1:
+        form = b"--b\r\na: b\r\n\r\n\r\n" * draw.randint(200, 2000) + form
     return form[: draw.randint(1, len(form))] if draw.random() < 0.4 else form
 
 

@@ -38,19 +38,29 @@ def _picture(kind: str) -> bytes:
     return encode(Image.fromarray(noise(32, 32, 3)).convert(mode), kind)
 
 
+def _scans(number: int) -> bytes:
+    """Return a JPEG file with so many scans, each of which takes as long to decode as the picture."""
+    jpeg = encode(Image.new("L", (500, 500)), "JPEG", progressive=True)
+    start = jpeg.index(b"\xff\xda")
+    end = jpeg.index(b"\xff\xc4", start)
+    return jpeg[:end] + jpeg[start:end] * number + jpeg[end:]
+
+
 @family("formats")
 def formats(draw: random.Random, folder: Path) -> None:
-    """Pictures of formats that are not on the list, whole or damaged: refused, and no program is started."""
+    """Pictures of formats that are not on the list, and JPEG files of very many scans: refused, and no program is started."""
     file = folder / f"odd.{draw.choice(['png', 'jpg', 'eps', 'tif'])}"
     file.write_bytes(draw.choice(PROGRAMS) + draw.randbytes(draw.randint(0, 200)))
     if draw.random() < 0.6:
         file.write_bytes(_picture(draw.choice(OTHERS)))
-    if draw.random() < 0.3:
+    if draw.random() < 0.2:
+        file.write_bytes(_scans(draw.randint(101, 3000)))
+    elif draw.random() < 0.3:
         damage.tear(draw, file)
     refused = AssertionError("a program was started")
     with mock.patch.object(subprocess, "Popen", side_effect=refused):
         found = attempt(lambda: open_image(file))
-    assert isinstance(found, Refused), f"read, though not one of {FORMATS}"
+    assert isinstance(found, Refused), f"read, though a bomb or not one of {FORMATS}"
 
 
 @family("stranger's models")

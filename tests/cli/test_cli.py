@@ -8,14 +8,14 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.helpers.command import geodl
+from tests.helpers.command import geodl, started
+from tests.helpers.runs import wait_until_told
 
 from geodl.cli import COMMANDS
 from geodl.cli.display import Stopper, console
@@ -218,20 +218,8 @@ def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch):
 
 def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
     command = ["run", *TINY[:-3], "--epochs", "200", "--no-cache", "--out", "r"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "geodl", *command],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    events = tmp_path / "r" / "events.jsonl"
-    while time.monotonic() < deadline:
-        if events.exists() and re.search('"kind": "epoch".*"phase": 1', events.read_text()):
-            break
-        time.sleep(0.05)
+    process = started(*command, cwd=tmp_path)
+    wait_until_told(tmp_path / "r", '"kind": "epoch".*"phase": 1', process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -243,13 +231,7 @@ def test_ctrl_c_stops_after_the_step_and_the_same_command_continues(tmp_path):
     state = json.loads(geodl("runs", "list", "--json", ".", cwd=tmp_path).stdout)
     assert state[0]["state"] == "interrupted"
     assert "\nphase 1, interrupted: " in geodl("runs", "show", "r", cwd=tmp_path).stdout
-    process = subprocess.Popen(
-        [sys.executable, "-m", "geodl", *command],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = started(*command, cwd=tmp_path, stderr=None)
     assert process.stdout is not None
     assert any("resuming with epoch" in line for line in process.stdout)
     process.kill()
@@ -292,13 +274,9 @@ def test_a_second_ctrl_c_leaves_at_once():
 
 def test_on_a_terminal_a_bar_shows_the_time_left(tmp_path):
     master, slave = pytest.importorskip("pty").openpty()  # Windows has none
-    process = subprocess.Popen(
-        [sys.executable, "-m", "geodl", "run", *TINY, "--out", "r"],
-        cwd=tmp_path,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "120"},
-        stdout=slave,
-        stderr=slave,
-    )
+    terminal = {"TERM": "xterm", "COLUMNS": "120"}
+    words = ("run", *TINY, "--out", "r")
+    process = started(*words, cwd=tmp_path, environment=terminal, stdout=slave, stderr=slave)
     os.close(slave)
     seen = b""
     while True:

@@ -9,10 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.helpers.command import started
+from tests.helpers.runs import wait_until_told
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.cli import app
@@ -101,17 +102,6 @@ def test_learn_names_what_it_skips(geodl, tmp_path, root):
     assert "skipped: 1\n  0/notes [b].txt: not an image" in out
     with pytest.raises(DataError, match=r"notes \[b\]\.txt: not an image"):
         geodl("learn", str(tmp_path / "other"), str(week), "--strict")
-
-
-def test_a_pipe_is_named_and_not_waited_for(geodl, model, tmp_path, root):
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    os.mkfifo(folder / "pipe")
-    some = next((root / "week1").rglob("*.png"))
-    (folder / "a.png").write_bytes(some.read_bytes())
-    done = geodl("predict", model, str(folder))
-    assert "pipe: not a regular file" in done.err
-    assert "a.png" in done.out
 
 
 def test_a_class_that_was_removed_and_comes_back_counts_all_its_images(geodl, model):
@@ -268,26 +258,11 @@ def test_options_reach_the_step(geodl, tmp_path):
     assert re.search(r"--backbone +convnet +as this model was made", later)
 
 
-def command(*words, **more):
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    return subprocess.Popen(
-        [sys.executable, "-c", "from geodl.cli import main; main()", *words],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
-    )  # fmt: skip
-
-
 def test_killed_at_once_the_same_command_goes_on(geodl, model, root, tmp_path):
     """Kill a real process in the middle of training; the model is as before, and the same command finishes the step."""
     words = ("learn", model, "week2", "--epochs", "80", "--threads", "1")
-    process = command(*words, cwd=root)
-    events = Path(model, "events.jsonl")
-    deadline = time.monotonic() + 120
-    while (
-        events.read_text().count('"kind": "epoch"') < 2 + 5
-        and process.poll() is None
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
+    process = started(*words, cwd=root)
+    wait_until_told(Path(model), '(?s)("kind": "epoch".*){7}', process)  # two of the first step
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL

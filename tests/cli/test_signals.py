@@ -1,27 +1,21 @@
 """Ctrl-C and SIGTERM in real processes; and messages that are one clean line."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
-from tests.helpers.directories import object_of
+from tests.helpers.command import started
+from tests.helpers.runs import wait_until_told
 from tests.helpers.tiny import dataset
 
 from geodl.app.classifier import IncrementalClassifier
-from geodl.bench.report.results import read_run
 from geodl.cli import main
 from geodl.cli.own_display import say_skipped
 from geodl.config.layers import TOML_LIMIT, file_layers
-from geodl.core.errors import ConfigError, DataError, StoreError
+from geodl.core.errors import ConfigError, DataError
 from geodl.data import load
 from geodl.methods import configure
-from geodl.store import reading
 
 QUICK = {"network": "convnet", "epochs": 1, "threads": 1, "workers": 1, "precision": "32"}
 
@@ -36,32 +30,11 @@ def folder(tmp_path):
     return tmp_path / "images"
 
 
-def start(*words, code="from geodl.cli import main; main()"):
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, words)],
-        env=dict(os.environ, OMP_NUM_THREADS="1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_training_that_is_asked_to_stop_saves_and_says_so(folder, tmp_path, number, status):
-    words = (
-        "learn",
-        tmp_path / "model",
-        folder,
-        "--backbone",
-        "convnet",
-        "--epochs",
-        "100000",
-        "--threads",
-        "1",
-    )
-    process = start(*words)
-    events, deadline = tmp_path / "model" / "events.jsonl", time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if events.exists() and '"kind": "epoch"' in events.read_text():
-            break
-        time.sleep(0.05)
+    options = "--backbone convnet --epochs 100000 --threads 1".split()
+    process = started("learn", tmp_path / "model", folder, *options)
+    wait_until_told(tmp_path / "model", '"kind": "epoch"', process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == status, (out, err)
@@ -94,7 +67,7 @@ def test_before_training_it_leaves_at_once_with_a_sentence(
     tmp_path, monkeypatch, number, status, word, words
 ):
     monkeypatch.chdir(tmp_path)
-    process = start(*words, code=WAITING)
+    process = started(*words, code=WAITING)
     assert process.stdout.readline() == "reading\n"
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
@@ -103,7 +76,7 @@ def test_before_training_it_leaves_at_once_with_a_sentence(
 
 
 def test_who_reads_the_first_lines_alone_spoils_nothing():
-    with start("methods") as process:
+    with started("methods") as process:
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
@@ -124,9 +97,6 @@ def test_of_many_skipped_files_the_first_and_the_reasons_are_shown(capsys):
     assert out.endswith("  and 99980 more (--json lists all)\n")
 
 
-# ------------------------------------------------------------------------------------------------------------- racing
-
-
 def test_many_files_of_a_folder_with_one_fault_share_a_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     known = [(f"rose/{i}.jpg", "known as another class") for i in range(9)]
@@ -135,52 +105,6 @@ def test_many_files_of_a_folder_with_one_fault_share_a_line(capsys, monkeypatch)
         "skipped: 11\n  rose (9 files): known as another class\n"
         "  rose/a.txt: not an image\n  b.txt: not an image\n  (--json lists all)\n"
     )
-
-
-def test_a_read_that_races_an_undo_is_repeated(folder, tmp_path):
-    model = IncrementalClassifier(tmp_path / "model")
-    model.learn(folder, **QUICK)
-    for i in range(2):
-        model.rename(model.classes[0], f"name {i}")
-    changes = iter([model.undo])
-
-    def read(store):
-        next(changes, lambda: None)()  # another process, in the middle of the read
-        return store.phase(-1).json("extra.json")["classes"][0]
-
-    assert reading(model.path, read) == "name 1"
-    model.redo()
-    stop = threading.Event()
-
-    def shake():
-        other = IncrementalClassifier(model.path)
-        while not stop.is_set():
-            other.undo()
-            other.redo()
-
-    thread = threading.Thread(target=shake)
-    thread.start()
-    try:
-        for _ in range(20):
-            assert read_run(model.path).classes[0] in ("name 0", "name 1")
-    finally:
-        stop.set()
-        thread.join()
-
-
-def test_a_read_of_what_is_damaged_is_not_repeated(folder, tmp_path):
-    model = IncrementalClassifier(tmp_path / "model")
-    model.learn(folder, **QUICK)
-    object_of(model.path, 0, "extra.json").write_text("{}")
-    reads = []
-
-    def read(store):
-        reads.append(1)
-        return store.phase(0).json("extra.json")
-
-    with pytest.raises(StoreError, match="is damaged"):
-        reading(model.path, read)
-    assert len(reads) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------- messages
@@ -257,7 +181,7 @@ def test_warnings_of_pillow_are_not_printed(folder, tmp_path):
         "i.upright_rgb = lambda *a: (warnings.warn('from pillow'), real(*a))[1]\n"
         "from geodl.cli import main; main()"
     )
-    process = start("predict", tmp_path / "model", tmp_path / "odd.png", "--json", code=code)
+    process = started("predict", tmp_path / "model", tmp_path / "odd.png", "--json", code=code)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert len(json.loads(out)["predictions"]) == 1

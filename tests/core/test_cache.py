@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,12 +17,6 @@ from geodl.core.errors import StoreError
 
 KEY = fingerprint({"data": "digits", "seed": 0, "classes": [3, 1]})
 TENSORS = {"w": torch.arange(4.0)}
-
-
-def test_the_key_covers_every_part_and_no_order():
-    assert fingerprint({"classes": (3, 1), "seed": 0, "data": "digits"}) == KEY
-    assert fingerprint({"data": "digits", "seed": 0, "classes": [1, 3]}) != KEY
-    assert fingerprint({"data": "digits", "seed": 1, "classes": [3, 1]}) != KEY
 
 
 def test_what_is_put_is_found_again_and_only_by_its_key(tmp_path):
@@ -78,6 +74,7 @@ def test_a_cache_that_cannot_be_made_is_no_error(tmp_path):
     cache = Cache(tmp_path / "file")
     assert not cache.put(KEY, TENSORS)
     assert cache.load(KEY) is None
+    assert cache.claim(KEY, ExitStack()), "without locks there is no reason to wait"
     assert cache.clear() == 0
 
 
@@ -138,13 +135,22 @@ def test_a_cache_that_others_can_write_is_not_used(tmp_path, name, mode, caplog)
     assert cache.load(KEY) is not None
 
 
-def test_one_process_makes_an_entry(tmp_path):
-    with ExitStack() as first:
-        assert Cache(tmp_path).claim(KEY, first)
-        with ExitStack() as second:
-            assert not Cache(tmp_path).claim(KEY, second)
-    with ExitStack() as third:
-        assert Cache(tmp_path).claim(KEY, third)
+def test_one_process_makes_an_entry_and_a_claim_ends_with_its_process(tmp_path):
+    cache, held = Cache(tmp_path), ExitStack()
+    assert cache.claim(KEY, held)
+    code = (
+        "import sys; from contextlib import ExitStack; from pathlib import Path\n"
+        "from geodl.core.cache import Cache\n"
+        "sys.exit(Cache(Path(sys.argv[1])).claim(sys.argv[2], ExitStack()))"
+    )
+    other = [sys.executable, "-c", code, str(tmp_path), KEY]
+    assert subprocess.run(other, check=False).returncode == 0
+    with ExitStack() as more:
+        assert cache.claim("other", more)
+    held.close()
+    assert subprocess.run(other, check=False).returncode == 1
+    assert cache.claim(KEY, held)
+    held.close()
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,31 @@ def test_large_jpegs_are_reduced_while_they_are_decoded(monkeypatch):
             read()
 
 
+def with_more_scans(jpeg, number):
+    """Return a JPEG file in which the first scan comes so many times more."""
+    start = jpeg.index(b"\xff\xda\0\x08")
+    end = jpeg.index(b"\xff\xc4", start)
+    return jpeg[:end] + jpeg[start:end] * number + jpeg[end:]
+
+
+def test_a_jpeg_of_very_many_scans_is_refused():
+    """A file of a megabyte can hold 40,000 scans, each of which takes as long to decode as the picture."""
+    progressive = encode(Image.fromarray(noise(64, 64)), "JPEG", progressive=True)
+    assert open_image(with_more_scans(progressive, 80), at_least=8).size == (8, 8)
+    bomb = with_more_scans(progressive, 100)
+    arithmetic = bomb.replace(b"\xff\xc2\0\x0b", b"\xff\xc9\0\x0b")
+    for content in (bomb, arithmetic):
+        with pytest.raises(DataError, match="more than 100 scans"):
+            open_image(content, at_least=8)
+
+
+@pytest.mark.parametrize("progressive", [True, False])
+def test_what_looks_like_a_scan_in_a_comment_or_after_the_end_is_none(progressive):
+    photo, odd = Image.fromarray(noise(64, 64)), b"\xff\xda" * 200
+    content = encode(photo, "JPEG", progressive=progressive, comment=odd) + odd
+    assert open_image(content).size == (64, 64)
+
+
 def test_a_large_picture_below_pillows_own_limit_is_refused(monkeypatch):
     monkeypatch.setattr(decoding, "PIXEL_LIMIT", 100)
     assert check_header(encode(Image.new("RGB", (10, 10)))) == (10, 10)

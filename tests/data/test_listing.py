@@ -48,6 +48,19 @@ def test_a_table_of_files_and_labels(tmp_path, sign, head):
         take(tmp_path / "labels.csv", strict=True)
 
 
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_damaged_compression_is_refused_in_one_line(tmp_path, kind):
+    path = tmp_path / "odd.zip"
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr("cat/1.png", png(1))
+        start = archive.getinfo("cat/1.png").compress_size // 2
+    content = bytearray(path.read_bytes())
+    content[start : start + 30] = b"\xff" * 30
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="cannot be read"):
+        take(path)
+
+
 @pytest.mark.timeout(60)
 def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe.png")

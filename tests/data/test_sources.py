@@ -244,9 +244,9 @@ def test_cifar_python_folder(tmp_path, tiny, dump, inside):
     check_cifar(load("cifar100", tmp_path), tiny)
 
 
-def archive(folder, path):
+def archive(folder, path, kind="gz"):
     path.parent.mkdir(exist_ok=True)
-    with tarfile.open(path, "w:gz") as tar:
+    with tarfile.open(path, f"w:{kind}") as tar:
         tar.add(folder, "cifar-100-python")
 
 
@@ -269,6 +269,19 @@ def test_cifar_python_archive(tmp_path, tiny, monkeypatch):
         archive(tmp_path / "cifar-100-python", root / "cifar-100-python.tar.gz")
         with pytest.raises(DataError, match="train is not a regular file"):
             load("cifar100")
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_damaged_compression_of_the_archive_is_refused(tmp_path, tiny, kind):
+    tree(tmp_path, {f"cifar-100-python/{name}": old_pickle(value) for name, value in tiny.items()})
+    path = tmp_path / "data" / "cifar-100-python.tar.gz"
+    archive(tmp_path / "cifar-100-python", path, kind)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 40] = b"\xff" * 40
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"not .*CIFAR-100"):
+        load("cifar100", path)
 
 
 class Malicious:

@@ -54,7 +54,8 @@ def test_photoprism(model, digits, monkeypatch, path):
     (label,) = answer["result"]["labels"]
     assert label["name"] in model.classes
     assert 0 < label["confidence"] <= 1
-    for images in ([], ["data:image/jpeg;base64,AAAA"], ["data:image/jpeg;base64,A"]):
+    page = base64.b64encode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").decode()
+    for images in ([], [3], ["AAAA"], ["data:image/jpeg;base64,A"], [page]):
         broken = service.post(f"/api/v1/vision/{path}", json=asked | {"images": images})
         assert broken.status_code == 400
 
@@ -67,7 +68,10 @@ def studio(content):
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             seen.append((self.path, self.headers.get("Authorization")))
-            self.send_response(200)
+            moved = self.path.startswith("/moved?")
+            self.send_response(302 if moved else 200)
+            if moved:
+                self.send_header("Location", self.path.partition("?")[2])
             self.end_headers()
             self.wfile.write(content)
 
@@ -86,6 +90,7 @@ def test_label_studio(model, digits, monkeypatch):
         monkeypatch.setenv("GEODL_MODEL", str(model.path))
         monkeypatch.setenv("LABEL_STUDIO_URL", url)
         monkeypatch.setenv("LABEL_STUDIO_API_KEY", "a key")
+        monkeypatch.setenv("IMAGE_URLS", elsewhere)
         service = client(CODE[1])
         assert service.get("/health").json()["status"] == "UP"
         setup = {"project": "1.1", "schema": CONFIG, "hostname": url, "access_token": ""}
@@ -93,12 +98,29 @@ def test_label_studio(model, digits, monkeypatch):
         tasks = [
             {"id": 1, "data": {"photo": "/data/upload/1/digit.png"}},
             {"id": 2, "data": {"photo": f"{elsewhere}digit.png"}},
+            {"id": 3, "data": {"photo": f"/moved?{elsewhere}moved.png"}},
         ]
         asked = {"tasks": tasks, "project": "1.1", "label_config": CONFIG, "params": {}}
         results = service.post("/predict", json=asked).json()["results"]
-        assert seen == [("/data/upload/1/digit.png", "Token a key")]
-        assert strange == [("/digit.png", None)]  # the token stays at home
-    assert [each["model_version"] for each in results] == [version] * 2
+        assert seen[0] == ("/data/upload/1/digit.png", "Token a key")
+        assert strange == [("/digit.png", None), ("/moved.png", None)]  # the token stays at home
+    assert [each["model_version"] for each in results] == [version] * 3
     (part,) = results[0]["result"]
     assert (part["from_name"], part["to_name"], part["type"]) == ("kind", "image", "choices")
     assert part["value"]["choices"][0] in model.classes
+
+
+def test_label_studio_asks_nobody_else(model, digits, monkeypatch, tmp_path):
+    """Whoever adds tasks names addresses: of files, of programs on this machine, of what is no image."""
+    (content,) = pictures(digits, 1, slice(30, 31))
+    (tmp_path / "own.png").write_bytes(content)
+    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    with studio(page) as (url, _), studio(content) as (elsewhere, strange):
+        monkeypatch.setenv("GEODL_MODEL", str(model.path))
+        monkeypatch.setenv("LABEL_STUDIO_URL", url)
+        monkeypatch.setenv("LABEL_STUDIO_API_KEY", "a key")
+        service = client(CODE[1])
+        for place in (f"{elsewhere}digit.png", (tmp_path / "own.png").as_uri(), "/page.png"):
+            asked = {"tasks": [{"id": 1, "data": {"photo": place}}], "label_config": CONFIG}
+            assert service.post("/predict", json=asked).status_code == 400
+        assert strange == []

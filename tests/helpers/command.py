@@ -1,9 +1,12 @@
-"""The command line, run in this process."""
+"""The command line: run in this process, or in one of its own."""
 
+import os
+import subprocess
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,3 +30,14 @@ def geodl(*arguments: str, cwd: Path | None = None, status: int = 0) -> Done:
             main(arguments)
     assert left.value.code == status, err.getvalue()
     return Done(out.getvalue(), err.getvalue())
+
+
+def started(
+    *words: object, code: str = "", environment: dict[str, str] | None = None, **how: Any
+) -> subprocess.Popen[str]:
+    """Start a command, with one thread, in a process of its own; code: Python to run in place of geodl."""
+    program = ["-c", code] if code else ["-m", "geodl"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    variables = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
+    arguments = [sys.executable, *program, *map(str, words)]
+    return subprocess.Popen(arguments, env=variables, **pipes | how)

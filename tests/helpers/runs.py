@@ -1,5 +1,7 @@
 """Short runs, and what must be the same bytes however they were done."""
 
+import re
+import subprocess
 import time
 from pathlib import Path
 
@@ -29,3 +31,14 @@ def wait_until(condition, seconds=120):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
+
+
+def wait_until_told(directory: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+    """Wait until a process that still runs has noted something down in a directory."""
+    events = directory / "events.jsonl"
+
+    def told() -> bool:
+        assert process.poll() is None, process.communicate()
+        return events.exists() and re.search(pattern, events.read_text()) is not None
+
+    wait_until(told)

@@ -1,20 +1,18 @@
 """Killed with SIGKILL at random instants, the same command continues and ends with the same bytes."""
 
-import os
 import random
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.helpers.command import started
 from tests.helpers.runs import result_files
 
 OPTIONS = (
     "--preset digits --network convnet --base 6 --phases 2 --base-epochs 2 --epochs 1 --checkpoint-steps 2 "
     "--no-cache --quiet --out run"
 )
-COMMAND = [sys.executable, "-m", "geodl", "run", *OPTIONS.split()]
 METHODS = {
     "lucir": ["--method", "lucir", "--distill", "geodesic"],
     "bic": ["--method", "bic", "--correction-epochs", "20"],
@@ -56,14 +54,9 @@ def events(directory: Path) -> int:
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def start(directory: Path, options: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [*COMMAND, *options], cwd=directory, env=environment(), stdout=subprocess.DEVNULL
-    )
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1"}
+def start(directory: Path, options: list[str]) -> subprocess.Popen[str]:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": None}
+    return started("run", *OPTIONS.split(), *options, cwd=directory, **quiet)
 
 
 def test_three_kills(tmp_path):

@@ -7,10 +7,10 @@ from tests.helpers import tiny
 from tests.helpers.phases import KeptProgress, changed, weights_of
 
 from geodl import Learner
+from geodl.closed_form.apart import set_apart
 from geodl.core.errors import ConfigError
 from geodl.data.images import ArrayImages
 from geodl.methods import adaptation
-from geodl.methods.adaptation import set_apart
 from geodl.nets import build_network
 
 OPTIONS = {
@@ -116,10 +116,10 @@ def test_whole_groups_are_set_apart():
     labels = torch.tensor([0] * 20 + [1] * 20 + [2] * 3)
     series = torch.arange(43) // 4
     series[40:] = torch.arange(40, 43)
-    apart = set_apart(labels, series, seed=0)
+    apart = set_apart(labels, series, 0.2, seed=0)
     assert [int(apart[labels == c].sum()) for c in range(3)] == [4, 4, 0]
     assert len(series[apart].unique()) == 2
-    assert not torch.equal(apart, set_apart(labels, series, seed=1))
+    assert not torch.equal(apart, set_apart(labels, series, 0.2, seed=1))
 
 
 def test_a_network_without_weights_is_not_adapted():

@@ -1,4 +1,4 @@
-"""Writes that do not come to their end, and several processes: the old or the new state, never a mix, and one writer."""
+"""Killed at any step of any write, and several processes: the old or the new state, never a mix, and one writer."""
 
 import errno
 import signal
@@ -20,11 +20,12 @@ from tests.helpers.directories import (
     write_old,
 )
 
+from geodl.bench.sweep import shipping
 from geodl.core import files
 from geodl.core.errors import StoreError
 from geodl.core.files import TEMPORARY
 from geodl.core.locks import is_locked
-from geodl.store import Directory, remove_directory
+from geodl.store import Directory, exists, remove_directory
 
 
 def three_steps(path):
@@ -66,6 +67,31 @@ def nothing(store):
     pass
 
 
+def run_elsewhere(path):
+    """Make a run on another machine, as it were."""
+    other = path.parent / "elsewhere"
+    if not exists(other):
+        run = make(other)
+        with run.lock():
+            for _ in range(3):
+                commit(run)
+            save_progress(run, 9)
+
+
+def earlier_copy(path):
+    run_elsewhere(path)
+    run = make(path)
+    with run.lock():
+        commit(run)
+        save_progress(run, 3)
+
+
+def from_elsewhere(path):
+    """Put what the other machine has in the place of what is here."""
+    found, seen = shipping.changed(path.parent / "elsewhere", {})
+    shipping.receive(path, found, set(seen))
+
+
 WRITES = {
     "checkpoint": (three_steps, locking(lambda store: save_progress(store, 8))),
     "drop checkpoint": (three_steps, locking(lambda store: store.clear_progress())),
@@ -81,12 +107,14 @@ WRITES = {
         begun_run,
         lambda path: make(path, environment={"threads": 2}, allow_environment_change=True),
     ),
+    "first arrival": (run_elsewhere, from_elsewhere),
+    "arrival": (earlier_copy, from_elsewhere),
 }
 
 
 def comparable(path):
     """Return the state; a conversion and a start over give up the checkpoint first, which is disposable."""
-    found = state(Directory(path))
+    found = state(Directory(path)) if exists(path) else {"progress": None}
     return {key: value for key, value in found.items() if key != "progress"}, found["progress"]
 
 
@@ -144,8 +172,9 @@ def test_a_disk_full_at_any_step_is_a_clear_error_and_leaves_no_leftover(
             with pytest.raises(StoreError, match="the disk is full; make room"):
                 operation(path)
         assert comparable(path) in (old, new, (old[0], None))
-        with Directory(path).lock():
-            assert not list(path.rglob(f"{TEMPORARY}*"))
+        if exists(path):
+            with Directory(path).lock():
+                assert not list(path.rglob(f"{TEMPORARY}*"))
 
 
 @pytest.mark.usefixtures("no_waiting")

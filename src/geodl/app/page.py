@@ -41,14 +41,17 @@ MEASURED = 20
 """With fewer images, nothing is said about how sure the model is."""
 
 
-def render(path: Path, *, with_images: bool = False, research: str = "") -> str:
-    """Return the page as text; pictures only where they are asked for. research: more, for researchers."""
+def render(path: Path, *, with_images: bool | None = None, research: str = "") -> str:
+    """Return the page as text. research: more, for researchers.
+
+    with_images: show pictures; None: only name the doubtful ones; False: no image is named.
+    """
     page = templates("geodl.app").get_template("owner.html")
     return page.render(owner=owner(path, with_images), research=Markup(research))
 
 
-def owner(path: Path, with_images: bool = False) -> dict[str, Any]:
-    """Return what is shown of a model."""
+def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
+    """Return what is shown of a model; with_images: as for `render`."""
     store = Directory(path)
     name, state = path.resolve().name, states.load(store)
     if state is None:
@@ -75,8 +78,8 @@ def owner(path: Path, with_images: bool = False) -> dict[str, Any]:
             "shown": BARS,
             "named": NAMED,
             "named_doubts": PICTURES,
-            "pictures": _pictures(state, model, with_images),
-            "doubtful": _doubtful(state, with_images),
+            "pictures": _pictures(state, model, bool(with_images)),
+            "doubtful": [] if with_images is False else _doubtful(state, bool(with_images)),
             "problem": problem,
             "kept": _kept(facts) if model else "",
         }

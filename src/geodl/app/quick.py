@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,13 @@ class About:
     threshold: float
 
 
+class Entry(NamedTuple):
+    """A model's graph in the cache: its name, which all that predicting reads determines, and the state of the model."""
+
+    name: str
+    version: Any
+
+
 def predict(
     path: Path,
     images: Sequence[Path],
@@ -60,8 +67,8 @@ def predict(
     check_wishes(top, threshold, workers)
     path, images = Path(path), [Path(image) for image in images]
     few = len(images) <= FEW and all(map(os.path.isfile, images))
-    name = _entry(path) if few and classifier is None and accelerator != "cuda" else None
-    graph = None if name is None else Cache().read(name)
+    entry = _entry(path) if few and classifier is None and accelerator != "cuda" else None
+    graph = None if entry is None else Cache().read(entry.name)
     found = None if graph is None else _predicted(graph, images, top, threshold)
     if found is not None:
         listener(ImagesPredicted(len(images), len(images)))
@@ -79,21 +86,25 @@ def predict(
         workers=workers,
         listener=listener,
     )
-    if name is not None and graph is None:
+    if entry is not None and graph is None:
         from geodl.app.converting import keep_converted
 
-        keep_converted(model.recognizer(accelerator=accelerator), name)
+        recognizer = model.recognizer(accelerator=accelerator)
+        if _entry(path) == entry:  # else another process has changed the model meanwhile
+            keep_converted(recognizer, entry.name)
     return answer
 
 
-def _entry(path: Path) -> str | None:
-    """Return the name of a model's graph in the cache; None where the model cannot be read: whoever predicts says why."""
+def _entry(path: Path) -> Entry | None:
+    """Return a model's graph in the cache; None where the model cannot be read: whoever predicts says why."""
 
-    def verified(here: Directory) -> str:
+    def verified(here: Directory) -> Entry:
         phase = here.phase(-1)
         for name in READ:
             phase.read(name)
-        return fingerprint([VERSION, __version__, phase.id]) + CONVERTED
+        # Not by its ID, which a stranger's model can share.
+        files = [phase.files[name] for name in READ]
+        return Entry(fingerprint([VERSION, __version__, files]) + CONVERTED, here.version)
 
     try:
         return reading(path, verified)
@@ -111,10 +122,10 @@ def _predicted(
         about = about_of(session)
         pixels = [_square(image, about) for image in images]
         answers = [run(session, each[None]) for each in pixels]
-    except (GeodlError, ImportError, RuntimeError, ValueError, LookupError):
+    except Exception:  # the errors of onnxruntime have no other kind in common
         return None
     probabilities, scores = (np.concatenate(each) for each in zip(*answers, strict=True))
-    if not np.isfinite(probabilities).all():
+    if not (np.isfinite(probabilities).all() and np.isfinite(scores).all()):
         return None
     lowest = about.threshold if threshold is None else threshold
     names = [shown(image) for image in images]

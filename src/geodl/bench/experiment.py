@@ -5,8 +5,8 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -16,15 +16,16 @@ import torch
 from torch import Tensor
 
 from geodl import __version__
+from geodl.bench.curves import curves
 from geodl.bench.work import trained_images
 from geodl.config import Layer, RunConfig, file_layers, import_parts, imported, preset_layer
 from geodl.core import events
 from geodl.core.cache import Cache
 from geodl.core.content import fingerprint, interpreting
 from geodl.core.devices import available_cores
-from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
-from geodl.core.files import make_below
+from geodl.core.errors import ConfigError, TrainingError
 from geodl.core.keys import derive
+from geodl.core.ranks import Ranks
 from geodl.core.text import one_line
 from geodl.data.dataset import Dataset, load, source_options
 from geodl.data.images import concat
@@ -133,19 +134,26 @@ def run_config(
             fresh=fresh,
             allow_environment_change=allow_environment_change,
         )
-    try:
+    with _connected(ranks):
         ranks.barrier()
         store = store if ranks.is_main_process else Directory(path)
         with store.lock() if ranks.is_main_process else nullcontext():
             _Run(learner, scenario, store, listener).through()
-    except RuntimeError as error:  # what torch raises when the other end of a connection is gone
+    return store
+
+
+@contextmanager
+def _connected(ranks: Ranks) -> Iterator[None]:
+    """Turn what torch raises when the other end of a connection is gone into a TrainingError."""
+    try:
+        yield
+    except RuntimeError as error:
         if ranks.world == 1 or isinstance(error, torch.cuda.OutOfMemoryError):
             raise
         reason = one_line(error)
         raise TrainingError(
             f"another process of this run has ended; the same command continues ({reason})"
         ) from error
-    return store
 
 
 def _base_data(config: RunConfig, scenario: ClassIncremental) -> str:
@@ -240,9 +248,8 @@ class _Run:
         self.is_main_process = learner.trainer.ranks.is_main_process
         self._listener = listener
         self._base_features: Tensor | None = None
-        self._board = (
-            _board(store.path) if self.config.tensorboard and self.is_main_process else None
-        )
+        drawn = self.config.tensorboard and self.is_main_process
+        self._draw = curves(store.path) if drawn else events.ignore
         learner.listen(self._tell)
 
     def _tell(self, event: events.Event) -> None:
@@ -250,8 +257,7 @@ class _Run:
         if not self.is_main_process:
             return
         self._listener(event)
-        if self._board is not None:
-            _draw(self._board, event)
+        self._draw(event)
         if not isinstance(event, events.FREQUENT):
             self.store.events(event.kind, **event.record())
 
@@ -326,28 +332,6 @@ class _Run:
             name: score for name, score in scores.items() if math.isfinite(score)
         }  # constant features have none
         return {**known, "angles": leading_angles(base, now)}
-
-
-def _board(directory: Path) -> Any:
-    """Open TensorBoard's file of curves in the run directory."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingExtraError("tensorboard", "--tensorboard") from None
-    return SummaryWriter(str(make_below(directory, "tensorboard")))
-
-
-def _draw(board: Any, event: events.Event) -> None:
-    """Add what TensorBoard shows: the parts of the loss of each epoch, and the accuracies of each phase."""
-    if isinstance(event, events.EpochEnded):
-        for name, value in event.parts.items():
-            board.add_scalar(f"phase {event.phase} {event.stage}/{name}", value, event.epoch)
-    elif isinstance(event, events.PhaseEvaluated):
-        for name, accuracy in event.metrics["accuracy"].items():
-            if accuracy is not None:  # there were test images
-                board.add_scalar(f"accuracy/{name}", accuracy, event.phase)
-    elif isinstance(event, events.RunEnded):
-        board.close()
 
 
 def _machine(config: RunConfig, path: Path, fresh: bool) -> tuple[int, str | None]:

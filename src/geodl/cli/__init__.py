@@ -65,30 +65,30 @@ COMMANDS = [
         "info flowers/",
     ),
     Command(
-        "undo", "own:undo", OWN,
+        "undo", "changes:undo", OWN,
         "Undo the last step (learn, rename, remove, relabel or forget); `geodl redo` restores it until the next change.",
         "undo flowers/",
     ),
     Command(
-        "redo", "own:redo", OWN,
+        "redo", "changes:redo", OWN,
         "Restore the step that `geodl undo` undid last, unless the model was changed since.",
         "redo flowers/",
     ),
-    Command("rename", "own:rename", OWN, "Rename a class.", "rename flowers/ daisy marguerite"),
-    Command("remove", "own:remove", OWN, "Remove a class and its images.", "remove flowers/ daisy"),
+    Command("rename", "changes:rename", OWN, "Rename a class.", "rename flowers/ daisy marguerite"),
+    Command("remove", "changes:remove", OWN, "Remove a class and its images.", "remove flowers/ daisy"),
     Command(
-        "relabel", "own:relabel", OWN,
+        "relabel", "changes:relabel", OWN,
         "Move a learned image to its right class, as if it had been learned so from the start (closed form).",
         "relabel flowers/ week1/daisy/7.jpg rose",
     ),
     Command(
-        "forget", "own:forget", OWN,
+        "forget", "changes:forget", OWN,
         "Forget learned images, as if they had never been learned (closed form). Earlier states, to which "
         "`geodl undo` goes back, still hold them.",
         "forget flowers/ week1/daisy/7.jpg",
     ),
     Command(
-        "export", "own:export", OWN,
+        "export", "changes:export", OWN,
         "Write a model as one ONNX file with labels and preprocessing and without images, checked against the model; or, with "
         "--format web, as a folder with a page that recognizes images and the camera in the browser.",
         "export flowers/ flowers.onnx",

@@ -1,10 +1,8 @@
-"""``geodl learn``, ``predict``, ``evaluate``, ``info``, ``undo``, ``redo``, ``rename``, ``remove``, ``relabel``, ``forget`` and ``export``: your own images."""
+"""``geodl learn``, ``predict``, ``evaluate`` and ``info``: your own images."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import make_dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,14 +11,13 @@ from cyclopts import Group, Parameter
 
 from geodl.app import quick
 from geodl.cli import own_display as display
-from geodl.cli.display import Stopper, errors, say
+from geodl.cli.display import Stopper, say
 from geodl.core.errors import ConfigError, DataError, Interrupted
-from geodl.core.text import count, readable
 
 if TYPE_CHECKING:
     from geodl.app.classifier import IncrementalClassifier
 
-_how = partial(Parameter, group=Group("How it is done", sort_key=6), negative=())
+how = partial(Parameter, group=Group("How it is done", sort_key=6), negative=())
 _CHOICES = Group("Choices (made from your images and your machine unless you set them)", sort_key=7)
 _MACHINE = Group("Machine", sort_key=8)
 
@@ -32,16 +29,31 @@ Folder = Annotated[
     ),
 ]
 Strict = Annotated[
-    bool, _how(help="Stop at the first file that cannot be used, instead of skipping it.")
+    bool, how(help="Stop at the first file that cannot be used, instead of skipping it.")
 ]
-Json = Annotated[bool, _how(name="--json", help="Print JSON.")]
-_CLASSIFIERS = "analytic: closed form; nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's output; unset: the best there is."
-Classifier = Annotated[str | None, _how(help=_CLASSIFIERS)]
+Json = Annotated[bool, how(name="--json", help="Print JSON.")]
 Device = Literal["auto", "cpu", "cuda"]
-Accelerator = Annotated[Device, Parameter(help="Where the network runs.", group=_MACHINE)]
-Workers = Annotated[
-    int | None, Parameter(help="Threads that decode images; unset: chosen.", group=_MACHINE)
-]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How images are read and told apart; the names are those of the library."""
+
+    classifier: Annotated[
+        str | None,
+        how(
+            help="analytic: closed form; nme: nearest mean of exemplars; ncm: nearest class mean; cnn: the network's output; "
+            "unset: the best there is."
+        ),
+    ] = None
+    strict: Strict = False
+    accelerator: Annotated[Device, Parameter(help="Where the network runs.", group=_MACHINE)] = (
+        "auto"
+    )
+    workers: Annotated[
+        int | None, Parameter(help="Threads that decode images; unset: chosen.", group=_MACHINE)
+    ] = None
+
 
 # The options of a run that a learn step chooses by itself, in a practitioner's words.
 _LEARN: dict[str, tuple[Any, str]] = {
@@ -109,14 +121,35 @@ def given(flags: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(flags).items() if value is not None}
 
 
-def _opened(model: Path) -> "IncrementalClassifier":
+def opened(model: Path) -> "IncrementalClassifier":
+    """Return a model of a person's images."""
     from geodl.app.classifier import IncrementalClassifier  # which loads torch
 
     return IncrementalClassifier(model)
 
 
-def _print_json(facts: Any) -> None:
+def print_json(facts: Any) -> None:
+    """Print one line of JSON."""
     print(json.dumps(facts, ensure_ascii=False))
+
+
+@dataclass(frozen=True)
+class Taking:
+    """Which images a step takes."""
+
+    again: Annotated[bool, how(help="Learn images that were just learned once more.")] = False
+    relabel: Annotated[
+        bool,
+        how(help="Move images that are known under another class to the class they have here."),
+    ] = False
+    group_by: Annotated[
+        str,
+        how(
+            help="How series of images (frames of a video, bursts) are found, which accuracy leaves out as a whole: auto, name, time, "
+            "folder, none, or a regular expression of the file's path in the class folder, with one group."
+        ),
+    ] = "auto"
+    strict: Strict = False
 
 
 def learn(
@@ -125,36 +158,17 @@ def learn(
     /,
     *,
     flags: Annotated[LearnFlags, Parameter(name="*")] = LearnFlags(),  # type: ignore[valid-type]  # noqa: B008
-    again: Annotated[bool, _how(help="Learn images that were just learned once more.")] = False,
-    relabel: Annotated[
-        bool,
-        _how(help="Move images that are known under another class to the class they have here."),
-    ] = False,
-    group_by: Annotated[
-        str,
-        _how(
-            help="How series of images (frames of a video, bursts) are found, which accuracy leaves out as a whole: auto, name, time, "
-            "folder, none, or a regular expression of the file's path in the class folder, with one group."
-        ),
-    ] = "auto",
-    strict: Strict = False,
-    quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
+    taking: Annotated[Taking, Parameter(name="*")] = Taking(),  # noqa: B008  # frozen
+    quiet: Annotated[bool, how(name=("--quiet", "-q"), help="Print the result alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Learn the classes in a folder of class folders, a zip archive or a CSV table."""
     watch, stopper = display.LearnWatch(quiet=quiet or as_json), Stopper()
+    options = vars(taking) | given(flags)
     with stopper.watching(), watch.bar:
         try:
-            done = _opened(model).learn(
-                images,
-                again=again,
-                relabel=relabel,
-                group_by=group_by,
-                strict=strict,
-                listener=watch,
-                stop=stopper,
-                confirm=watch.confirm,
-                **given(flags),
+            done = opened(model).learn(
+                images, listener=watch, stop=stopper, confirm=watch.confirm, **options
             )
         except Interrupted as stop:
             saved = "stopped; progress is saved; the same command resumes"
@@ -162,7 +176,7 @@ def learn(
     if as_json:
         doubtful = [each.to_json() for each in done.doubtful]
         skipped = display.skipped_json(done.skipped)
-        _print_json(vars(done) | {"skipped": skipped, "doubtful": doubtful})
+        print_json(vars(done) | {"skipped": skipped, "doubtful": doubtful})
         return
     if done.already:
         say(f"already learned: {model} knows all of these images (--again repeats the step)")
@@ -174,54 +188,38 @@ def predict(
     images: Annotated[list[Path], Parameter(help="Images, or folders with images.", negative=())],
     /,
     *,
-    top: Annotated[int, _how(help="Show so many of the likeliest classes.")] = 1,
+    top: Annotated[int, how(help="Show so many of the likeliest classes.")] = 1,
     threshold: Annotated[
         float | None,
-        _how(
+        how(
             help="Answer unknown where the score (--json shows it) is below this: the probability of being of a known class "
             "in closed form, else the largest score; unset: as learning fitted it."
         ),
     ] = None,
-    no_unknown: Annotated[bool, _how(help="Never answer unknown.")] = False,
+    no_unknown: Annotated[bool, how(help="Never answer unknown.")] = False,
     sort: Annotated[
-        bool, _how(help="Least sure first, by the margin between the two likeliest classes.")
+        bool, how(help="Least sure first, by the margin between the two likeliest classes.")
     ] = False,
-    classifier: Classifier = None,
-    strict: Strict = False,
+    reading: Annotated[Reading, Parameter(name="*")] = Reading(),  # noqa: B008  # frozen
     as_json: Json = False,
-    as_csv: Annotated[bool, _how(name="--csv", help="Print CSV.")] = False,
-    accelerator: Accelerator = "auto",
-    workers: Workers = None,
+    as_csv: Annotated[bool, how(name="--csv", help="Print CSV.")] = False,
 ) -> None:
     """Name the class of images."""
     if as_json and as_csv:
         raise ConfigError("--json and --csv: one of them, not both")
     if no_unknown and threshold is not None:
         raise ConfigError("--threshold and --no-unknown: one of them, not both")
+    least = -math.inf if no_unknown else threshold
     with display.predicting() as listener:
         found = quick.predict(
-            model,
-            images,
-            classifier=classifier,
-            top=top,
-            threshold=-math.inf if no_unknown else threshold,
-            strict=strict,
-            accelerator=accelerator,
-            workers=workers,
-            listener=listener,
+            model, images, top=top, threshold=least, listener=listener, **vars(reading)
         )
     if sort:
         found = found.least_sure_first()
     if as_json:
-        _print_json(display.predictions_json(found))
-    elif as_csv:
-        display.csv_predictions(found)
-    elif found:
-        display.table_predictions(found, top)
-    if not as_json:
-        display.say_skipped(found.skipped, to_errors=True)
-        if len(found) > 1:
-            errors.print(f"{count(len(found), 'image')}, {found.rate:.0f} images/s", markup=False)
+        print_json(display.predictions_json(found))
+    else:
+        display.say_predictions(found, top, as_csv=as_csv)
     if not len(found):
         raise DataError("no image could be read" if found.skipped else "no images found")
 
@@ -231,26 +229,16 @@ def evaluate(
     images: Folder,
     /,
     *,
-    classifier: Classifier = None,
-    strict: Strict = False,
+    reading: Annotated[Reading, Parameter(name="*")] = Reading(),  # noqa: B008  # frozen
     as_json: Json = False,
-    accelerator: Accelerator = "auto",
-    workers: Workers = None,
 ) -> None:
     """Measure how good a model is on images whose classes are known."""
     with display.predicting() as listener:
-        found = _opened(model).evaluate(
-            images,
-            classifier=classifier,
-            strict=strict,
-            accelerator=accelerator,
-            workers=workers,
-            listener=listener,
-        )
+        found = opened(model).evaluate(images, listener=listener, **vars(reading))
     if as_json:
         confusion, skipped = found.confusion, display.skipped_json(found.skipped)
         counts = {"classes": confusion.classes, "confusion": confusion.counts.tolist()}
-        _print_json(vars(found) | counts | {"skipped": skipped})
+        print_json(vars(found) | counts | {"skipped": skipped})
         return
     display.say_skipped(found.skipped)
     display.say_evaluation(found)
@@ -260,152 +248,15 @@ def info(
     model: Model,
     /,
     *,
-    images: Annotated[bool, _how(help="List the stored images.")] = False,
+    images: Annotated[bool, how(help="List the stored images.")] = False,
     as_json: Json = False,
 ) -> None:
     """Describe what a model knows and keeps."""
-    facts = _opened(model).info()
+    facts = opened(model).info()
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     display.say_known(model, facts)
     display.say_doubtful(facts["doubtful"])
     display.say_history(facts)
     display.say_kept(facts, listed=images)
-
-
-@contextmanager
-def _giving_up(model: Path) -> "Iterator[IncrementalClassifier]":
-    """Give the model to change, and print a line where the change gives up a learn step that was stopped."""
-    classifier = _opened(model)
-    unfinished = classifier.unfinished
-    yield classifier
-    if unfinished:
-        say("an interrupted learn step is given up: it began from another state", "yellow")
-
-
-def undo(model: Model, /) -> None:
-    """Undo the last step."""
-    with _giving_up(model) as classifier:
-        record = classifier.undo()
-    if record["action"] == "damaged":
-        say("undone: the last state, which is damaged; there is no redo")
-    else:
-        say(
-            f"undone: {display.describe_step(record)}; `geodl redo` restores it, until the next change"
-        )
-
-
-def redo(model: Model, /) -> None:
-    """Restore the step that was undone last."""
-    with _giving_up(model) as classifier:
-        record = classifier.redo()
-    say(f"restored: {display.describe_step(record)}")
-
-
-def rename(
-    model: Model,
-    old: Annotated[str, Parameter(help="The present name of the class.")],
-    new: Annotated[str, Parameter(help="Its new name.")],
-    /,
-) -> None:
-    """Rename a class."""
-    with _giving_up(model) as classifier:
-        classifier.rename(old, new)
-    say(f"{old} is now called {new}")
-
-
-def remove(
-    model: Model,
-    name: Annotated[str, Parameter(name="CLASS", help="The class to remove.")],
-    /,
-    *,
-    for_good: Annotated[
-        bool,
-        Parameter(
-            help="Remove all other states too, so that neither image nor features of the class are left; no undo.",
-            negative=(),
-        ),
-    ] = False,
-) -> None:
-    """Remove a class and its images."""
-    with _giving_up(model) as classifier:
-        stays = classifier.remove(name, for_good=for_good)
-    rest = "`geodl undo` restores it (--for-good: no undo)"
-    if for_good:
-        rest = "no image of it is left, and there is no undo"
-    rest += f"; {stays} stay" if stays else ""
-    say(f"{name} is removed; {rest}")
-
-
-_LEARNED = "a file, the name that it was learned under, or the identity that --json shows."
-
-
-def relabel(
-    model: Model,
-    image: Annotated[str, Parameter(help=f"The learned image: {_LEARNED}")],
-    name: Annotated[
-        str,
-        Parameter(
-            name="CLASS", help="The right class; the class that it has: its label is confirmed."
-        ),
-    ],
-    /,
-) -> None:
-    """Move a learned image to its right class."""
-    with _giving_up(model) as classifier:
-        record = classifier.relabel(image, name)
-    done = f"is now of class {name}" if record["action"] == "relabel" else f"stays in class {name}"
-    say(f"{image} {done}; `geodl undo` takes it back")
-    _say_subtracted(record)
-
-
-def forget(
-    model: Model,
-    images: Annotated[list[str], Parameter(help=f"Learned images: {_LEARNED}", negative=())],
-    /,
-) -> None:
-    """Forget learned images."""
-    with _giving_up(model) as classifier:
-        number = classifier.forget(images)
-        record = classifier.info()["steps"][-1]
-    say(f"{count(number, 'image')} forgotten; `geodl undo` takes it back")
-    _say_subtracted(record)
-
-
-def _say_subtracted(record: Mapping[str, Any]) -> None:
-    """Print what stays of an image where only sums over all are kept."""
-    if record.get("subtracted"):
-        say(
-            "Only sums over the images are kept: its share is subtracted; standardization, levels and ridge stay as they were"
-        )
-
-
-def export(
-    model: Model,
-    file: Annotated[Path, Parameter(help="The ONNX file or, with --format web, the folder.")],
-    /,
-    *,
-    to: Annotated[
-        Literal["onnx", "web"],
-        _how(name="--format", help="One ONNX file, or a folder with a page that runs it."),
-    ] = "onnx",
-    runtime: Annotated[
-        Path | None,
-        _how(help="With --format web: a directory with onnxruntime-web; else npm fetches it."),
-    ] = None,
-    force: Annotated[bool, _how(help="Replace an existing file.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Write a model as one ONNX file, or as a page for the browser."""
-    classifier = _opened(model)
-    if to == "web":
-        done = classifier.export_web(file, runtime=runtime, force=force)
-    else:
-        done = classifier.export(file, force=force)
-    if as_json:
-        _print_json(done)
-        return
-    what = count(done["checked"], "made-up image" if done["made_up"] else "kept image")
-    size = f"{count(done['classes'], 'class')}, {readable(done['bytes'])}"
-    say(f"{file}: {size}; differs from the model by {done['difference']:.1g} at most on {what}")

@@ -224,7 +224,18 @@ def predictions_json(found: Predictions) -> dict[str, Any]:
     return {"predictions": entries, "skipped": skipped, "images_per_second": found.rate}
 
 
-def csv_predictions(found: Predictions) -> None:
+def say_predictions(found: Predictions, top: int, *, as_csv: bool) -> None:
+    """Print predictions as a table or as CSV; what was skipped, and the speed, go to the other stream."""
+    if as_csv:
+        _csv(found)
+    elif found:
+        _table(found, top)
+    say_skipped(found.skipped, to_errors=True)
+    if len(found) > 1:
+        errors.print(f"{count(len(found), 'image')}, {found.rate:.0f} images/s", markup=False)
+
+
+def _csv(found: Predictions) -> None:
     """Print predictions as CSV; `nearest` is the likeliest class also of an unknown image, and the confidence is in it."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     most = len(found[0].top) if found else 1  # there may be fewer classes than were asked for
@@ -236,7 +247,7 @@ def csv_predictions(found: Predictions) -> None:
         writer.writerow([each.name, each.label, f"{confidence:.4f}", nearest, *others])
 
 
-def table_predictions(found: Predictions, top: int) -> None:
+def _table(found: Predictions, top: int) -> None:
     """Print predictions as a table."""
     columns = ("image", "class", ">confidence", "next likeliest")[: 4 if top > 1 else 3]
     rows = []

@@ -40,8 +40,8 @@ def report(
     tables
         Also write the tables as Markdown, CSV and LaTeX into this directory.
     with_images
-        Show pictures even if they may be private (exemplars; of a model, wrongly classified ones), or show none;
-        unset: only those of public datasets.
+        Show pictures even if they may be private (exemplars; of a model, wrongly classified ones), or show none and,
+        of a model, name none; unset: only those of public datasets.
     """
     # Files such as report.html among `runs/*` are left out; where there is nothing else, they are refused.
     given = [path for path in runs if not path.is_file()] or runs
@@ -65,7 +65,7 @@ def render(settings: Sequence[Setting], with_images: bool | None = None) -> str:
     if len(settings) > 1 or not first.is_model:
         return page.render(settings, with_images=with_images)
     below = page.research(settings, with_images=with_images)
-    return owner.render(first.path, with_images=bool(with_images), research=below)
+    return owner.render(first.path, with_images=with_images, research=below)
 
 
 def _runs_of(path: Path) -> list[Path]:

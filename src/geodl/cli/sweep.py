@@ -1,9 +1,9 @@
 """``geodl sweep``: many runs by one command, and ``geodl sweep status``."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -27,6 +27,31 @@ Root = Annotated[Path, Parameter(help="The directory that holds the runs.")]
 app = App(name="sweep", help_epilogue=example_of("sweep"))
 
 
+@dataclass(frozen=True)
+class Search:
+    """Points that are drawn at random, instead of those of a grid or with each of them."""
+
+    search: Annotated[
+        Literal["random", "asha"] | None,
+        Parameter(
+            help="Draw points at random; asha (on Ray) also stops poor runs after early phases."
+        ),
+    ] = None
+    over: Annotated[
+        list[str] | None,
+        Parameter(
+            help="OPTION=LOW:HIGH, log:LOW:HIGH or A,B,...: what to draw from.",
+            consume_multiple=True,
+            negative=(),
+        ),
+    ] = None
+    trials: Annotated[int, Parameter(help="Points to draw.")] = 20
+    metric: Annotated[
+        Literal["average", "average_incremental", "final", "forgetting"],
+        Parameter(help="What a search compares runs by, in %."),
+    ] = "average"
+
+
 @app.default
 def sweep(
     spec: Annotated[
@@ -39,25 +64,7 @@ def sweep(
         list[str] | None,
         Parameter(help="OPTION=A,B,...: values to combine; METHOD+DISTILLATION too.", negative=()),
     ] = None,
-    search: Annotated[
-        Literal["random", "asha"] | None,
-        Parameter(
-            help="Draw points at random; asha (on Ray) also stops poor runs after early phases."
-        ),
-    ] = None,
-    over: Annotated[
-        list[str] | None,
-        Parameter(
-            help="OPTION=LOW:HIGH, log:LOW:HIGH or A,B,...: what to draw from.",
-            consume_multiple=True,
-            negative=(),
-        ),
-    ] = None,
-    trials: Annotated[int, Parameter(help="Points to draw.")] = 20,
-    metric: Annotated[
-        Literal["average", "average_incremental", "final", "forgetting"],
-        Parameter(help="What a search compares runs by, in %."),
-    ] = "average",
+    drawn: Annotated[Search, Parameter(name="*")] = Search(),  # noqa: B008  # frozen
     out: Root = Path("runs"),
     dry_run: Annotated[
         bool, Parameter(help="List the runs and start nothing.", negative=())
@@ -69,40 +76,41 @@ def sweep(
     flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
 ) -> None:
     """Run a grid or a search."""
-    if search == "asha" and where.ray is None:
-        if where.submit is not None or where.jobs is not None:
-            raise ConfigError(
-                "search = asha: it runs on Ray; allowed is --ray auto, local, HOST:PORT"
-            )
-        where = replace(where, ray="auto")
-    wanted = _wanted(spec, grid, over, search, flags)
-    if (points := wanted.count(trials)) > MANY:
-        confirm(f"these are {points:,} runs", yes or dry_run)
-    given = {} if flags.seed is None else {"seed": flags.seed}  # type: ignore[attr-defined]
-    seed = configure([Layer("command line", given)]).config.seed
-    jobs = expand(wanted.layers, wanted.points(trials, seed), out)
+    if drawn.search == "asha":
+        where = _on_ray(where)
+    jobs = _jobs(_wanted(spec, grid, drawn, flags), drawn.trials, flags, out, yes or dry_run)
     if dry_run:
         for number, job in enumerate(jobs, start=1):
             say(f"{number:3d}  {job.label}  ({status_of(job).state}; {job.out})")
         return
-    if search == "random" and where.ray is None:
+    if drawn.search == "random" and where.ray is None:
         say("random search; on Ray (--ray auto), --search asha stops poor runs after early phases")
-    if carry_out(jobs, where, metric=metric if search == "asha" else None):
-        _conclude(jobs, out, metric if search else None)
+    if carry_out(jobs, where, metric=drawn.metric if drawn.search == "asha" else None):
+        _conclude(jobs, out, drawn.metric if drawn.search else None)
 
 
-def _wanted(
-    spec: Path | None,
-    grid: list[str] | None,
-    over: list[str] | None,
-    search: str | None,
-    flags: object,
-) -> Spec:
+def _on_ray(where: Where) -> Where:
+    """Return where a search with ASHA runs: on Ray, which has it."""
+    if where.submit is not None or where.jobs is not None:
+        raise ConfigError("search = asha: it runs on Ray; allowed is --ray auto, local, HOST:PORT")
+    return where if where.ray else replace(where, ray="auto")
+
+
+def _jobs(wanted: Spec, trials: int, flags: Any, out: Path, yes: bool) -> list[Job]:
+    """Return the runs of a sweep; very many are confirmed first."""
+    if (points := wanted.count(trials)) > MANY:
+        confirm(f"these are {points:,} runs", yes)
+    given = {} if flags.seed is None else {"seed": flags.seed}
+    seed = configure([Layer("command line", given)]).config.seed
+    return expand(wanted.layers, wanted.points(trials, seed), out)
+
+
+def _wanted(spec: Path | None, grid: list[str] | None, drawn: Search, flags: object) -> Spec:
     """Combine the file and the command line."""
     read = read_spec(spec) if spec else Spec()
     given = parse_grid(grid or [])
-    ranges = dict(read.over or {}) | parse_over(over or [])
-    if bool(ranges) != (search is not None):
+    ranges = dict(read.over or {}) | parse_over(drawn.over or [])
+    if bool(ranges) != (drawn.search is not None):
         raise ConfigError(
             "--search and --over belong together: --search random --over lr=log:0.01:0.3"
         )

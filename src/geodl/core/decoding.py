@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +42,18 @@ JPEG_LIMIT = 4 * PIXEL_LIMIT
 
 DETAIL = 2
 """How many times as long as in the square that is made of it the shorter side of a picture stays at least while it is decoded."""
+SCANS = 100
+"""Scans of a JPEG file: each may take as long as the whole picture and no more than 24 bytes. Programs write about ten."""
+SEQUENTIAL = (0xC0, 0xC1)
+"""JPEG's frames whose scans have bits for every part of the picture: many of them need a large file."""
 GRAY = (128, 128, 128)
 """What fills the square around a whole picture."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What is read, under Pillow's names. Never EPS and the like: Pillow starts programs to read them."""
 
+# Any but a byte of pixels that looks like one, and the restarts among the pixels.
+_MARKER = re.compile(rb"\xff+[\x01-\xcf\xd8-\xfe]")
 _PLUGINS = ("Jpeg", "Png", "WebP", "Gif", "Bmp", "Tiff", "Ppm", "Jpeg2K", "Avif")
 
 
@@ -77,8 +84,13 @@ def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
     `at_least` lets the JPEG decoder skip detail: it may return a picture reduced by 2, 4 or 8 as long as both sides
     keep that many pixels. Anything that cannot be decoded completely is a DataError that names the file.
     """
-    most = PIXEL_LIMIT if at_least is None else JPEG_LIMIT
-    return _with_image(item, lambda image: upright_rgb(image, at_least), most)
+
+    def decode(image: Image.Image) -> Image.Image:
+        if isinstance(image, JpegImageFile):
+            _check_scans(image.fp)
+        return upright_rgb(image, at_least)
+
+    return _with_image(item, decode, PIXEL_LIMIT if at_least is None else JPEG_LIMIT)
 
 
 def check_header(item: Item, *, reduced: bool = False) -> tuple[int, int]:
@@ -163,6 +175,21 @@ def _with_image(item: Item, use: Callable[[Image.Image], T], most: int) -> T:
 def _check_size(image: Image.Image, most: int) -> None:
     if image.width * image.height > most:
         raise DataError(f"{image.width} x {image.height} pixels are over the limit of {most}")
+
+
+def _check_scans(file: Any) -> None:
+    """Refuse a JPEG file of very many scans."""
+    place = file.seek(0)
+    content, scans = file.read(), 0
+    while found := _MARKER.search(content, place):
+        kind, place = content[found.end() - 1], found.end()
+        scans += kind == 0xDA
+        if scans > SCANS:
+            raise DataError(f"a JPEG file of more than {SCANS} scans")
+        if kind in SEQUENTIAL or kind == 0xD9:
+            return
+        if kind not in (0x01, 0xD8):  # which have no length
+            place += int.from_bytes(content[place : place + 2])
 
 
 def _reason(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from geodl.core.decoding import Item, check_header, shown
-from geodl.core.errors import DataError, StoreError
+from geodl.core.errors import DataError
 from geodl.core.files import open_regular, read_file
 from geodl.core.text import one_line, printable, readable
 from geodl.data.dataset import insist
@@ -27,7 +27,9 @@ def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...],
     """Return the labelled images of a zip archive or a CSV table, where each comes from, and what was skipped."""
     try:
         rows = _archive(path) if path.suffix.lower() == ".zip" else _table(path)
-    except (StoreError, OSError, ValueError, RuntimeError, zipfile.BadZipFile, csv.Error) as error:
+    except DataError:
+        raise
+    except Exception as error:  # each kind of compression has its own
         raise DataError(f"{shown(path)}: cannot be read ({one_line(error)})") from None
     good: list[Row] = []
     skipped: Skips = []

@@ -82,11 +82,7 @@ def begin(
     transform = model.transform if model else transform_of(config, images)
     last = None if model is None or method.joint else model.network
     old = 0 if last is None else last.head.classes
-    if last is None:
-        network = initial_network(method, len(classes), backbone)
-    else:
-        network = _grown(last, len(classes), derive(config.seed, "rows", index))
-    trainer.place(network)
+    network = trainer.place(_network(method, last, len(classes), index, backbone))
     memory = model.memory if model and last else Memory(store_images=config.store_images)
     held = method.held_out(method.share(len(classes)))
     images, memory = memory.hold_out(images, range(old, len(classes)), held, config.seed)
@@ -153,10 +149,15 @@ def initial_network(method: Method, classes: int, backbone: Backbone | None = No
     return with_head(backbone, classes, head=method.head, scale=scale, seed=seed)
 
 
-def _grown(last: Network, classes: int, seed: int) -> Network:
+def _network(
+    method: Method, last: Network | None, classes: int, index: int, backbone: Backbone | None
+) -> Network:
     """Return Phi_t as it begins: Phi_{t-1} with a row of the head for each class."""
+    if last is None:
+        return initial_network(method, classes, backbone)
     network = deepcopy(last)
     if classes > network.head.classes:
+        seed = derive(method.config.seed, "rows", index)
         network.head.grow(classes - network.head.classes, seed)
     return network
 

@@ -11,13 +11,9 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
-from geodl.closed_form.expansion import Standardization
-from geodl.closed_form.kept_features import KeptFeatures, fit, share_of_each
-from geodl.closed_form.series import series_of
-from geodl.core.keys import derive
+from geodl.closed_form.apart import right, series_apart
 from geodl.data.batches import Batch
 from geodl.data.images import short_hashes
 from geodl.methods.method import Losses, Phase, Schedule, Stage
@@ -28,8 +24,6 @@ from geodl.nets import Backbone, CosineHead, build_backbone
 APART = 0.2
 """The share of each class that is set apart."""
 BATCH = 32
-MOST = 3000
-"""About so many images tell whether it pays."""
 
 
 @dataclass
@@ -57,12 +51,13 @@ class Adaptation:
     @cached_property
     def apart(self) -> Tensor:
         """Which images are set apart, (N,) bool: whole series."""
-        data = self._data(self.before)
-        groups = series_of(Standardization.of(data.z)(data.z), data.labels, data.clues)
-        return set_apart(data.labels, groups, self.phase.config.seed)
+        found, clues = self.before, self.phase.images.clues
+        return series_apart(found.levels, found.labels, clues, APART, self.phase.config.seed)
 
-    def _data(self, found: Features) -> KeptFeatures:
-        return KeptFeatures.of(found.levels, found.labels, self.phase.images.clues)
+    def _right(self, found: Features) -> Tensor:
+        """Return which of the images set apart are known from the others: (n,) bool."""
+        clues, seed = self.phase.images.clues, self.phase.config.seed
+        return right(found.levels, found.labels, clues, self.apart, seed)
 
     def stage(self) -> Stage:
         """Return the training: cross-entropy, neither mirrored images, which may be another class, nor batch statistics."""
@@ -97,8 +92,7 @@ class Adaptation:
         phase, apart = self.phase, self.apart
         phase.network.requires_grad_(True)
         after = phase.read(phase.images)
-        data = [self._data(found) for found in (self.before, after)]
-        was, now = (right(each, apart, phase.config.seed) for each in data)
+        was, now = self._right(self.before), self._right(after)
         gained, lost = int((now & ~was).sum()), int((was & ~now).sum())
         kept = self.always or gained - lost > (gained + lost) ** 0.5
         keys = short_hashes(phase.images.select(~apart).item_digests() if kept else [])
@@ -116,26 +110,3 @@ class Adaptation:
             yield
         finally:
             network.backbone = own
-
-
-def set_apart(labels: Tensor, groups: Tensor, seed: int) -> Tensor:
-    """Return which images (N,) are set apart: whole groups, at most a share APART of each class."""
-    apart = torch.zeros(len(labels), dtype=torch.bool)
-    for label in sorted(set(labels.tolist())):
-        mine = labels == label
-        generator = torch.Generator().manual_seed(derive(seed, "set apart", label))
-        each = sorted(set(groups[mine].tolist()))
-        for i in torch.randperm(len(each), generator=generator).tolist():
-            rows = mine & (groups == each[i])
-            if int((apart & mine).sum() + rows.sum()) <= APART * int(mine.sum()):
-                apart |= rows
-    return apart
-
-
-def right(data: KeptFeatures, apart: Tensor, seed: int) -> Tensor:
-    """Return which of the images set apart the closed form, fitted to the others, gets right: (n,) bool."""
-    rest = data.select(~apart)
-    rest = rest.select(share_of_each(rest.labels, MOST))
-    fitted = fit(rest, int(data.labels.max()) + 1, seed).fitted
-    judges = data.select(apart)
-    return fitted.scores(judges.z).argmax(1) == judges.labels

@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -98,8 +99,8 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 def _received(
     request: Request, here: Server, most: int, *, in_memory: bool = False
 ) -> AbstractAsyncContextManager[Upload]:
-    seconds = here.limits.upload_seconds
-    return received(request, here.folder, seconds, most, in_memory=in_memory)
+    how = (here.limits.upload_seconds, most, partial(here.run, request.scope["trusted"]))
+    return received(request, here.folder, *how, in_memory=in_memory)
 
 
 # ---------------------------------------------------------------------------------------------------------- predicting
@@ -154,7 +155,7 @@ async def _predict_all(
     most = here.limits.megapixels
     try:
         async with asyncio.timeout(here.limits.answer_seconds):
-            seen, size = await asyncio.to_thread(here.predictor.measure, upload.images)
+            seen, size = await here.run(trusted, here.predictor.measure, upload.images)
             if size > most:
                 raise Refused(413, f"more than {most:.0f} megapixels in one request")
             with here.decoding.one(trusted, size):

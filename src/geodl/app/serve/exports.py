@@ -25,7 +25,7 @@ class Exports:
         """Return the file of the state with this version."""
         path = self.folder / NAMES[kind]
         model, file = str(self.model), str(path)  # the file of an earlier state is replaced
-        words = ["report", model, "--out", file]
+        words = ["report", model, "--out", file, "--without-images"]
         if kind == "onnx":
             words = ["export", model, file, "--force"]
         try:

@@ -88,10 +88,11 @@ class Job:
         return printable(f"{label}/{name}")
 
     def told(self, trusted: bool) -> schemas.Job:
-        """Return what a client is told; why a step failed may name files of this machine."""
-        if self.facts.error is None or trusted:
+        """Return what a client is told; files are named to those who know the token alone."""
+        if trusted:
             return self.facts
-        return self.facts.model_copy(update={"error": "the reason is shown with the token"})
+        error = self.facts.error and "the reason is shown with the token"
+        return self.facts.model_copy(update={"error": error, "skipped": []})
 
     def hear(self, event: Event) -> None:
         """Note how far the step is."""

@@ -4,7 +4,7 @@ import asyncio
 import io
 import secrets
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,9 @@ from geodl.data.names import LONGEST, typed_name
 NEEDED = "images are needed, as multipart/form-data with files in fields named `images`"
 SMALL = 1 << 20
 """Bytes of a request that is kept in memory, or written by the event loop; what is larger, another thread writes."""
+OTHER_PARTS = 16
+"""So many parts that are neither images nor labels may be in a request."""
+Work = Callable[..., Awaitable[Any]]
 _CALLBACKS = ["_header_field", "_header_value", "_header_end"]
 _CALLBACKS += ["_headers_finished", "_part_data", "_part_end"]
 
@@ -35,13 +38,14 @@ class Upload:
         self.images: list[Path | bytes] = []
         self.names: list[str] = []
         self.labels: list[str] = []
+        self._parts = 0
         self._header = self._value = b""  # of the part that is being read
         self._about: dict[bytes, bytes] = {}
         self._label = bytearray()
         self._file: BinaryIO | None = None
 
-    async def receive(self, request: Request) -> None:
-        """Read all of a request."""
+    async def receive(self, request: Request, work: Work) -> None:
+        """Read all of a request; work: calls a function in another thread."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data":
             raise Refused(422, NEEDED)
@@ -51,7 +55,7 @@ class Upload:
             async for chunk in request.stream():
                 self.size += len(chunk)
                 if self.size > SMALL:
-                    await asyncio.to_thread(parser.write, chunk)
+                    await work(parser.write, chunk)
                 else:
                     parser.write(chunk)
             parser.finalize()
@@ -93,6 +97,9 @@ class Upload:
         self._header = self._value = b""
 
     def _headers_finished(self) -> None:
+        self._parts += 1  # each takes time, and needs few bytes
+        if self._parts > 2 * self.most + OTHER_PARTS:
+            raise Refused(413, f"more parts in one request than {self.most} images have")
         if self._about.get(b"name") == b"images":
             if b"filename" not in self._about:
                 raise Refused(422, NEEDED)
@@ -126,11 +133,17 @@ class Upload:
 
 @asynccontextmanager
 async def received(
-    request: Request, below: Path, seconds: float, most: int, *, in_memory: bool = False
+    request: Request,
+    below: Path,
+    seconds: float,
+    most: int,
+    work: Work,
+    *,
+    in_memory: bool = False,
 ) -> AsyncIterator[Upload]:
     """Receive at most so many images; their folder is removed at the end unless the upload is to be `kept`.
 
-    in_memory: no files are written for a small request.
+    work: as for `Upload.receive`; in_memory: no files are written for a small request.
     """
     length = request.headers.get("content-length", "")
     small = length.isdigit() and int(length) <= SMALL
@@ -140,7 +153,7 @@ async def received(
     try:
         try:
             async with asyncio.timeout(seconds):
-                await upload.receive(request)
+                await upload.receive(request, work)
         except TimeoutError:
             raise Refused(408, f"the request did not arrive within {seconds:.0f} s") from None
         yield upload

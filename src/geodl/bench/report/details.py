@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -138,6 +139,8 @@ def _training(run: Run) -> dict[str, Any]:
 def _configuration(run: Run) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     """Return every option by group, with whether it is not the method's default."""
     config, parts = dict(run.config), []
+    if run.is_model and config.get("weights"):
+        config["weights"] = Path(config["weights"]).name  # the page may be a stranger's
     start = _defaults(config)
     defaults = start.identity() if start else {}
     for title, options in (start.headings() if start else {}).items():

@@ -165,22 +165,26 @@ def lines(
         low, high = axes.get_ylim()
         if percent and high - low < 1:  # a flat line stays flat: no scale of hundredths
             axes.set_ylim((low + high) / 2 - 1, (low + high) / 2 + 1)
-        if ticks is not None:
-            # Few enough of them that their numbers do not meet, the last always.
-            axes.set_xticks(ticks[:: -math.ceil(len(ticks) / 9)][::-1])
-        else:  # classes and epochs are whole
-            axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
-        for position, word in (marks or {}).items():
-            axes.axvline(position, color=RULE, linewidth=0.8, zorder=0)
-            axes.annotate(
-                word, (position, 1), (2, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
-                va="top", fontsize=7, color=MUTED,
-            )  # fmt: skip
+        _mark(axes, ticks, marks or {})
         if len(curves) > 1:
             figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-    return Plot(
-        name, title, f"{y}, by {x}: {', '.join(curve.label for curve in curves)}", figure, tips
-    )
+    alt = f"{y}, by {x}: {', '.join(curve.label for curve in curves)}"
+    return Plot(name, title, alt, figure, tips)
+
+
+def _mark(axes: Axes, ticks: Sequence[float] | None, marks: Mapping[float, str]) -> None:
+    """Draw the ticks of x, and vertical lines with a word each."""
+    if ticks is not None:
+        # Few enough of them that their numbers do not meet, the last always.
+        axes.set_xticks(ticks[:: -math.ceil(len(ticks) / 9)][::-1])
+    else:  # classes and epochs are whole
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    for position, word in marks.items():
+        axes.axvline(position, color=RULE, linewidth=0.8, zorder=0)
+        axes.annotate(
+            word, (position, 1), (2, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+            va="top", fontsize=7, color=MUTED,
+        )  # fmt: skip
 
 
 def _draw(axes: Axes, number: int, curve: Curve, x: str, unit: str) -> list[str]:
@@ -221,18 +225,9 @@ def heat(
 
     ``boundaries`` are drawn between rows and between columns (of a square matrix); ``root`` shows the square root, for small ones.
     """
-    dense = max(matrix.shape) > 2 * WRITTEN
     with _style():
-        if dense:
-            # Laid out by hand: measuring hundreds of names would take seconds.
-            figure = Figure(figsize=(SIDE / 72, SIDE / 72))
-            figure.set_layout_engine("none")
-            names = _room(rows, columns) + 4
-            edge = (names + 18) / SIDE
-            axes = figure.add_axes((edge, 0.01, 0.99 - edge, 0.99 - edge))
-        else:
-            figure = Figure(figsize=(4.0, max(1.6, min(4.2, 1.0 + 0.32 * len(matrix)))))
-            axes = figure.add_subplot()
+        dense = max(matrix.shape) > 2 * WRITTEN
+        axes = _dense_axes(_room(rows, columns)) if dense else _axes(len(matrix))
         axes.imshow(_blues(matrix, root), interpolation="none", aspect="auto", gid="heat")
         for edge in boundaries:
             axes.axhline(edge - 0.5, color=RULE, linewidth=0.6)
@@ -241,21 +236,24 @@ def heat(
             for (i, j), value in np.ndenumerate(matrix):
                 if not np.isnan(value) and (value or not root):
                     axes.text(j, i, f"{value:.0f}", ha="center", va="center", fontsize=8)
-        if dense:
-            _small_names(axes, rows, columns)
-            # Columns are named on top, where reading begins. The page makes these two smaller where all else is enlarged.
-            axes.xaxis.set_label_position("top")
-            axes.set_xlabel(x, labelpad=names, gid="axis-x", loc="left")
-            axes.set_ylabel(y, labelpad=names, gid="axis-y", loc="top")
-        else:
-            _names(axes, rows, columns)
-            axes.set_xlabel(x)
-            axes.set_title(y)
+        write = _small_names if dense else _names
+        write(axes, rows, columns, x, y)
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-    return Plot(
-        name, title, f"{y}, by {x}", figure, {"heat": {"shape": list(matrix.shape), **tips}}
-    )
+    shown = {"heat": {"shape": list(matrix.shape), **tips}}
+    return Plot(name, title, f"{y}, by {x}", axes.figure, shown)  # type: ignore[arg-type]
+
+
+def _axes(rows: int) -> Axes:
+    return Figure(figsize=(4.0, max(1.6, min(4.2, 1.0 + 0.32 * rows)))).add_subplot()
+
+
+def _dense_axes(room: float) -> Axes:
+    """Make axes with room for names; laid out by hand: measuring hundreds of names would take seconds."""
+    figure = Figure(figsize=(SIDE / 72, SIDE / 72))
+    figure.set_layout_engine("none")
+    edge = (room + 22) / SIDE
+    return figure.add_axes((edge, 0.01, 0.99 - edge, 0.99 - edge))
 
 
 def _blues(matrix: NDArray[np.float64], root: bool) -> NDArray[np.uint8]:
@@ -267,16 +265,18 @@ def _blues(matrix: NDArray[np.float64], root: bool) -> NDArray[np.uint8]:
     return image
 
 
-def _names(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+def _names(axes: Axes, rows: Sequence[str], columns: Sequence[str], x: str, y: str) -> None:
     """Write the names of rows and columns as ticks; long ones upright."""
     axes.set_yticks(range(len(rows)), [_short(name) for name in rows])
     upright = max(map(len, columns), default=0) > 4
     axes.set_xticks(
         range(len(columns)), [_short(name) for name in columns], rotation=90 if upright else 0
     )
+    axes.set_xlabel(x)
+    axes.set_title(y)
 
 
-def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str], x: str, y: str) -> None:
     """Write many names as small as they must be; in the page they are letters, so enlarging shows them."""
     axes.set_xticks([])
     axes.set_yticks([])
@@ -287,6 +287,11 @@ def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str]) -> Non
     for i, name in enumerate(columns):
         axes.annotate(_short(name), (i, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
                       ha="center", va="bottom", fontsize=size, color=MUTED, rotation=90, annotation_clip=False)  # fmt: skip
+    # Columns are named on top, where reading begins. The page makes these two smaller where all else is enlarged.
+    room = _room(rows, columns) + 4
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel(x, labelpad=room, gid="axis-x", loc="left")
+    axes.set_ylabel(y, labelpad=room, gid="axis-y", loc="top")
 
 
 def _size(names: Sequence[str]) -> float:

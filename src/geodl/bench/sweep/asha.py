@@ -30,14 +30,22 @@ def search(
     """Run the jobs as trials; return those that failed and why. Those that were stopped early are marked as such."""
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C comes through `stop`
     connect(address)
+    for job in jobs:
+        job.prepare()
+    halt = jobs[0].out.parent.resolve() / FOLDER / "stopping"
+    unlink(halt)
+    results = _tuner(jobs, metric, halt, _watch(jobs, halt, told, stop)).fit()
+    if halt.exists():
+        unlink(halt)
+        raise Interrupted(STOPPED)
+    return _failures(jobs, results)
+
+
+def _tuner(jobs: list[Job], metric: str, halt: Path, watch: Any) -> Any:
+    """Return what runs the jobs as trials, until all are over or `halt` is there."""
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
 
-    folder = jobs[0].out.parent.resolve() / FOLDER
-    for job in jobs:
-        job.prepare()
-    halt = folder / "stopping"
-    unlink(halt)
     takes = resources(jobs[0].config)
     kind = tune.with_resources(
         _trial(jobs, metric, halt), {"cpu": takes["num_cpus"], "gpu": takes.get("num_gpus", 0)}
@@ -47,25 +55,20 @@ def search(
         max_t=longest, grace_period=min(FIRST, longest), reduction_factor=SHARE
     )
     mode = "max" if METRICS[metric] > 0 else "min"
-    tuner = tune.Tuner(
+    return tune.Tuner(
         kind,
         param_space={"job": tune.grid_search(list(range(len(jobs))))},
         tune_config=tune.TuneConfig(metric="value", mode=mode, scheduler=scheduler),
         run_config=tune.RunConfig(
             name="tune",
-            storage_path=str(folder),
+            storage_path=str(halt.parent),
             verbose=0,
-            callbacks=[_watch(jobs, halt, told, stop)],
+            callbacks=[watch],
             stop=_stopper(halt),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
         ),
     )
-    results = tuner.fit()
-    if halt.exists():
-        unlink(halt)
-        raise Interrupted(STOPPED)
-    return _failures(jobs, results)
 
 
 def _phases(config: RunConfig) -> int:

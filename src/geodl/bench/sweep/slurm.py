@@ -7,6 +7,7 @@ from pathlib import Path
 
 from geodl.bench.sweep.jobs import FOLDER, Job
 from geodl.bench.sweep.runner import launch
+from geodl.config import RunConfig
 from geodl.core.files import atomic_write
 
 WARNING = 120
@@ -24,18 +25,8 @@ def write(jobs: Sequence[Job], options: Sequence[str] = ()) -> Path:
         job.prepare()
         command = [sys.executable, "-m", "geodl", *launch(job.resolved()).arguments]
         lines.append(shlex.quote(shlex.join(command)))
-    resources = [
-        "--job-name=geodl",
-        f"--array=1-{len(jobs)}",
-        f"--nodes={config.nodes}",
-        f"--ntasks-per-node={config.devices}",
-        f"--cpus-per-task={config.threads or 1}",
-        *([f"--gpus-per-node={config.devices}"] if config.accelerator == "cuda" else []),
-        "--requeue",
-        f"--signal=INT@{WARNING}",
-        "--open-mode=append",
-        f"--output={folder}/array-%A-%a.log",
-    ]
+    resources = [f"--array=1-{len(jobs)}", f"--output={folder}/array-%A-%a.log"]
+    resources += _resources(config)
     text = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in (*resources, *options)),
@@ -55,3 +46,18 @@ def write(jobs: Sequence[Job], options: Sequence[str] = ()) -> Path:
     script = folder / "array.sbatch"
     atomic_write(script, "\n".join(text).encode())
     return script
+
+
+def _resources(config: RunConfig) -> list[str]:
+    """Return the options of sbatch for what each run takes."""
+    gpus = [f"--gpus-per-node={config.devices}"] if config.accelerator == "cuda" else []
+    return [
+        "--job-name=geodl",
+        f"--nodes={config.nodes}",
+        f"--ntasks-per-node={config.devices}",
+        f"--cpus-per-task={config.threads or 1}",
+        *gpus,
+        "--requeue",
+        f"--signal=INT@{WARNING}",
+        "--open-mode=append",
+    ]
