@@ -17,7 +17,6 @@ from tests.helpers.pictures import noise
 from tests.helpers.serving import (
     HALF,
     QUICK,
-    TOKEN,
     Client,
     Command,
     connected,
@@ -93,17 +92,6 @@ def test_half_sent_heads_and_garbage_with_few_files_keep_nobody_out(
     assert "too many connections" in log
     assert "Traceback" not in log
     assert len(log.splitlines()) <= 4, log
-
-
-def test_floods_close_no_connection_of_the_owner(model, connect):
-    ask = HEAD + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
-    with running(model, limits=Limits(connections=20)) as url:
-        mine = connect(url, ask)
-        assert b" 200 " in mine.recv(65536)
-        for _ in range(60):
-            connect(url, HEAD)
-        mine.sendall(ask)
-        assert b" 200 " in mine.recv(65536)
 
 
 def test_slow_heads_and_clients_that_do_not_read_are_closed(model, connect, monkeypatch):

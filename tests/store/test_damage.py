@@ -332,6 +332,14 @@ def test_links_to_folders_elsewhere_are_not_followed_by_writers(run, tmp_path, n
     assert contents(elsewhere) == before
 
 
+def test_objects_behind_a_link_are_not_read(run, tmp_path):
+    objects = run.path / "objects"
+    objects.rename(tmp_path / "elsewhere")
+    objects.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="is a link"):
+        run.verify()
+
+
 def test_the_directory_itself_may_be_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")
