@@ -17,6 +17,7 @@ from tests.helpers.pictures import noise
 from tests.helpers.serving import (
     HALF,
     QUICK,
+    TOKEN,
     Client,
     Command,
     connected,
@@ -109,6 +110,17 @@ def test_slow_heads_and_clients_that_do_not_read_are_closed(model, connect, monk
         deaf = connect(url, page * 1500)
         client.until(lambda: len(dropped) == 3)
         assert closed(deaf).count(b"HTTP/1.1 200") < 1500
+
+
+def test_the_owner_s_connection_is_not_closed_to_make_room(model, connect):
+    asking = HEAD + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+    with running(model, limits=Limits(connections=5)) as url:
+        owner = connect(url, asking)  # the oldest that waits
+        assert owner.recv(65536).startswith(b"HTTP/1.1 200")
+        strangers = [connect(url, HEAD) for _ in range(20)]
+        assert closed(strangers[0]) == b""
+        owner.sendall(asking)
+        assert owner.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("limits", [Limits(idle_seconds=1), Limits(upload_seconds=1)])

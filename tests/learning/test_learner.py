@@ -28,6 +28,7 @@ from geodl.data import ClassIncremental
 from geodl.data.images import ArrayImages, FileImages, concat
 from geodl.learning.learner import Learner
 from geodl.learning.saving import load_model
+from geodl.model.classifiers.base import Scorer
 from geodl.model.features import class_means, nearest_mean
 from geodl.model.metrics import Confusion, Trajectory, confusions_of, to_metrics
 
@@ -626,6 +627,12 @@ def test_scores_that_are_not_finite_are_an_error():
     for use in (learner.predict, lambda x: learner.evaluate(x, ["a", "b"] * 4)):
         with pytest.raises(TrainingError, match="NaN or infinite"):
             use(pixels)
+
+
+@pytest.mark.parametrize("scale", [torch.inf, torch.nan])
+def test_a_scale_that_is_not_finite_is_an_error(scale):
+    with pytest.raises(TrainingError, match="NaN or infinite"):
+        Scorer(lambda found: found.logits, scale=scale).finite(torch.ones(2, 3))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")

@@ -349,6 +349,13 @@ def test_weights_that_a_step_breaks_reach_no_checkpoint(run, tmp_path):
     assert Directory(tmp_path / "r").load_progress() is None
 
 
+def test_a_last_step_after_which_features_overflow_ends_the_training(run, tmp_path):
+    # Loss and weights are finite: only the network's output tells.
+    with pytest.raises(TrainingError, match=r"the network's output after that step"):
+        run(lr=1e25, epochs=1, batch_size=1000, phases=0, base=None)
+    assert not Directory(tmp_path / "r").completed()
+
+
 def bad_stage(learner: ScenarioLearner, bad: int, epochs: int = 2) -> tuple[Phase, Stage]:
     """Return a phase and a stage of 5 steps an epoch whose loss is NaN at one of its steps, from 1."""
     phase, steps = learner.prepare_next(), iter(range(1, 1000))
