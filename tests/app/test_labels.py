@@ -217,7 +217,9 @@ def test_an_image_that_sums_hold_is_not_counted_again(sums):
     sums.forget(PIXELS[:2])
     fitted = state.load(Directory(sums.path)).model.classifiers["analytic"]
     assert fitted.counts().tolist() == [each["images"] for each in sums.info()["classes"]]
-    assert sums.learn(PIXELS[5:7], NAMES[5:7], **CLOSED).already
+    known = sums.learn(PIXELS[5:7], NAMES[5:7], **CLOSED)
+    assert known.already
+    assert "--again" not in " ".join(known.warnings)  # in sums they would count twice
 
 
 @pytest.mark.parametrize("kind", ["model", "sums"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.helpers.command import geodl
 from tests.helpers.pictures import drawing
 
@@ -165,8 +166,11 @@ def test_what_it_does_not_know_the_model_predicts(model, files, photographs, tmp
     assert quick.predict(model, files, classifier="ncm").probabilities.sum() == pytest.approx(9)
     bad = tmp_path / "text.jpg"
     bad.write_text("no image")
-    found = quick.predict(model, [files[0], bad])
-    assert len(found) == len(found.skipped) == 1
+    dot = tmp_path / "dot.png"
+    Image.new("RGB", (1, 1)).save(dot)
+    for other in (bad, dot):
+        found = quick.predict(model, [files[0], other])
+        assert len(found) == len(found.skipped) == 1
     assert "not an image" in geodl("predict", str(model), str(files[0]), str(bad)).stderr
     assert "top" in geodl("predict", str(model), str(files[0]), "--top", "0", status=2).stderr
 

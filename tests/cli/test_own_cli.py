@@ -77,6 +77,7 @@ def test_learn_says_what_it_found_chose_and_reached(geodl, tmp_path):
     assert "24 images, 4.6 kB" in out
     again = geodl("learn", path, "week1", *QUICK).out
     assert again.startswith("already learned: ")
+    assert "--again" in again
     out = geodl("learn", path, "week2", *QUICK).out
     assert re.search(
         r"of 4 classes: \d+\.\d % on the classes known before, \d+\.\d % on the new ones", out

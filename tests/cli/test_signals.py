@@ -94,7 +94,7 @@ def test_of_many_skipped_files_the_first_and_the_reasons_are_shown(capsys):
         "skipped: 100000; 75000 times: not an image; 25000 times: the file is empty\n"
     )
     assert len(out.splitlines()) == 22
-    assert out.endswith("  and 99980 more (--json lists all)\n")
+    assert out.endswith("  and 99980 more lines (--json lists all)\n")
 
 
 def test_many_files_of_a_folder_with_one_fault_share_a_line(capsys, monkeypatch):

@@ -118,7 +118,7 @@ def _unlike(confusion: Confusion, config: RunConfig) -> Iterator[Advice]:
         return
     if confusion.images >= MANY and confusion.accuracy < UNLIKE:
         words = "The images may be unlike those that the network was trained on. In a new model --adapt auto tries to adapt it, "
-        words += "which takes minutes, and keeps that only where it is right on more of the images set apart."
+        words += "which takes minutes, and keeps that only where it is right on clearly more of the images set apart."
         yield "Adapt the network", words
 
 

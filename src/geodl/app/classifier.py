@@ -101,7 +101,7 @@ class IncrementalClassifier:
             with store.lock():
                 last = states.load(store)
                 if last is not None and last.learned == intake.key and not again:
-                    return already_learned(last)
+                    return already_learned(last, repeatable=not last.stored_sums)
                 return LearnStep(
                     store,
                     last,

@@ -13,6 +13,9 @@ from geodl.data.dataset import Skipped
 from geodl.model.classifiers import default_classifier
 from geodl.model.metrics import confusions_of, finite
 
+REPEATABLE = "No step was made, and no option of this command is applied; with --again the images are learned once more."
+"""What to know where all images are known, but not by sums alone."""
+
 
 @dataclass(frozen=True)
 class Learned:
@@ -54,9 +57,13 @@ class Learned:
     doubtful: tuple[Doubt, ...] = ()
 
 
-def already_learned(state: State, problems: Skipped = ()) -> Learned:
-    """Return the figures of a model that knew all images; problems: those that were skipped."""
-    return _figures(state, known=len(state.classes), already=True, problems=problems)
+def already_learned(state: State, problems: Skipped = (), *, repeatable: bool = False) -> Learned:
+    """Return the figures of a model that knew all images.
+
+    problems: the images that were skipped; repeatable: whether the others can be learned once more.
+    """
+    more = (REPEATABLE,) if repeatable else ()
+    return _figures(state, known=len(state.classes), already=True, problems=problems, more=more)
 
 
 def learned(

@@ -85,7 +85,7 @@ class LearnStep:
         found = (len(ready.images), len(self.intake.classes), self.sizes.side, ready.problems)
         self.listener(events.IntakeDone(self.intake.title, *found))
         if ready.nothing_new and self.last is not None and not (self.again and ready.rows):
-            return already_learned(self.last, ready.problems)
+            return already_learned(self.last, ready.problems, repeatable=bool(ready.rows))
         # In closed form every image is judged by the fit without it: none has to be set aside.
         none = torch.zeros(len(ready.images), dtype=torch.bool)
         held = none if self.closed else set_aside(ready, self.last)

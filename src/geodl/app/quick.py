@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from geodl import __version__
 from geodl.core.cache import CONVERTED, Cache
 from geodl.core.content import fingerprint
-from geodl.core.decoding import DETAIL, fitted, open_image, shown
-from geodl.core.errors import GeodlError
+from geodl.core.decoding import DETAIL, SMALLEST, check_header, fitted, open_image, shown
+from geodl.core.errors import DataError, GeodlError
 from geodl.core.events import ImagesPredicted, Listener, ignore
 from geodl.model.predictions import Predictions, check_wishes, named
 from geodl.store import Directory, reading
@@ -136,6 +136,8 @@ def _predicted(
 
 def _square(image: Path, about: About) -> NDArray[np.uint8]:
     """Return the pixels of a file as the network sees it, (3, size, size)."""
+    if min(check_header(image, reduced=True)) < SMALLEST:
+        raise DataError("too small")
     picture = open_image(image, at_least=DETAIL * about.size)
     square = fitted(picture, about.size, whole=about.whole)
     return np.asarray(square).transpose(2, 0, 1)

@@ -63,7 +63,7 @@ _LEARN: dict[str, tuple[Any, str]] = {
     ),
     "adapt": (
         Literal["no", "auto", "yes"],
-        "Train the last stages of the pre-trained network on the first images, then freeze it; auto: keep that only where it is right on more of the images set apart. Takes minutes.",
+        "Train the last stages of the pre-trained network on the first images, then freeze it; auto: keep that only where it is right on clearly more of the images set apart. Takes minutes.",
     ),
     "network": (
         str,
@@ -137,7 +137,10 @@ def print_json(facts: Any) -> None:
 class Taking:
     """Which images a step takes."""
 
-    again: Annotated[bool, how(help="Learn images that were just learned once more.")] = False
+    again: Annotated[
+        bool,
+        how(help="Learn images that the model knows once more; not where it keeps sums alone."),
+    ] = False
     relabel: Annotated[
         bool,
         how(help="Move images that are known under another class to the class they have here."),
@@ -179,7 +182,7 @@ def learn(
         print_json(vars(done) | {"skipped": skipped, "doubtful": doubtful})
         return
     if done.already:
-        say(f"already learned: {model} knows all of these images (--again repeats the step)")
+        say(f"already learned: {model} knows all of these images")
     display.say_learned(model, done)
 
 

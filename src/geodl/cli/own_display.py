@@ -130,7 +130,7 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
     for name, reason in lines[:SHOWN]:
         out.print(plain(f"  {name}: {reason}"))
     if len(lines) > SHOWN:
-        out.print(f"  and {len(lines) - SHOWN} more (--json lists all)", markup=False)
+        out.print(f"  and {len(lines) - SHOWN} more lines (--json lists all)", markup=False)
     elif len(lines) < len(skipped):
         out.print("  (--json lists all)", markup=False)
 

@@ -87,8 +87,8 @@ def _say_more(server: "Server", fresh: bool) -> None:
     if not fresh and not server.read_only:
         say(f"the token is the value of {TOKEN_VARIABLE}; the page asks for it")
     if not is_loopback(server.host):
-        everybody = "everybody who reaches this machine can recognize images"
-        say(f"{everybody}; whoever knows the token can teach", "yellow")
+        teaching = "" if server.read_only else "; whoever knows the token can teach"
+        say(f"everybody who reaches this machine can recognize images{teaching}", "yellow")
     if server.dropped:
         images = count(server.dropped, "uploaded image")
         say(f"dropped {images} of a server that was killed", "yellow")

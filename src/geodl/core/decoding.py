@@ -35,6 +35,8 @@ class Reference(NamedTuple):
 Item = Path | bytes | Reference | Callable[[], bytes]
 """One picture: a file, the contents of one, a reference to one, or a function that reads the contents."""
 
+SMALLEST = 4
+"""Pictures with a side below this many pixels show nothing that could be learned."""
 PIXEL_LIMIT = 89_478_485
 """Larger pictures are refused before they are decoded (Pillow's own threshold: 256 MB of RGB)."""
 JPEG_LIMIT = 4 * PIXEL_LIMIT

@@ -8,15 +8,13 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from geodl.core.decoding import Item, check_header, shown
+from geodl.core.decoding import SMALLEST, Item, check_header, shown
 from geodl.core.errors import DataError
 from geodl.data.batches import in_threads, resized
 from geodl.data.dataset import Skipped
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import Intake
 
-SMALLEST = 4
-"""Pictures with a side below this many pixels show nothing that could be learned."""
 IN_MEMORY = 1 << 28
 """Bytes of pixels that are kept in memory while a step is learned; more are decoded at each use."""
 LONG = 2.0

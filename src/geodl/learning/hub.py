@@ -125,7 +125,7 @@ def _facts(model: Model) -> dict[str, str]:
     if left_out is not None:
         low, high = left_out.interval
         interval = f"95 % interval {low:.1f} to {high:.1f}"
-        judged = f"{left_out.images} learned images, each left out in turn"
+        judged = f"{left_out.images} learned images, each judged without itself and its series"
         facts["accuracy"] = f"{left_out.accuracy:.1f} % ({interval}) on {judged}"
     return facts
 

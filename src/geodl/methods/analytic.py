@@ -23,7 +23,7 @@ class AnalyticOptions(WithoutDistillation):
 
     adapt: Literal["no", "auto", "yes"] = "no"
     """Train the last stages of a network that comes with weights on the first group, then freeze it; auto: keep that only
-    where it is right on more of the images set apart."""
+    where it is right on clearly more of the images set apart."""
     adapt_epochs: int = Field(5, ge=1, le=MANY)
     """Epochs of adapting."""
     adapt_lr: float = Field(5e-4, gt=0)

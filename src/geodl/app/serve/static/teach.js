@@ -182,7 +182,7 @@ function outcome(job, what) {
   if (job.state === "cancelled") return [el("p", { textContent: `Cancelled. The model is as it was before ${what}.` })];
   const result = job.result, parts = [];
   const learned = [...result.new, ...result.returning].map(show).join(", ");
-  parts.push(el("p", {}, el("strong", { textContent: result.already ? "Exactly these images were learned in the last step." : `Learned ${learned} from ${count(result.images, "image")}.` })));
+  parts.push(el("p", {}, el("strong", { textContent: result.already ? "The model knows all of these images already." : `Learned ${learned} from ${count(result.images, "image")}.` })));
   const judged = result.left_out ? "images, each judged by the model without it" : "images that were set aside to check";
   if (result.accuracy !== null) parts.push(el("p", { textContent: `It recognizes ${percent(result.accuracy)} of ${result.judged} ${judged}.` }));
   for (const warning of result.warnings) parts.push(el("p", { className: "muted", textContent: show(warning) }));
