@@ -3,6 +3,7 @@
 import io
 import os
 import stat
+import tracemalloc
 from contextlib import suppress
 
 import numpy as np
@@ -234,6 +235,48 @@ def test_a_jpeg_of_very_many_scans_is_refused():
     for content in (bomb, arithmetic):
         with pytest.raises(DataError, match="more than 100 scans"):
             open_image(content, at_least=8)
+
+
+def color_by_color(scans, *, before=b"", tables=b"", hidden=b""):
+    """Return a JPEG file that is not progressive, of so many scans, nearly all of them of ten bytes.
+
+    before, tables: what comes before it and before its frame; hidden: what comes in the first of these scans.
+    """
+    jpeg = encode(Image.new("RGB", (64, 64)), "JPEG", subsampling=0)
+    one, *two = (b"\xff\xda\0\x08\x01%c%c\0\x3f\0" % color for color in ((1, 0), (2, 17), (3, 17)))
+    head = jpeg[:2] + tables + jpeg[2 : jpeg.index(b"\xff\xda")]
+    return before + head + one + hidden + one * (scans - 3) + b"".join(two) + b"\xff\xd9"
+
+
+RESTART = b"\xff\xdd\0\x04\0\x01"
+"""With it, decoders pass over markers that they do not know among the pixels."""
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 7, 64, decoding.BLOCK])
+@pytest.mark.parametrize(
+    "odd",
+    [{}, {"before": b"\xff\xd8\xff\xd9"}, {"tables": RESTART, "hidden": b"\xff\x02\xf0\xf0"}],
+    ids=["plain", "after the end of a file of tables", "behind a marker without a meaning"],
+)
+def test_scans_are_counted_in_every_jpeg(odd, block, monkeypatch):
+    monkeypatch.setattr(decoding, "BLOCK", block)
+    assert open_image(color_by_color(100, **odd)).size == (64, 64)
+    with pytest.raises(DataError, match="more than 100 scans"):
+        open_image(color_by_color(101, **odd))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_very_large_jpeg_file_is_never_held_in_memory(ended, tmp_path):
+    content, file = encode(Image.fromarray(noise(64, 64)), "JPEG"), tmp_path / "large.jpg"
+    file.write_bytes(content if ended else content.removesuffix(b"\xff\xd9"))
+    os.truncate(file, 1 << 26)
+    tracemalloc.start()
+    try:
+        with suppress(DataError):
+            open_image(file)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("progressive", [True, False])

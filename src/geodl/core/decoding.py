@@ -45,17 +45,17 @@ JPEG_LIMIT = 4 * PIXEL_LIMIT
 DETAIL = 2
 """How many times as long as in the square that is made of it the shorter side of a picture stays at least while it is decoded."""
 SCANS = 100
-"""Scans of a JPEG file: each may take as long as the whole picture and no more than 24 bytes. Programs write about ten."""
-SEQUENTIAL = (0xC0, 0xC1)
-"""JPEG's frames whose scans have bits for every part of the picture: many of them need a large file."""
+"""Scans of a JPEG file: each may take as long as the whole picture and no more than 10 bytes. Programs write about ten."""
+BLOCK = 1 << 16
+"""Bytes that are read at once where they are counted."""
 GRAY = (128, 128, 128)
 """What fills the square around a whole picture."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What is read, under Pillow's names. Never EPS and the like: Pillow starts programs to read them."""
 
-# Any but a byte of pixels that looks like one, and the restarts among the pixels.
-_MARKER = re.compile(rb"\xff+[\x01-\xcf\xd8-\xfe]")
+# The end of a JPEG file, or a segment of it and its length. What decoders pass over among the pixels is none.
+_SEGMENT = re.compile(rb"\xff(\xd9|[\xc0-\xcf\xda-\xfe](?=(..)))", re.DOTALL)
 _PLUGINS = ("Jpeg", "Png", "WebP", "Gif", "Bmp", "Tiff", "Ppm", "Jpeg2K", "Avif")
 
 
@@ -180,18 +180,21 @@ def _check_size(image: Image.Image, most: int) -> None:
 
 
 def _check_scans(file: Any) -> None:
-    """Refuse a JPEG file of very many scans."""
-    place = file.seek(0)
-    content, scans = file.read(), 0
-    while found := _MARKER.search(content, place):
-        kind, place = content[found.end() - 1], found.end()
-        scans += kind == 0xDA
-        if scans > SCANS:
-            raise DataError(f"a JPEG file of more than {SCANS} scans")
-        if kind in SEQUENTIAL or kind == 0xD9:
-            return
-        if kind not in (0x01, 0xD8):  # which have no length
-            place += int.from_bytes(content[place : place + 2])
+    """Refuse a JPEG file of very many scans; it is read block by block, to the end mark that follows them."""
+    file.seek(0)
+    scans, place, content = 0, 0, b""
+    while block := file.read(BLOCK):
+        content += block
+        while found := _SEGMENT.search(content, place):
+            kind, length = found.groups()
+            if kind == b"\xd9" and scans:
+                return
+            scans += kind == b"\xda"
+            if scans > SCANS:
+                raise DataError(f"a JPEG file of more than {SCANS} scans")
+            place = found.end() + int.from_bytes(length or b"")
+        done = max(place, len(content) - 3)  # the last three bytes may begin a segment
+        place, content = max(done - len(content), 0), content[done:]
 
 
 def _reason(error: BaseException) -> str:
