@@ -14,7 +14,7 @@ from geodl.app import state
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.finding import find
 from geodl.app.ledger import UNKNOWN_KEY, Ledger
-from geodl.app.page import owner
+from geodl.app.page import owner, render
 from geodl.cli import app
 from geodl.cli.own_display import say_learned
 from geodl.closed_form import kept_features
@@ -144,6 +144,41 @@ def test_the_terminal_and_the_report_name_them(model, capsys, monkeypatch):
     assert "Confirmed" in page
     assert "removed</p>" not in page
     assert f"confirming {facts['doubtful'][0]['name']} of class" in run("undo", model.path)
+
+
+def test_a_report_without_images_names_none_of_the_steps(model):
+    confirmed, moved = sorted(each.name for each in model.doubtful())
+    model.relabel(confirmed, "class 1")
+    model.relabel(moved, "class 1")
+    model.forget("class 0/image 5")
+    names = (confirmed, moved, "class 0/image 5")
+    assert all(name in render(model.path) for name in names)
+    page = render(model.path, with_images=False)
+    assert not any(name in page for name in names)
+    assert "1 image from class 2 to class 1" in page
+
+
+def files_naming(model, name):
+    """Return the files of a model's directory that hold a name."""
+    files = [path for path in model.path.rglob("*") if path.is_file()]
+    return {path.name for path in files if name.encode() in path.read_bytes()}
+
+
+def test_no_file_names_an_image_once_its_steps_are_no_longer_kept(model):
+    model.forget("class 0/image 5")
+    model.undo()
+    model.redo()
+    assert "head.json" in files_naming(model, "class 0/image 5")
+    assert model.undo()["image"] == model.redo()["image"] == "class 0/image 5"
+    model.remove("class 2", for_good=True)
+    assert not files_naming(model, "class 0/image 5")
+
+
+def test_removed_for_good_a_second_time_the_names_of_later_steps_go_too(model):
+    model.remove("class 2")
+    model.forget("class 0/image 5")
+    model.remove("class 2", for_good=True)
+    assert not files_naming(model, "class 0/image 5")
 
 
 def test_a_picture_known_under_another_class_is_moved_on_request(model, right):

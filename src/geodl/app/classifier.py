@@ -228,14 +228,14 @@ class IncrementalClassifier:
         """
         with self._writing() as store:
             record = store.undo()
-            store.events("undone", record=record)
+            store.events("undone", record=states.unnamed(record))
             return record
 
     def redo(self) -> dict[str, Any]:
         """Restore the step that `undo` undid last; return its record."""
         with self._writing() as store:
             record = store.redo()
-            store.events("redone", record=record)
+            store.events("redone", record=states.unnamed(record))
             return record
 
     def rename(self, old: str, new: str) -> None:

@@ -69,7 +69,7 @@ def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
             "confusion": confusion,
             "accuracy": finite(confusion.accuracy),
             "interval": confusion.interval,
-            "steps": _steps(store, facts, confusion),
+            "steps": _steps(store, facts, confusion, named=with_images is not False),
             "sure": how_sure(_judged(state, model)),
             "advice": [*advice(confusion, images), *uncertain(confusion)],
             "pairs": mixed_up(confusion),
@@ -112,13 +112,16 @@ def _judged(state: State, model: Model | None) -> LeftOut | None:
     return found or (model.judged(checks) if checks is not None and len(checks) else None)
 
 
-def _steps(store: Directory, facts: Mapping[str, Any], now: Confusion) -> list[dict[str, Any]]:
-    """Return what was done to the model, oldest first, and what each step brought."""
+def _steps(
+    store: Directory, facts: Mapping[str, Any], now: Confusion, *, named: bool
+) -> list[dict[str, Any]]:
+    """Return what was done to the model, oldest first, and what each step brought; named: to which image."""
     steps: list[dict[str, Any]] = []
     # A learner that was saved by itself has left a phase, but no record.
     for phase, record in enumerate(facts["steps"], store.completed() - len(facts["steps"])):
         when = datetime.fromisoformat(record["time"]) if record["time"] else None
-        step = {"day": f"{when.day} {when:%B %Y}" if when else "", **record}
+        day = f"{when.day} {when:%B %Y}" if when else ""
+        step = {"day": day, **(record if named else states.unnamed(record))}
         if record["action"] == "learn":
             found = (
                 confusions_of(metrics)

@@ -141,7 +141,7 @@ def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
         "stored": dict(state.stored),
         "names": list(state.ledger.names),
         "learned": state.learned,
-        "history": [*map(_unnamed, state.history[:-UNDO]), *map(dict, state.history[-UNDO:])],
+        "history": [*map(unnamed, state.history[:-UNDO]), *map(dict, state.history[-UNDO:])],
     }
     save_model(
         store,
@@ -155,7 +155,7 @@ def save(store: Directory, state: State, *, states: int = UNDO + 1) -> None:
     )
 
 
-def _unnamed(record: Mapping[str, Any]) -> dict[str, Any]:
+def unnamed(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a step without the name of an image, which is kept while the step can be undone."""
     return {key: value for key, value in record.items() if key != "image"}
 
@@ -220,7 +220,7 @@ def without(state: State, name: str, *, again: bool = False) -> State:
     """Remove a class with all notes of it; `again`: one that was removed before is no error."""
     record = {"action": "remove", "class": name}
     if again and name not in state.names and record in state.history:
-        return replace(state, history=(*state.history, record))
+        return replace(state, history=(*map(unnamed, state.history), record))
     row, model = state.model.row(name), state.model.without(name)
     validation = None if state.validation is None else without_class(state.validation, row)
     kept = [images for images in (model.memory.images, validation) if images is not None]
@@ -236,7 +236,7 @@ def without(state: State, name: str, *, again: bool = False) -> State:
         classes=tuple(known for i, known in enumerate(state.classes) if i != row),
         stored={digest: source for digest, source in state.stored.items() if digest in left},
         learned="",
-        history=(*map(_unnamed, state.history), record),
+        history=(*map(unnamed, state.history), record),
         metrics=_metrics_without(state, model, row),
         ledger=ledger,
     )

@@ -192,7 +192,7 @@ class Directory:
         Args:
             contents: its files by name: bytes; tensors by name (.safetensors); an object (.json); or a value of
                 `SavedPhase.files`, to share a file with another phase.
-            action: what led to it, ready for JSON; `undo` and `redo` return it.
+            action: what led to it, ready for JSON; `undo` and `redo` return it. It is kept while the phase is whole.
             newest_only: names of files that are removed from all phases before it.
             states: so many phases are kept whole; None: all.
             lasting: names of files that are kept of the others.
@@ -210,7 +210,8 @@ class Directory:
                 for name, file in phase.files.items()
                 if name not in newest_only and (name in lasting or not gone)
             }
-            older.append(replace(phase, files=kept, forgotten=gone))
+            step = {} if gone else phase.action  # which may name an image
+            older.append(replace(phase, action=step, files=kept, forgotten=gone))
         self._advance(self._head.next([*older, newest]))
 
     def undo(self) -> dict[str, Any]:

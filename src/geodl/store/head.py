@@ -47,7 +47,7 @@ class SavedPhase:
 
     root:      the directory; number: counted from 0.
     id:        a hash of all of it and of the phase before it: equal runs have equal IDs.
-    action:    what led to it, ready for JSON.
+    action:    what led to it, ready for JSON; nothing where the phase was forgotten.
     files:     by name; a value can be committed again as a file of another phase, without reading it.
     forgotten: whether most of its files were removed, so that nobody can go back to it.
     folder:    where version 0.2 keeps its files; None: they are objects.
