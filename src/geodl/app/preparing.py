@@ -69,7 +69,8 @@ def prepare(
 
     group_by: what tells which images are of one series (`geodl.app.series`).
     """
-    position = {name: i for i, name in enumerate(last.names if last else ())}
+    known = last.names if last else ()
+    position = {name: i for i, name in enumerate(known)}
     problems = [*intake.problems, *decoded.problems, *_clashes(intake.classes, list(position))]
     for name in intake.classes:
         position.setdefault(name, len(position))

@@ -144,7 +144,7 @@ async def _predict_all(
 
     async def one(image: Path | bytes) -> dict[str, Any] | str:
         answer: Future[Answer | str] = Future()
-        here.pools[trusted].submit(here.predictor.predict, image, seen, top, trusted, answer)
+        here.predicting[trusted].submit(here.predictor.predict, image, seen, top, trusted, answer)
         found = await asyncio.wrap_future(answer)
         if isinstance(found, str):
             return found

@@ -71,10 +71,11 @@ class Server:
         self.teacher = None if self.read_only else Teacher(self.path, self.options, limits.jobs)
         self.tray = Tray(limits)
         self.exports = Exports(self.path, self.folder, limits.answer_seconds)
-        # Two pools: what others have decoded never keeps the owner waiting.
-        names = {True: "predicting-trusted", False: "predicting"}
+        # The owner has pools of its own: what others send never keeps it waiting. What comes before
+        # decoding has, too: a request beyond the share is refused at once.
         threads = available_cores() + 1  # one of them predicts
-        self.pools = {key: ThreadPoolExecutor(threads, name) for key, name in names.items()}
+        self.predicting = {key: ThreadPoolExecutor(threads, "predicting") for key in (False, True)}
+        self._other = {key: ThreadPoolExecutor(threads, "requests") for key in (False, True)}
         self.decoding = Share(limits.decoding, BUSY)
         self._told: dict[bool, tuple[float, str]] = {}
 
@@ -88,7 +89,7 @@ class Server:
     async def run(self, trusted: bool, work: Callable[..., T], *given: Any) -> T:
         """Await work of a thread; it is not begun once the caller has gone."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.pools[trusted], functools.partial(work, *given))
+        return await loop.run_in_executor(self._other[trusted], functools.partial(work, *given))
 
     def jobs(self, trusted: bool) -> list[dict[str, Any]]:
         """Return all jobs as a client sees them."""
@@ -119,7 +120,7 @@ class Server:
         self.closing = True
         if self.teacher is not None:
             self.teacher.close()
-        for pool in self.pools.values():
+        for pool in (*self.predicting.values(), *self._other.values()):
             pool.shutdown(cancel_futures=True)
         self._held.close()
 
