@@ -1,6 +1,6 @@
 """What it costs to turn photographs into scores: processor time beside onnxruntime alone, the start of a command, memory as images get more.
 
-    python -m benchmarks.reading [--parts speed,start,growth] [--images 200] [--growth 1000,5000,20000] [--size 192] [--out FILE.md]
+    python -m benchmarks.reading [--parts speed,start,growth] [--images 200] [--growth 1000,5000,10000,20000] [--size 192] [--out docs/cost.md]
 
 speed: the same JPEG files by `predict`, and by onnxruntime and Pillow on the exported file (the lines of the tutorial); one thread, in turns: processor
 milliseconds an image, and the largest difference between confidences; then by all cores, images a second.
@@ -117,8 +117,11 @@ def speed(root: Path, images: int, size: int) -> list[str]:
 
 def processor_seconds(words: list[str], *, loads: bool = False) -> dict[str, Any]:
     """Run a command of geodl in a process of its own; return what it took, and what it loaded if that is asked."""
-    report = f"\nfinally:\n import sys; print([m for m in {FRAMEWORKS} if m in sys.modules])"
-    code = f"try:\n {COMMAND}\nexcept SystemExit: pass{report}" if loads else COMMAND
+    # The peak of the process itself: that of its usage begins with the memory of the process that started it.
+    report = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+    if loads:
+        report = f"import sys; print([m for m in {FRAMEWORKS} if m in sys.modules])"
+    code = f"try:\n {COMMAND}\nexcept SystemExit as end: assert not end.code\nfinally:\n {report}"
     began = time.perf_counter()
     with tempfile.TemporaryFile() as told:
         process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=told)
@@ -132,7 +135,6 @@ def processor_seconds(words: list[str], *, loads: bool = False) -> dict[str, Any
     return {
         "processor": usage.ru_utime + usage.ru_stime,
         "wall": wall,
-        "memory": usage.ru_maxrss * 1024,
         "last": "".join(last),
     }
 
@@ -154,7 +156,7 @@ def start(root: Path, size: int) -> list[str]:
         took = processor_seconds(words("one"))
         loaded = processor_seconds(words("other"), loads=True)["last"]
         names = ", ".join(json.loads(loaded.replace("'", '"'))) or "none"
-        used = f"{took['processor']:.2f} | {took['memory'] / 1e6:.0f} MB"
+        used = f"{took['processor']:.2f} | {int(took['last']) / 1e3:.0f} MB"
         lines.append(f"| {title} | {used} | {names} |")
     return [
         "## The start of a command",
@@ -176,7 +178,7 @@ def growth(root: Path, counts: list[int], size: int) -> list[str]:
             each.stat().st_size for each in (root / f"m{count}").rglob("*") if each.is_file()
         )
         line = f"| {count} | {took['processor']:.0f} | {1000 * took['processor'] / count:.1f} | {took['wall']:.0f} "
-        lines.append(f"{line}| {took['memory'] / 1e9:.2f} GB | {stored / 1e6:.0f} MB |")
+        lines.append(f"{line}| {int(took['last']) / 1e6:.2f} GB | {stored / 1e6:.0f} MB |")
         print(lines[-1], flush=True)
     return [
         "## More photographs",
@@ -194,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", default="speed,start,growth")
     parser.add_argument("--images", type=int, default=200)
-    parser.add_argument("--growth", default="1000,5000,20000")
+    parser.add_argument("--growth", default="1000,5000,10000,20000")
     parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -210,7 +212,13 @@ def main() -> None:
         for name in given.parts.split(","):
             lines += [*parts[name](), ""]
     text = "\n".join(
-        ["# The cost of photographs", "", "Written by `python -m benchmarks.reading`.", "", *lines]
+        [
+            "# The cost of photographs",
+            "",
+            "Written by `python -m benchmarks.reading --out docs/cost.md`, do not edit.",
+            "",
+            *lines,
+        ]
     )
     print(text)
     if given.out:

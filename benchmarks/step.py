@@ -1,23 +1,33 @@
-"""How near the training loop is to what the processor can do: images a second in float32, bf16 and compiled, and the loop around them.
+"""What one training step of a ResNet-32 costs, on a batch of 128 images of 32 x 32.
 
-Run with `python -m benchmarks.step [--threads 1] [--turns 8] [--no-compile]`. Ways take turns. Beside each stands the share of the
-processor's own peak, that of a plain matrix product in the same precision, that the arithmetic of the step makes use of. The last line
-compares the loop (batches, augmentation, meters, checks) with bare steps on one batch in memory. Aim: under 3 % more.
+Run with `python -m benchmarks.step [loop] [loss] [teacher] [--threads 1] [--turns N] [--no-compile]`; all three by default. What is compared
+takes turns, and ratios are taken within a turn, so that a busy machine slows all alike.
+
+loop: images a second in float32, bf16 and compiled. Beside each stands the share of the processor's own peak, that of a plain matrix product
+in the same precision, that the arithmetic of the step makes use of. The last lines compare the loop (batches, augmentation, meters, checks)
+with bare steps on one batch in memory. Aim: under 3 % more.
+loss: whole steps with GeoDL beside the same steps with cosine distillation, in float32 with a frozen teacher; on a CPU in processor time,
+which does not count the waiting for other programs.
+teacher: a teacher with its batch norms folded into the convolutions beside one that keeps them.
 """
 
 import argparse
 import statistics
 import sys
 import time
+from copy import deepcopy
 
 import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.phase import noise
+from benchmarks.steps import CIFAR, ratio
 from geodl import ClassIncremental, Learner
 from geodl.core.events import StepTaken
-from geodl.nets import build_network
+from geodl.learning.timing import Step, take_turns
+from geodl.nets import build_network, frozen_copy
+from geodl.nets.network import FrozenNetwork
 
 BATCH, STEPS = 128, 4
 
@@ -91,14 +101,8 @@ def seconds(step, steps=STEPS):
     return (time.perf_counter() - began) / steps
 
 
-def main():
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--no-compile", action="store_true", help="compiling takes a minute or two")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def loop(options):
+    """Print how near the steps are to the peak, and the loop to the steps."""
     ways = {"float32": step_of("32"), "bf16": step_of("bf16")}
     if not options.no_compile:
         ways |= {
@@ -112,16 +116,17 @@ def main():
     }
     for step, _ in ways.values():
         seconds(step, 2)
-    for loop in loops.values():
-        loop()
+    for train in loops.values():
+        train()
     bare = {name: [] for name in ways}
     looped = {name: [] for name in loops}
-    for turn in range(options.turns):
-        print(f"turn {turn + 1} of {options.turns}", file=sys.stderr)
+    turns = options.turns or 8
+    for turn in range(turns):
+        print(f"turn {turn + 1} of {turns}", file=sys.stderr)
         for name, (step, _) in ways.items():
             bare[name].append(seconds(step))
-        for name, loop in loops.items():
-            looped[name].append(loop())
+        for name, train in loops.items():
+            looped[name].append(train())
     print(
         f"ResNet-32, {BATCH} images of 32 x 32, threads: {options.threads}, torch {torch.__version__}"
     )
@@ -137,6 +142,59 @@ def main():
     for name, found in looped.items():
         over = statistics.median(a / b for a, b in zip(found, bare[name], strict=True)) - 1
         print(f"the loop in {name}: {100 * over:+.1f} % over the bare step (aim: under 3 %)")
+
+
+def loss(options):
+    """Print the times of steps with both losses, and their ratio."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    steps = {name: Step(name, CIFAR) for name in ("cosine", "geodesic")}
+    compare(take_turns(steps, options.turns or 150, clock), "geodesic", "cosine")
+
+
+def teacher(options):
+    """Print the times of both teachers, their ratio, and how far their features differ."""
+    network = build_network("resnet32", 100, head="cosine")
+    images = torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(5):  # give the batch norms statistics that are not those of a new network
+            network(images)
+    copy = deepcopy(network)
+    plain = FrozenNetwork(copy.backbone, copy.head).requires_grad_(False).train(False)
+    folded = frozen_copy(network)
+    ways = {"unfolded": lambda: plain(images), "folded": lambda: folded(images)}
+    compare(take_turns(ways, options.turns or 30), "unfolded", "folded")
+    features = plain(images).pooled
+    difference = (features - folded(images).pooled).abs().max() / features.abs().max()
+    print(f"largest difference of the features, relative: {difference:.1e}")
+
+
+def compare(times, one, other):
+    """Print the median times and the ratio of one to the other with its 95 % interval."""
+    for name, each in times.items():
+        middle, least = (1e3 * what(each) for what in (statistics.median, min))
+        print(f"{name:<10}{middle:8.1f} ms (fastest {least:.1f})")
+    found = ratio(times[one], times[other])
+    interval = f"95 % interval {found.low:.4f} to {found.high:.4f}, {found.pairs} pairs"
+    print(f"{one} / {other}: {found.median:.4f} ({interval})")
+
+
+PARTS = {"loop": loop, "loss": loss, "teacher": teacher}
+
+
+def main():
+    """Print the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, help="default: 8, 150 and 30")
+    parser.add_argument("--no-compile", action="store_true", help="compiling takes a minute or two")
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"unknown part {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    torch.set_num_threads(options.threads)
+    for name in options.parts or PARTS:
+        PARTS[name](options)
 
 
 if __name__ == "__main__":

@@ -9,40 +9,34 @@ kept features: with 4,999, 5,000 and 5,001 images of CIFAR-100; `--at 600` sets 
 
 import argparse
 import itertools
-import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, ImageDraw
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.parts import OTHERS, Part, Reader, as_features
 from benchmarks.photographs import calibration
 from geodl.app.choices import CLOSED_FORM, PRETRAINED
 from geodl.app.series import clues_of
 from geodl.closed_form.novelty import REJECTED, separation
 from geodl.config import Layer, RunConfig
-from geodl.core.ranks import Ranks
 from geodl.data import load
-from geodl.data.batches import Transform, evaluation
-from geodl.data.images import ArrayImages, FileImages, Images
-from geodl.data.intake import Intake, as_images, take
-from geodl.data.squares import squares
+from geodl.data.batches import transform_of
+from geodl.data.images import FileImages, Images
+from geodl.data.intake import Intake
 from geodl.methods import configure
 from geodl.model.classifiers import ClosedForm, Scorer, fitting
-from geodl.model.classifiers.base import Evidence
-from geodl.model.features import Features, features_of
+from geodl.model.features import Features
 from geodl.model.memory import Memory
-from geodl.nets import build_network, expected_images, reading_copy
+from geodl.model.phase import Phase
+from geodl.nets import build_network
 
 SIZES = {"flowers": 192, "signs": 128}
 """Pixels a side at which `learn` sees the images of a set."""
@@ -52,8 +46,6 @@ LEARNED = {
 }
 TESTED = {"flowers": "flowers20/test", "signs": "signs12/test"}
 CLASSES = {"flowers": (2, 3, 5, 10, 15, 20), "signs": (2, 3, 5, 10, 12)}
-OTHERS = 400
-"""Images of CIFAR-100 and of Omniglot."""
 NETWORK = build_network("convnet", 1, head="linear")
 """The closed form reads features alone, and needs any network."""
 FEW_DRAWS = 5
@@ -78,142 +70,6 @@ flowers (a part of Oxford Flowers-102) or 12 kinds of traffic signs (a part of G
 """
 
 
-@dataclass(frozen=True)
-class Part:
-    """Images by the levels of their features and of those of their mirrored copies, their classes, and their files' names."""
-
-    features: dict[str, Tensor]
-    mirrored: dict[str, Tensor]
-    labels: tuple[str, ...]
-    files: tuple[str, ...]
-
-    def select(self, rows: Sequence[int]) -> "Part":
-        """Return some of the images."""
-        views = [{name: z[list(rows)] for name, z in view.items()} for view in self.views]
-        labels, files = (tuple(each[i] for i in rows) for each in (self.labels, self.files))
-        return Part(views[0], views[1], labels, files)
-
-    def where(self, wanted: Callable[[str], bool]) -> "Part":
-        """Return the images whose class is wanted."""
-        return self.select([i for i, label in enumerate(self.labels) if wanted(label)])
-
-    def __add__(self, other: "Part") -> "Part":
-        pairs = zip(self.views, other.views, strict=True)
-        views = [
-            {name: torch.cat([z, more[name]]) for name, z in one.items()} for one, more in pairs
-        ]
-        return Part(views[0], views[1], self.labels + other.labels, self.files + other.files)
-
-    @property
-    def views(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The levels of the images, and of their mirrored copies."""
-        return self.features, self.mirrored
-
-    def rows(self, names: Sequence[str]) -> Tensor:
-        """Return the classes (N,) as positions in `names`."""
-        return torch.tensor([names.index(label) for label in self.labels])
-
-
-def as_features(levels: dict[str, Tensor], labels: Tensor) -> Features:
-    """Return levels as the features that a classifier reads."""
-    deepest = list(levels.values())[-1]
-    return Features(deepest, torch.empty(len(deepest), 0), labels, levels)
-
-
-# ------------------------------------------------------------------------------------------------------------ features
-
-
-def odd_pictures() -> dict[str, Image.Image]:
-    """Return pictures of nothing that anybody learns."""
-    generator, shape = np.random.default_rng(0), (480, 640, 3)
-    noise = generator.integers(0, 256, shape)
-    flat = {"black": 0, "white": 255, "gray": 128}
-    arrays = {name: np.full(shape, value) for name, value in flat.items()}
-    arrays |= {"noise": noise, "gray noise": noise[:, :, :1].repeat(3, axis=2)}
-    found = {name: Image.fromarray(each.astype(np.uint8)) for name, each in arrays.items()}
-    found["text"] = Image.new("RGB", (640, 480), "white")
-    draw = ImageDraw.Draw(found["text"])
-    for line in range(30):
-        draw.text(
-            (20, 10 + 15 * line), "The quick brown fox jumps over the lazy dog. " * 3, "black"
-        )
-    docs = Path(__file__).parents[1] / "docs"
-    for name in ("serve-page", "serve-phone"):
-        found[name] = Image.open(docs / f"{name}.png").convert("RGB")
-    return found
-
-
-def images_of(root: Path, name: str) -> tuple[Images, tuple[str, ...]]:
-    """Return the images of a part of the data, and the names of their classes."""
-    if name == "odd":
-        pictures = odd_pictures()
-        return as_images(list(pictures.values()))[0], tuple(pictures)
-    if name == "omniglot":
-        test = load("arrays", root / "omniglot28.npz").test
-        some: Images = test.select(range(0, len(test), len(test) // OTHERS))
-        return some, tuple(map(str, some.labels.tolist()))
-    if name.startswith("cifar100"):
-        data = load("cifar100", root / "cifar100")
-        images = data.train if name == "cifar100/train" else data.test
-        return images, tuple(data.classes[label] for label in images.labels.tolist())
-    intake = take(root / name)
-    return intake.images, tuple(intake.classes[label] for label in intake.images.labels.tolist())
-
-
-class Reader:
-    """Takes features of images once, by the way that `predict` takes; kept in a folder where one is named."""
-
-    def __init__(self, cache: Path | None) -> None:
-        network = build_network(PRETRAINED, 1, head="linear", pretrained=True)
-        self.levels, self._network = network.level_names, reading_copy(network, "cpu")
-        self._cache = cache
-
-    def read(self, root: Path, name: str, size: int, most: int | None = None) -> Part:
-        """Return the features of a part of the data at a size, of at most so many images, evenly spread."""
-
-        def some() -> tuple[Images, Sequence[str]]:
-            images, labels = images_of(root, name)
-            rows = range(0, len(images), max(1, len(images) // (most or len(images))))[:most]
-            return images.select(list(rows)), [labels[i] for i in rows]
-
-        return self.kept(f"{name}-{size}", some, size)
-
-    def kept(self, key: str, some: Callable[[], tuple[Images, Sequence[str]]], size: int) -> Part:
-        """Return the features of some images with their classes, from the cache where they are in it."""
-        file = self._cache and self._cache / f"{key.replace('/', '-')}.safetensors"
-        if file is None or not file.exists():
-            found = self._features(*some(), size)
-            if file is None:
-                return found
-            file.parent.mkdir(parents=True, exist_ok=True)
-            tensors = {f"0.{name}": z for name, z in found.features.items()}
-            tensors |= {f"1.{name}": z for name, z in found.mirrored.items()}
-            about = {"labels": json.dumps(found.labels), "files": json.dumps(found.files)}
-            save_file(tensors, file, about)
-        with safe_open(file, "pt") as stored:
-            about = stored.metadata()
-            views = [
-                {name: stored.get_tensor(f"{side}.{name}") for name in self.levels} for side in "01"
-            ]
-        return Part(*views, *(tuple(json.loads(about[key])) for key in ("labels", "files")))
-
-    def _features(self, images: Images, labels: Sequence[str], size: int) -> Part:
-        known = expected_images(PRETRAINED)
-        transform = Transform(size=size, mean=known["mean"], std=known["std"])
-        pixels = torch.cat([part for _, part, _ in squares(images, size, 1)])
-        seen = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
-        views = []
-        for mirror in (False, True):
-            batches = evaluation(seen, transform, mirror=mirror)
-            views.append(dict(features_of(self._network, batches, "cpu", self.levels).levels))
-        items = images.items if isinstance(images, FileImages) else [""] * len(images)
-        names = tuple(str(item) if isinstance(item, Path) else "" for item in items)
-        return Part(views[0], views[1], tuple(labels), names)
-
-
-# ------------------------------------------------------------------------------------------------------------- models
-
-
 def configuration(**options: object) -> RunConfig:
     """Return the options that `learn` takes for photographs."""
     start = {"network": PRETRAINED, "pretrained": True, "image_size": 192}
@@ -234,23 +90,21 @@ def learned(part: Part, names: Sequence[str], config: RunConfig) -> ClosedForm:
     if all(part.files):
         places = (f"{Path(file).parent.name}/{Path(file).name}" for file in part.files)
         clues = clues_of(Intake("", images, tuple(places)), "auto")
-    evidence = Evidence(
+    phase = Phase(
+        index=0,
         config=config,
+        transform=transform_of(config, size=192),
         network=NETWORK,
-        at_hand=replace(images, labels=numbers, clues=clues),
-        count=len(numbers),
-        before=None,
-        now=as_features(part.features, part.rows(names)),
+        teacher=None,
+        images=replace(images, labels=numbers, clues=clues),
         memory=Memory(),
         old=0,
         new=len(names),
-        trained=False,
         read=read,
         device=torch.device("cpu"),
-        ranks=Ranks(),
-        previous={},
+        now=as_features(part.features, part.rows(names)),
     )
-    return ClosedForm.fit(evidence)
+    return ClosedForm.fit(phase)
 
 
 @dataclass(frozen=True)
@@ -277,8 +131,6 @@ def share(marks: Tensor) -> float:
     """Return the share of images that are marked, in %."""
     return 100 * float(marks.double().mean())
 
-
-# ----------------------------------------------------------------------------------------------------------- measures
 
 Figures = dict[str, list[float]]
 

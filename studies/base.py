@@ -28,8 +28,9 @@ from geodl.data import ClassIncremental
 from geodl.learning.saving import load_model, model_directory
 from geodl.losses import LogitDistillation
 from geodl.methods.analytic import Analytic
-from geodl.nets import Network, frozen_copy
+from geodl.nets import Network, build_network, frozen_copy
 from geodl.nets.heads import CosineHead
+from geodl.nets.weights import read_weights
 
 SEEN, HELD_OUT = 40, 100
 
@@ -232,7 +233,7 @@ def trained(name, images, out, epochs, seed, teachers=()):
     learner = Learner(preset="cifar100-analytic", **how, **options)
     learner.method = method = kind(learner.config)
     if isinstance(method, Distilled):
-        method.teachers = [frozen_copy(Learner.load(path).network) for path in teachers]
+        method.teachers = [teacher(path, learner.config) for path in teachers]
     store = model_directory(out)
     if store.completed():
         learner.model = load_model(store.phase(0))
@@ -241,6 +242,16 @@ def trained(name, images, out, epochs, seed, teachers=()):
         learner.learn(images, progress=store)
     learner.save(out)
     return learner
+
+
+def teacher(path, config):
+    """Return the network of a directory of this study, or of the weights of a ResNet-32 with a cosine head."""
+    if path.suffix != ".safetensors":
+        return frozen_copy(Learner.load(path).network)
+    weights = read_weights(path)
+    network = build_network(config.network, len(weights["head.weight"]), head="cosine")
+    network.load(weights)
+    return frozen_copy(network)
 
 
 def copies(name):
@@ -303,7 +314,11 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--teachers", type=Path, nargs="+", default=[], help="networks of this study, for distilled"
+        "--teachers",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="for distilled: networks of this study, as directories or as files of weights",
     )
     parser.add_argument(
         "--whole",

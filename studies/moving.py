@@ -107,7 +107,7 @@ def study(base, scenario, **options):
             print(f"phase {phase.index}, {side}: {judged.accuracy:.2f}", flush=True)
     everything = features(moving, concat([each.train for each in scenario]))
     oracle = judge(moving, later[-1].test, everything, torch.cat(labels), scenario.classes)
-    return {side: Trajectory(scenario.groups, each) for side, each in found.items()}, oracle
+    return {side: Trajectory(each) for side, each in found.items()}, oracle
 
 
 def main():

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from geodl import Learner
-from geodl.bench.paper.beyond import shifted
+from geodl.bench.paper.beyond import SHIFTS, shifted
 from geodl.closed_form.expansion import Expansion, Standardization, kept, share_out
 from geodl.closed_form.primal import Statistics, solve
 from geodl.data.batches import Batches, evaluation
@@ -46,7 +46,6 @@ class View(NamedTuple):
 
 ONE = (View(),)
 PAIR = (View(), View(mirror=True))
-SHIFTS = ((0, 0), (-2, -2), (-2, 2), (2, -2), (2, 2))
 SHIFTED = tuple(View(mirror, *by) for mirror in (False, True) for by in SHIFTS)
 TURNED = tuple(View(mirror, turns=turns) for turns in range(4) for mirror in (False, True))
 DRAWN = tuple(View(draw=draw) for draw in range(4))

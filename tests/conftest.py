@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.helpers import backbones
 from tests.helpers.browser import launched
 from tests.helpers.hub import stand_in
 
+from geodl.cli import app
 from geodl.data import Dataset, load
 
 settings.register_profile("geodl", deadline=None)  # no test asserts a time: machines may be busy
@@ -32,6 +34,19 @@ def _shared(name: str) -> Path:
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for the disk: what is tested is not a power failure."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def typed(capsys, monkeypatch):
+    """Return what runs one command and gives what it printed; errors are raised as they are."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        capsys.readouterr()
+        app([str(word) for word in words], exit_on_error=False, print_error=False)
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +76,4 @@ def digits() -> Dataset:
 
 browser = pytest.fixture(scope="session")(launched)
 hub = pytest.fixture(stand_in)
+timm_calls = pytest.fixture(backbones.stand_in)

@@ -3,12 +3,11 @@
 import ast
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.helpers.command import geodl
+from tests.helpers.command import completed, geodl
+from tests.helpers.folders import write_digits
 
 import geodl as package
 from geodl.app import choices
@@ -138,7 +137,7 @@ def test_public_names_load_what_they_need_and_no_more():
         "from geodl import *\n"
         "assert all(name in globals() for name in geodl.__all__)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    completed(code=code)
 
 
 def test_public_names_are_what_they_are_called():
@@ -157,17 +156,13 @@ def blocks(document: str, language: str) -> list[str]:
 
 def write_weeks(folder: Path) -> None:
     """Make the folders of images that the README speaks of: two digits a week."""
-    data = load("digits").train
+    data = load("digits")
     for week, classes in (("week1", (0, 1)), ("week2", (2, 3))):
-        for label in classes:
-            (folder / week / str(label)).mkdir(parents=True)
-            for i in (data.labels == label).nonzero().squeeze(1)[:12].tolist():
-                data.decode(i).save(folder / week / str(label) / f"{i}.png")
-    data.decode(0).save(folder / "photo.jpg")
+        write_digits(folder / week, data, classes, 12, name="{}")
+    data.train.decode(0).save(folder / "photo.jpg")
 
 
 def test_every_command_of_the_readme_works(tmp_path, monkeypatch):
-    monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
     # As where the extra is not installed; the tutorial's test has it.
     monkeypatch.setattr(choices, "has_pretrained", lambda: False)
     write_weeks(tmp_path)
@@ -182,7 +177,7 @@ def test_every_command_of_the_readme_works(tmp_path, monkeypatch):
 def test_every_python_block_works(tmp_path):
     code = [block for block in blocks("README.md", "python") if "import" in block]
     assert code
-    subprocess.run([sys.executable, "-c", "\n".join(code)], check=True, timeout=300, cwd=tmp_path)
+    completed(code="\n".join(code), cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,52 @@
-"""A small model of two digits, and servers of it."""
+"""Small models of digits, and servers of one."""
 
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.helpers import folders
 from tests.helpers.browser import until
+from tests.helpers.folders import digits_of, write_digits
 from tests.helpers.serving import QUICK, TOKEN, Client, running
 
 from geodl.app.classifier import IncrementalClassifier
+
+
+@pytest.fixture
+def weeks(tmp_path, digits):
+    """Two folders of two classes each."""
+    one = write_digits(tmp_path / "week1", digits, (0, 1), 15)
+    two = write_digits(tmp_path / "week2", digits, (2, 3), 15)
+    return one, two
+
+
+@pytest.fixture
+def classifier(tmp_path):
+    """A classifier that has learned nothing."""
+    return IncrementalClassifier(tmp_path / "model")
+
+
+@pytest.fixture(scope="session")
+def first_week(tmp_path_factory, digits):
+    """A model of the first week, to be copied."""
+    root = tmp_path_factory.mktemp("first")
+    week = write_digits(root / "week1", digits, (0, 1), 15)
+    IncrementalClassifier(root / "model").learn(week, **folders.QUICK)
+    return root / "model"
+
+
+@pytest.fixture
+def taught(first_week, tmp_path):
+    """A classifier that has learned the first week."""
+    return IncrementalClassifier(shutil.copytree(first_week, tmp_path / "model"))
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory, digits):
     """A model of two classes, to be copied."""
     path = tmp_path_factory.mktemp("base") / "model"
-    rows = [(digits.train.labels == label).nonzero().flatten()[:20] for label in (0, 1)]
-    labels = [f"digit {label}" for label in (0, 1) for _ in range(20)]
-    pixels = digits.train.pixels[[int(i) for part in rows for i in part]]
-    IncrementalClassifier(path).learn(pixels, labels, **QUICK)
+    IncrementalClassifier(path).learn(*digits_of(digits, (0, 1), 20), **QUICK)
     return path
 
 

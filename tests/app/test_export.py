@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from geodl.app import state
 from geodl.app.classifier import IncrementalClassifier
+from geodl.app.export import export
 from geodl.bench.experiment import run_config
 from geodl.config import Layer
 from geodl.core.errors import ConfigError, MissingExtraError, StoreError, TrainingError
@@ -18,6 +20,7 @@ from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages
 from geodl.learning.learner import Learner
 from geodl.methods import configure
+from geodl.nets import BACKBONES
 from geodl.store import Directory
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
@@ -136,7 +139,7 @@ def test_other_endings_are_refused(made, tmp_path):
 
 
 def test_without_the_extra_one_line_says_what_to_install(made, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"\[onnx\]"):
         made[0].export(tmp_path / "model.onnx")
 
@@ -146,6 +149,7 @@ LEARNERS = {
     "closed form": FROZEN | {"keep_features": True},
     "closed form, mirrored": FROZEN | {"gamma": 0.1},
     "closed form, two grids": FROZEN | {"mirror": False, "levels": ("stage3", "stage3@4")},
+    "closed form, uneven grid": FROZEN | {"image_size": 12, "levels": ("stage2@4", "stage3")},
     "closed form, exemplars": FROZEN | {"exemplars": 2, "train_base": True, "epochs": 1},
     "no exemplars": {"method": "finetune", "network": "convnet", "exemplars": 0, "epochs": 1},
     "lucir": {"method": "lucir", "network": "resnet8", "exemplars": 3, "epochs": 1},
@@ -166,7 +170,12 @@ OUTPUTS = {
 }
 
 
-MIRRORED = ("closed form, mirrored", "closed form, exemplars", "run")
+MIRRORED = (
+    "closed form, mirrored",
+    "closed form, uneven grid",
+    "closed form, exemplars",
+    "run",
+)
 
 
 @pytest.fixture(scope="module")
@@ -227,11 +236,8 @@ def test_any_learner_can_be_exported(saved, digits, tmp_path, name):
                 assert unknown.tolist() == wanted.unknown.tolist()
                 assert float(metadata["threshold"]) == recognizer.scorer.threshold
                 assert 1 / float(metadata["temperature"]) == pytest.approx(recognizer.scorer.scale)
-                assert (
-                    json.loads(metadata["mirrored"])
-                    == recognizer.scorer.mirrors
-                    == (name in MIRRORED)
-                )
+                mirrored = json.loads(metadata["mirrored"])
+                assert mirrored == recognizer.scorer.mirrors == (name in MIRRORED)
     if "unknown" in outputs:
         assert 0 < unknown.sum() < 60
 
@@ -245,3 +251,19 @@ def test_neither_images_nor_features_are_inside(saved, digits, tmp_path):
     assert len(rows) > 100
     assert not any(form.numpy().tobytes() in content for row in rows for form in (row, row.float()))
     assert not any(image.numpy().tobytes() in content for image in digits.train.pixels[:300])
+
+
+@pytest.mark.parametrize("network", sorted(BACKBONES))
+def test_every_network_can_be_exported(digits, tmp_path, network):
+    learner = Learner(method="finetune", network=network, image_size=40, epochs=1, threads=1)
+    learner.learn(digits.train.select(range(20)))
+    assert export(learner.known, tmp_path / "model.onnx")["difference"] < 1e-4
+
+
+def test_the_exporter_warns_of_nothing_and_names_no_path(saved, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved("lucir").export(tmp_path / "model.onnx")
+    content = (tmp_path / "model.onnx").read_bytes()
+    assert b"site-packages" not in content
+    assert b".py" not in content

@@ -9,9 +9,10 @@ from benchmarks.series import CLOSE, measure
 from PIL import ExifTags, Image
 
 from geodl.app.choices import has_pretrained
+from geodl.app.classifier import IncrementalClassifier
 from geodl.app.series import clues_of, stem_and_frame, way_of_grouping
 from geodl.closed_form.series import series_of
-from geodl.core.errors import ConfigError
+from geodl.core.errors import ConfigError, DataError
 from geodl.data.intake import take
 
 
@@ -96,3 +97,18 @@ def test_what_is_claimed_of_series_is_true(name, series, signs, flowers, tmp_pat
         assert low <= step["test"] <= high
         assert abs(step["test"] - step["claimed"]) <= CLOSE
         assert step["series"] == pytest.approx(number, rel=0.1)
+
+
+def test_series_that_are_called_alike_in_each_class_are_learned_and_evaluated(tmp_path, digits):
+    root, model = tmp_path / "videos", IncrementalClassifier(tmp_path / "model")
+    for label in (0, 1):
+        rows = (digits.train.labels == label).nonzero().flatten().tolist()
+        for i in range(12):
+            folder = root / f"digit {label}" / f"video {i // 6}"
+            folder.mkdir(parents=True, exist_ok=True)
+            digits.train.decode(rows[i]).save(folder / f"{i}.png")
+    with pytest.raises(DataError, match="--group-by folder"):
+        model.learn(root)
+    done = model.learn(root, group_by="folder", epochs=1, threads=1)
+    assert done.new == ("digit 0", "digit 1")
+    assert model.evaluate(root).images == 24

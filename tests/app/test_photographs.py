@@ -1,5 +1,6 @@
 """Pre-trained features and the closed form: what `learn` does with photographs where the extra is installed."""
 
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -7,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.helpers.shapes import QUICK, SHAPES, pictures
 
 from geodl import IncrementalClassifier, Learner
-from geodl.app.before import step_seconds
+from geodl.app.before import step_seconds, timed
 from geodl.app.choices import has_pretrained
+from geodl.cli import app
 from geodl.closed_form import kept_features
-from geodl.core.errors import ConfigError, DataError, StoreError
-from geodl.core.events import Advised, OptionsChosen, TimeEstimated
+from geodl.core.errors import ConfigError
+from geodl.core.events import Advised, ImagesRead, OptionsChosen, TimeEstimated
 from geodl.data import squares
 from geodl.learning.reading import FeatureReader
 from geodl.model.classifiers import fitting
@@ -22,40 +25,10 @@ pytestmark = pytest.mark.skipif(
     not has_pretrained(), reason="the extra `pretrained` is not installed"
 )
 
-SHAPES = ("disc", "square", "cross", "ring")
-QUICK = {"image_size": 64}
-
 
 def mirrors(path) -> bool:
     """Return whether a model averages over mirrored copies."""
     return Learner.load(path).known.recognizer().scorer.mirrors
-
-
-def picture(shape: str, rng: np.random.Generator, size: int = 64) -> np.ndarray:
-    """Draw a shape of random size, place and color on noise: uint8 (size, size, 3)."""
-    y, x = np.mgrid[:size, :size]
-    cy, cx, r = rng.uniform(24, 40), rng.uniform(24, 40), rng.uniform(10, 16)
-    dy, dx = np.abs(y - cy), np.abs(x - cx)
-    inside = {
-        "disc": dy**2 + dx**2 < r**2,
-        "square": np.maximum(dy, dx) < r,
-        "cross": (np.minimum(dy, dx) < r / 3) & (np.maximum(dy, dx) < r),
-        "ring": np.abs(np.sqrt(dy**2 + dx**2) - r) < r / 4,
-        "left": (dy < r / 5) & (dx < r)
-        | ((x - cx + r) < r) & ((x - cx + r) > 0) & (dy < (x - cx + r)),
-    }
-    if shape == "right":
-        return picture("left", rng, size)[:, ::-1]
-    image = rng.integers(0, 80, (size, size, 3))
-    image[inside[shape]] = rng.integers(120, 255, 3)
-    return image.astype(np.uint8)
-
-
-def pictures(shapes: tuple[str, ...], count: int, seed: int = 0) -> tuple[np.ndarray, list[str]]:
-    rng = np.random.default_rng(seed)
-    return np.stack([picture(s, rng) for s in shapes for _ in range(count)]), [
-        s for s in shapes for _ in range(count)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -89,22 +62,12 @@ def test_features_are_float32_whatever_the_precision_of_training(tmp_path):
 
 
 def test_a_model_in_closed_form_speaks_of_no_validation_images(taught, capsys):
-    from geodl.cli import app
-
     app(["info", str(taught[0].path)], exit_on_error=False, print_error=False)
     out = capsys.readouterr().out
     assert "validation" not in out
     assert re.search(r"^disc +1 .* 14 +10 +\d+\.0 %$", out, re.M)
     assert re.search(r"stored images: 40, .* \(to show, not to learn from\)", out)
     assert "stored features: of 56 images" in out
-
-
-def test_what_can_be_brought_back_is_named_where_nothing_is_left(tmp_path):
-    model = IncrementalClassifier(tmp_path / "m")
-    model.learn(*pictures(SHAPES[:2], 6), **QUICK)
-    model.undo()
-    with pytest.raises(StoreError, match="redo"):
-        model.info()
 
 
 def test_a_step_says_what_it_chose(tmp_path):
@@ -175,112 +138,11 @@ def test_features_are_taken_as_images_are_read_and_nothing_else_is_computed(tmp_
         torch.testing.assert_close(tensor, second[name], rtol=1e-4, atol=1e-4)
 
 
-def test_the_pictures_that_are_kept_to_show_are_those_that_were_mistaken(tmp_path):
-    noise = np.random.default_rng(0).integers(
-        0, 255, (30, 64, 64, 3), dtype=np.uint8
-    )  # two classes that nobody can tell apart
-    model = IncrementalClassifier(tmp_path / "m")
-    model.learn(*pictures(SHAPES[:1], 4), **QUICK)
-    model.learn(noise, ["a", "b"] * 15, **QUICK, exemplars=3)
-    judged = Learner.load(tmp_path / "m").known.judged(model.validation)
-    assert torch.bincount(judged.labels).tolist() == [4, 3, 3]
-    assert (judged.predictions != judged.labels)[judged.labels > 0].all()
-
-
-def test_the_order_of_the_steps_leaves_no_trace(tmp_path):
-    """Kept features: one step with all classes, or two, give the same predictions."""
-    a, b = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
-    first, second = pictures(SHAPES[:2], 8), pictures(SHAPES[2:], 8, seed=1)
-    a.learn(*first, **QUICK, precision="32")
-    a.learn(*second, **QUICK, precision="32")
-    b.learn(np.concatenate([first[0], second[0]]), first[1] + second[1], **QUICK, precision="32")
-    test = pictures(SHAPES, 5, seed=5)[0]
-    rows = [b.classes.index(name) for name in a.classes]
-    np.testing.assert_allclose(
-        a.predict(test).probabilities, b.predict(test).probabilities[:, rows], atol=2e-3
-    )
-
-
-@pytest.mark.parametrize("gone", ["cross", "disc"])  # of the last step, of the first one
-def test_removing_a_class_is_never_having_had_it(tmp_path, gone):
-    with_it, without = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
-    for step in (SHAPES[:3], SHAPES[3:]) if gone == "disc" else (SHAPES[:3],):
-        images, labels = pictures(step, 8)
-        with_it.learn(images, labels, **QUICK, precision="32")
-        rest = [i for i, label in enumerate(labels) if label != gone]
-        without.learn(images[rest], [labels[i] for i in rest], **QUICK, precision="32")
-    assert with_it.remove(gone) == ""
-    test = pictures(SHAPES, 5, seed=5)[0]
-    np.testing.assert_allclose(
-        with_it.predict(test).probabilities, without.predict(test).probabilities, atol=2e-3
-    )
-    measured = [
-        (model.info()["accuracy"], model.info()["confusions"]) for model in (with_it, without)
-    ]
-    assert measured[0] == measured[1]
-
-
-def scores(model: IncrementalClassifier, rows: slice = slice(None)) -> np.ndarray:
-    return (
-        Learner.load(model.path)
-        .known.recognizer()
-        .predict(pictures(SHAPES, 5, seed=5)[0])
-        .probabilities[:, rows]
-    )
-
-
-def test_a_relabelled_image_was_learned_rightly_from_the_start(tmp_path):
-    wrong, right = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
-    images, labels = pictures(SHAPES[:2], 8)
-    wrong.learn(images, ["square", *labels[1:]], **QUICK, precision="32")
-    right.learn(images, labels, **QUICK, precision="32")
-    before = scores(wrong)
-    order = [wrong.classes.index(name) for name in right.classes]
-    assert np.abs(before[:, order] - scores(right)).max() > 1e-3
-    wrong.relabel(images[:1], "disc")
-    np.testing.assert_allclose(scores(wrong)[:, order], scores(right), atol=1e-6)
-    for key in ("accuracy", "stored_images"):
-        assert wrong.info()[key] == right.info()[key]
-    assert [each["images"] for each in wrong.info()["classes"]] == [8, 8]
-    assert "disc" in {each["class"] for each in wrong.info()["stored"]}
-    assert wrong.info()["steps"][-1]["time"]
-    with pytest.raises(ConfigError, match="already"):
-        wrong.relabel(images[:1], "disc")
-    wrong.undo()
-    np.testing.assert_array_equal(scores(wrong), before)
-
-
-def test_a_forgotten_image_was_never_learned(tmp_path, capsys):
-    from geodl.cli import app
-
-    model, never = IncrementalClassifier(tmp_path / "a"), IncrementalClassifier(tmp_path / "b")
-    images, labels = pictures(SHAPES[:2], 8)
-    model.learn(images, labels, **QUICK, precision="32")
-    never.learn(images[2:], labels[2:], **QUICK, precision="32")
-    before, stored = scores(model), model.info()["stored"]
-    assert "disc/image 0" in {each["from"] for each in stored}
-    app(["forget", str(model.path), "disc/image 0", "disc/image 1"])
-    assert "2 images forgotten" in capsys.readouterr().out
-    np.testing.assert_allclose(scores(model), scores(never), atol=1e-6)
-    assert model.info()["features"]["images"] == 14
-    assert len(model.info()["stored"]) == len(stored) - 2
-    with pytest.raises(DataError, match="never learned"):
-        model.forget(images[:1])
-    with pytest.raises(ConfigError, match="no image left"):
-        model.forget(images[2:8])
-    app(["undo", str(model.path)])
-    assert "forgetting 2 images" in capsys.readouterr().out
-    np.testing.assert_array_equal(scores(model), before)
-
-
 def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored(taught, tmp_path):
     model = IncrementalClassifier(tmp_path / "arrows")
     done = model.learn(*pictures(("left", "right"), 16), **QUICK)
-    assert [
-        warning
-        for warning in done.warnings
-        if warning.startswith("Mirrored images of ") and "left" in warning
-    ]
+    warned = [each for each in done.warnings if each.startswith("Mirrored images of ")]
+    assert "left" in " ".join(warned)
     assert not [warning for step in taught[1] for warning in step.warnings if "irror" in warning]
     assert not mirrors(tmp_path / "arrows")
     assert model.evaluate(*pictures(("left", "right"), 12, seed=7)).accuracy > 85
@@ -289,24 +151,14 @@ def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored
 
 def test_a_network_is_not_trained_on_mirrored_arrows(tmp_path):
     model, heard = IncrementalClassifier(tmp_path / "m"), []
-    training = {
-        "method": "lucir",
-        "epochs": 1,
-        "network": "convnet",
-        "image_size": 16,
-        "listener": heard.append,
-    }
+    training = {"method": "lucir", "epochs": 1, "network": "convnet", "image_size": 16}
+    training["listener"] = heard.append
     model.learn(*pictures(("disc", "ring"), 12), **training)
     model.learn(*pictures(("left", "right"), 16), **training)
-    found = [
-        choice[1:]
-        for event in heard
-        if isinstance(event, OptionsChosen)
-        for choice in event.choices
-        if choice[0] == "--flip"
-    ]
-    assert [value for value, _ in found] == ["yes", "no"]
-    assert "mirrored ones are predicted as another class" in found[1][1]
+    chosen = [event.choices for event in heard if isinstance(event, OptionsChosen)]
+    found = [choice for choice in itertools.chain(*chosen) if choice[0] == "--flip"]
+    assert [value for _, value, _ in found] == ["yes", "no"]
+    assert "mirrored ones are predicted as another class" in found[1][2]
 
 
 def test_flipping_can_be_set_at_any_step(tmp_path):
@@ -376,18 +228,6 @@ def backbone(model):
     return dict(Learner.load(model.path).known.network.backbone.state_dict())
 
 
-def test_a_parent_folder_is_refused_with_the_right_suggestion(tmp_path):
-    from PIL import Image
-
-    for seed, name in enumerate(("test/disc/a.png", "week1/disc/a.png", "week2/ring/b.png")):
-        path = tmp_path / "photos" / name
-        path.parent.mkdir(parents=True)
-        Image.fromarray(picture(path.parent.name, np.random.default_rng(seed))).save(path)
-    with pytest.raises(DataError, match="week1"):
-        IncrementalClassifier(tmp_path / "m").learn(tmp_path / "photos")
-    assert not (tmp_path / "m").exists()
-
-
 @pytest.mark.slow
 def test_flowers(flowers, tmp_path):
     """Three steps of real photographs: needed 95 %."""
@@ -397,23 +237,35 @@ def test_flowers(flowers, tmp_path):
     assert model.evaluate(flowers / "test").accuracy > 95
 
 
-def test_how_long_it_takes_is_told_first_and_asked_where_it_is_long(tmp_path, monkeypatch):
+def test_how_long_it_takes_is_told_early_and_asked_where_it_is_long(tmp_path, monkeypatch):
+    """By what is read, large photographs decoded included: no network is built for an estimate."""
     heard, asked = [], []
     x, y = pictures(("disc", "square"), 6)
-    monkeypatch.setattr("geodl.app.before.LONG", 0.0)
+    monkeypatch.setattr("geodl.app.learning.LONG", 0.0)
+    monkeypatch.setattr("geodl.app.before.LOOK", 0.0)
+    monkeypatch.setattr("geodl.data.squares.BATCH", 4)
+    monkeypatch.setattr("geodl.learning.timing.build_network", None)
+    how = {"listener": heard.append, "confirm": asked.append}
     with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
-        IncrementalClassifier(tmp_path / "m").learn(
-            x, y, **QUICK, listener=heard.append, confirm=asked.append
-        )
+        IncrementalClassifier(tmp_path / "m").learn(x, y, **QUICK, **how)
     (told,) = [event.seconds for event in heard if isinstance(event, TimeEstimated)]
     assert asked == [told]
     assert told > 0
+    assert [event.done for event in heard if isinstance(event, ImagesRead)] == [4]
     assert not (tmp_path / "m").exists()
 
 
+def test_the_time_is_estimated_once_from_what_is_read():
+    told, times = [], iter([0.0, 1.0, 4.0, 9.0])
+    read = timed(1000, told.append, lambda: next(times))
+    for done in (100, 200, 300):
+        read(done)
+    assert told == [20.0]
+
+
 def test_the_estimate_grows_with_the_images(tmp_path):
-    config = Learner(
-        method="analytic", network="efficientnet-lite0", image_size=64, threads=1
-    ).config
+    options = {"method": "analytic", "network": "efficientnet-lite0", "image_size": 64}
+    options |= {"pretrained": True, "adapt": "yes"}
+    config = Learner(**options, threads=1).config
     few, many = (step_seconds(config, count, 2) for count in (10, 10_000))
     assert 0 < few < many

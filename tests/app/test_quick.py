@@ -2,18 +2,16 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from tests.helpers.command import geodl
+from tests.helpers.command import completed, geodl
 from tests.helpers.pictures import drawing
 
 from geodl import IncrementalClassifier
-from geodl.app import quick
+from geodl.app import export, quick
 from geodl.app.choices import has_pretrained
 from geodl.core.cache import CONVERTED, Cache
 from geodl.core.content import signed
@@ -90,8 +88,7 @@ def test_the_second_command_loads_no_framework(model, files):
     words = ["predict", str(model), *map(str, files), "--top", "2", "--json"]
     answers = []
     for loaded in ("torch", None):
-        command = [sys.executable, "-c", SCRIPT, *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        done = completed(*words, code=SCRIPT)
         modules = done.stderr.splitlines()[-1]
         assert loaded in modules if loaded else modules == "[]"
         answers.append(json.loads(done.stdout)["predictions"])
@@ -160,7 +157,7 @@ def test_a_graph_that_cannot_be_run_is_not_used(model, files):
 
 
 def test_what_it_does_not_know_the_model_predicts(model, files, photographs, tmp_path):
-    """Folders, another classifier, files that are no images, and trained networks."""
+    """Folders, another classifier, and files that are no images."""
     quick.predict(model, files)
     assert len(quick.predict(model, [photographs])) == 18
     assert quick.predict(model, files, classifier="ncm").probabilities.sum() == pytest.approx(9)
@@ -175,12 +172,38 @@ def test_what_it_does_not_know_the_model_predicts(model, files, photographs, tmp
     assert "top" in geodl("predict", str(model), str(files[0]), "--top", "0", status=2).stderr
 
 
-def test_a_trained_network_is_predicted_with_as_before(files, photographs, tmp_path):
-    path = tmp_path / "m"
-    options = {"method": "lucir", "network": "resnet20", "epochs": 1, "image_size": 16}
-    IncrementalClassifier(path).learn(photographs, **options)
-    assert len(quick.predict(path, files)) == len(files)
-    assert not any(Cache().root.glob(f"entries/*{CONVERTED}"))
+TRAINED = {"method": "lucir", "network": "resnet8", "epochs": 1, "image_size": 16}
+
+
+@pytest.mark.parametrize("network", ["resnet8", "convnet"])
+def test_a_trained_network_predicts_without_torch_too(files, photographs, tmp_path, alone, network):
+    model = IncrementalClassifier(tmp_path / "m")
+    model.learn(photographs, **TRAINED | {"network": network})
+    wanted = model.predict(files, top=3)
+    quick.predict(model.path, files)
+    alone()
+    agree(quick.predict(model.path, files, top=3), wanted)
+
+
+@pytest.mark.parametrize("reason", ["another square", "a difference", "a plug-in"])
+def test_what_cannot_be_converted_is_tried_once(files, photographs, tmp_path, monkeypatch, reason):
+    model, tries = IncrementalClassifier(tmp_path / "m"), []
+    crop = "resized" if reason == "another square" else "pad"
+    model.learn(photographs, **TRAINED | {"crop": crop})
+    if reason == "a difference":
+        monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    if reason == "a plug-in":
+        monkeypatch.setattr(type(model.state().model.default), "__module__", "own")
+    keep = export.keep_converted
+    monkeypatch.setattr(
+        export, "keep_converted", lambda *given: (tries.append(given), keep(*given))
+    )
+    wanted = model.predict(files)
+    for _ in range(2):
+        agree(quick.predict(model.path, files), wanted)
+    assert len(tries) == 1
+    (entry,) = Cache().root.glob(f"entries/*{CONVERTED}")
+    assert Cache().read(entry.name) == b""
 
 
 def test_damage_is_found_in_the_cache_and_in_the_model(model, files, alone):

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.helpers.browser import BROWSER, NAMELESS, until
-from tests.helpers.serving import TOKEN, encoded, pictures, running
+from tests.helpers.folders import digits_of
+from tests.helpers.serving import QUICK, TOKEN, encoded, pictures, running
 
 from geodl.app.classifier import IncrementalClassifier
 
@@ -54,21 +55,13 @@ def test_a_person_teaches_recognizes_corrects_and_takes_back(opened, tmp_path, d
         assert "It knows nothing yet" in page.locator("#lead").inner_text()
         # two classes, one of them with a name that would act, and with a broken image
         fill(page, "zero", files(pictures(digits, 0), "a"))
-        fill(
-            page,
-            EVIL,
-            [
-                *files(pictures(digits, 1), "b"),
-                {"name": "bad.png", "mimeType": "image/png", "buffer": b"broken"},
-            ],
-        )
+        bad = {"name": "bad.png", "mimeType": "image/png", "buffer": b"broken"}
+        fill(page, EVIL, [*files(pictures(digits, 1), "b"), bad])
         page.wait_for_selector(".broken")
         assert "bad.png: not an image" in page.locator(".flaw").inner_text()
         assert page.locator("#go").inner_text() == "Teach 25 images"
-        assert page.locator(".tray strong").all_inner_texts() == [
-            "zero 12 images",
-            f"{EVIL} 13 images",
-        ]
+        collected = page.locator(".tray strong").all_inner_texts()
+        assert collected == ["zero 12 images", f"{EVIL} 13 images"]
         assert page.evaluate(NAMELESS) == []
         said = teach(page)
         assert f"Learned zero, {EVIL} from" in said
@@ -123,21 +116,15 @@ def test_a_person_teaches_recognizes_corrects_and_takes_back(opened, tmp_path, d
         IncrementalClassifier(path).rename(EVIL, "by another program")
         page.get_by_text("by another program", exact=True).first.wait_for()
         assert page.evaluate(NAMELESS) == []
-        assert (
-            page.evaluate("document.querySelectorAll('[onerror], script:not([src])').length") == 0
-        )
+        assert page.locator("[onerror], script:not([src])").count() == 0
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, digits):
     path = tmp_path_factory.mktemp("browser") / "a model with a rather long name"
-    rows = [
-        i
-        for label in (0, 1)
-        for i in (digits.train.labels == label).nonzero().flatten()[:20].tolist()
-    ]
-    labels = ["w" * 60 if digits.train.labels[i] else "zero" for i in rows]
-    IncrementalClassifier(path).learn(digits.train.pixels[rows], labels, epochs=2, threads=1)
+    pixels, _ = digits_of(digits, (0, 1), 20)
+    labels = ["zero"] * 20 + ["w" * 60] * 20
+    IncrementalClassifier(path).learn(pixels, labels, **QUICK)
     return path
 
 
@@ -242,11 +229,8 @@ def test_it_fits_a_phone_in_light_and_dark(opened, base, digits, width, scheme):
             """() => ["backgroundColor", "color"].map((name) =>
               getComputedStyle(document.body)[name].match(/[\\d.]+/g).slice(0, 3).reduce((sum, each) => sum + +each, 0) / 765)"""
         )
-        assert (
-            (light[0] < 0.2 and light[1] > 0.7)
-            if scheme == "dark"
-            else (light[0] > 0.9 and light[1] < 0.3)
-        )
+        assert light[0] < 0.2 if scheme == "dark" else light[0] > 0.9
+        assert light[1] > 0.7 if scheme == "dark" else light[1] < 0.3
 
 
 def test_the_camera_is_recognized_live_and_recorded(opened, base, tmp_path):

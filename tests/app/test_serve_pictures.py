@@ -128,9 +128,8 @@ def test_a_person_mends_by_one_click(numbers, opened):
         page.get_by_role("button", name="Move to one: zero/9.png").focus()
         page.keyboard.press("Enter")
         page.get_by_text("Moved zero/9.png from zero to one").wait_for()
-        assert (
-            page.locator("#mended").inner_text() == "Moved zero/9.png to one. Undo takes it back."
-        )
+        moved = page.locator("#mended").inner_text()
+        assert moved == "Moved zero/9.png to one. Undo takes it back."
         page.locator("#undo").click()
         page.get_by_text("Undone: Moved zero/9.png from zero to one").wait_for()
         page.get_by_role("button", name="Forget zero/9.png").click()

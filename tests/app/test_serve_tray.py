@@ -2,11 +2,14 @@
 
 import os
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 from tests.helpers.serving import Client, pictures, running
 
 from geodl.app.serve.limits import Limits
+from geodl.app.serve.tray import Tray
+from geodl.app.serve.uploads import Upload
 
 
 def add(client, images):
@@ -99,3 +102,27 @@ def test_what_nobody_teaches_expires(model, digits, files):
         add(client, {"two": pictures(digits, 2)})
         client.until(lambda: not tray(client))
         assert files() == []
+
+
+def test_what_is_being_taught_does_not_expire(tmp_path):
+    upload = Upload(tmp_path / "upload", 1)
+    upload.folder.mkdir()
+    (upload.folder / "0").write_bytes(b"an image")
+    upload.images, upload.names, upload.labels = [upload.folder / "0"], ["a.png"], ["two"]
+    tray = Tray(Limits(tray_seconds=-1))
+    tray.add(upload)
+    job = tray.teach(SimpleNamespace(add=lambda job: job))
+    version = tray.version
+    tray.expire()
+    assert (tray.version, len(tray.listed())) == (version, 1)  # no page is told of a change
+    job.ended(job, "failed")
+    tray.expire()
+    assert (tray.version > version, tray.listed()) == (True, [])
+
+
+def test_a_class_that_cannot_be_removed_keeps_its_collected_images(model, digits, files):
+    remove = {"name": "two", "for_good": True}
+    with running(model) as url, Client(url) as client:
+        add(client, {"two": pictures(digits, 2)})
+        assert client.post("/api/v1/classes/remove", json=remove).status_code == 422
+        assert len(tray(client)) == len(files()) == 12

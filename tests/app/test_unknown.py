@@ -1,7 +1,7 @@
 """Models of two classes of photographs, shown pictures of other kinds."""
 
 import pytest
-from benchmarks.unknown import odd_pictures
+from benchmarks.parts import odd_pictures
 
 from geodl.app.classifier import IncrementalClassifier
 

@@ -96,10 +96,8 @@ def test_the_table_has_ours_the_papers_and_others(tmp_path):
     assert [cell.mean for cell in ours[:2]] == [
         runs[t][0]["analytic"]["average_incremental"] for t in (2, 3)
     ]
-    assert next(iter(rows)) == (
-        "geodl: closed form, one view",
-        "average 0..T",
-    )  # as all published rows are
+    # as all published rows are
+    assert next(iter(rows)) == ("geodl: closed form, one view", "average 0..T")
     assert rows["LUCIR + GeoDL (the paper's Table 1)", "average 1..T"][:2] == [65.14, 65.03]
     assert rows["LUCIR (the paper's Table 1)", "average 0..T"][:2] == [63.17, 60.14]
     assert rows["FOSTER", "average 0..T"] == [
@@ -159,10 +157,8 @@ def test_what_it_does_not_use_is_refused(option, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["reproduce", "beyond", "--weights", "nowhere", *option.split()])
     assert stopped.value.code == 2
-    assert (
-        f"geodl: {option.split()[0]}: not used by `geodl reproduce beyond`"
-        in capsys.readouterr().err
-    )
+    refused = f"geodl: {option.split()[0]}: not used by `geodl reproduce beyond`"
+    assert refused in capsys.readouterr().err
 
 
 def test_weights_that_are_not_there(tmp_path):
@@ -175,7 +171,8 @@ BASES = Path(__file__).parents[2] / "results" / "bases"
 
 @pytest.mark.parametrize("file", sorted(BASES.glob("*.safetensors")), ids=lambda file: file.stem)
 def test_a_base_that_is_published_is_the_one_described_and_is_read(file):
-    (line,) = (line for line in (BASES / "README.md").read_text().splitlines() if file.name in line)
+    lines = (BASES / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {file.name} |"))
     assert hashlib.sha256(file.read_bytes()).hexdigest() in line
     learner = Learner(beyond_config(file, {}))
     learner.check()

@@ -155,10 +155,8 @@ def test_a_run_is_matched_by_its_whole_protocol():
         ("Table 1", "forgetting", "LUCIR + GeoDL", 5, 20, None): 9.49,
     }
     assert found(phases=25)["Table 1", "average", "LUCIR + GeoDL", 25, 20, None] == 63.12
-    assert (
-        found(base=500, data="imagenet")["Table 1", "average", "LUCIR + GeoDL", 5, 20, None]
-        == 65.23
-    )
+    imagenet = found(base=500, data="imagenet")
+    assert imagenet["Table 1", "average", "LUCIR + GeoDL", 5, 20, None] == 65.23
     for other in (
         {"data": "digits"},
         {"phases": 4},
@@ -224,12 +222,8 @@ def test_the_papers_presets_are_trained_as_in_the_paper(preset, method):
         "subspace_dim": 16,
         "seed": 3,
     }
-    assert (
-        not_as_published(
-            trained(preset, method=method, analysis=False, **other) | {"fingerprint": "x"}
-        )
-        == []
-    )
+    config = trained(preset, method=method, analysis=False, **other)
+    assert not_as_published(config | {"fingerprint": "x"}) == []
 
 
 def test_departures_from_the_papers_training_are_named():

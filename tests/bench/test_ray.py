@@ -223,7 +223,7 @@ def test_nodes_that_share_nothing_ship_their_progress(alone, tmp_path):
     jobs = quick(tmp_path / "runs", *POINTS[:1], **LONGER)
     killed = []
 
-    def told(states):
+    def told(running):
         if not killed and in_the_middle():  # it has been shipped
             (child,) = children_of_runs(jobs[0].out.name)
             killed.append(child)

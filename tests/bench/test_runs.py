@@ -113,6 +113,8 @@ def test_odd_results_are_no_reason_to_fail(tmp_path):
     for value, shown in (
         ({"accuracy": {}}, None),
         ({}, None),
+        ({"accuracy": {"ame": 5.0}, "classes": ["a"]}, "5.0 % on 1 class (AME (oracle))"),
+        ({"accuracy": {"mine": 5.0}, "classes": ["a"]}, "5.0 % on 1 class (mine)"),
         (metrics_of(1), "1.0 % on 2 classes (k-NME)"),
     ):
         rewrite(run.path, 0, "metrics.json", value)

@@ -96,9 +96,8 @@ def test_a_table_needs_the_least_of_every_family(monkeypatch, capsys, tmp_path, 
 
 
 def test_an_interrupted_run_resumes(monkeypatch, tmp_path):
-    command = import_module(
-        "tests.break.__main__"
-    )  # another module than the harness imported above
+    # another module than the harness imported above
+    command = import_module("tests.break.__main__")
     ran = []
     for name in ("first", "second"):
         case = Family(lambda draw, folder, name=name: ran.append(name))

@@ -6,15 +6,13 @@ import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.helpers.command import geodl, started
+from tests.helpers.command import completed, geodl, started
 from tests.helpers.runs import wait_until_told
 
 from geodl.cli import COMMANDS
@@ -40,14 +38,9 @@ def finished(tmp_path_factory) -> Path:
 def test_help_and_version_load_no_torch():
     script = "import sys; sys.argv = ['geodl', sys.argv[1]]\nfrom geodl.cli import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     for flag in ("--help", "--version"):
-        subprocess.run([sys.executable, "-c", script, flag], check=True, capture_output=True)
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, geodl; assert 'torch' not in sys.modules; geodl.GeodesicDistillation",
-        ],
-        check=True,
+        completed(flag, code=script)
+    completed(
+        code="import sys, geodl; assert 'torch' not in sys.modules; geodl.GeodesicDistillation"
     )
 
 
@@ -209,7 +202,6 @@ def test_presets_and_methods_are_listed():
 
 
 def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch):
-    monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
     geodl("run", *TINY[:-1], "--method", "finetune", cwd=tmp_path)
     assert not geodl("cache", "show").stdout.endswith(" 0 bytes\n")
     geodl("cache", "clear")

@@ -7,12 +7,11 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.helpers.command import started
+from tests.helpers.command import completed, started
+from tests.helpers.folders import write_digits
 from tests.helpers.runs import wait_until_told
 
 from geodl.app.classifier import IncrementalClassifier
@@ -26,44 +25,34 @@ DOCS = Path(__file__).parents[2] / "docs" / "own-images.md"
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, digits):
     root = tmp_path_factory.mktemp("own")
-    for label in range(4):
-        rows = (digits.train.labels == label).nonzero().flatten().tolist()
-        for folder, some in (("week1" if label < 2 else "week2", rows[:12]), ("test", rows[20:25])):
-            for i in some:
-                path = root / folder / f"[red]{label}" / f"{i}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                digits.train.decode(i).save(path)
+    name = "[red]{}"
+    write_digits(root / "week1", digits, (0, 1), 12, name=name)
+    write_digits(root / "week2", digits, (2, 3), 12, name=name)
+    write_digits(root / "test", digits, range(4), 5, start=20, name=name)
     return root
 
 
 @pytest.fixture
-def geodl(root, monkeypatch, capsys):
-    """Run one command in the folder of images; gives what it printed."""
+def typed(typed, root, monkeypatch):
+    """Return what runs one command in the folder of images."""
     monkeypatch.chdir(root)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words):
-        capsys.readouterr()
-        app(list(words), exit_on_error=False, print_error=False)
-        return capsys.readouterr()
-
-    return run
+    return typed
 
 
 QUICK = ("--epochs", "2", "--threads", "1")
 
 
 @pytest.fixture
-def model(geodl, tmp_path):
+def model(typed, tmp_path):
     path = str(tmp_path / "model")
-    geodl("learn", path, "week1", *QUICK)
+    typed("learn", path, "week1", *QUICK)
     return path
 
 
-def test_learn_says_what_it_found_chose_and_reached(geodl, tmp_path):
+def test_learn_says_what_it_found_chose_and_reached(typed, tmp_path):
     path = str(tmp_path / "model")
     (tmp_path / "photos" / "cat").mkdir(parents=True)
-    out = geodl("learn", path, "week1", *QUICK).out
+    out = typed("learn", path, "week1", *QUICK).out
     assert "week1: 24 images of 2 classes, typically 8 pixels a side" in out
     assert re.search(r"--epochs +2 +as you set it", out)
     assert re.search(r"--batch-size +32 +images a training step", out)
@@ -75,69 +64,68 @@ def test_learn_says_what_it_found_chose_and_reached(geodl, tmp_path):
         re.M,
     )
     assert "24 images, 4.6 kB" in out
-    again = geodl("learn", path, "week1", *QUICK).out
+    again = typed("learn", path, "week1", *QUICK).out
     assert again.startswith("already learned: ")
     assert "--again" in again
-    out = geodl("learn", path, "week2", *QUICK).out
+    out = typed("learn", path, "week2", *QUICK).out
     assert re.search(
         r"of 4 classes: \d+\.\d % on the classes known before, \d+\.\d % on the new ones", out
     )
-    assert not geodl("learn", path, "week2", "--again", "--quiet", *QUICK).out.startswith("already")
+    assert not typed("learn", path, "week2", "--again", "--quiet", *QUICK).out.startswith("already")
 
 
-def test_learn_as_json(geodl, tmp_path):
-    done = json.loads(geodl("learn", str(tmp_path / "model"), "week1", "--json", *QUICK).out)
+def test_learn_as_json(typed, tmp_path):
+    done = json.loads(typed("learn", str(tmp_path / "model"), "week1", "--json", *QUICK).out)
     assert done["new"] == ["[red]0", "[red]1"]
     assert done["already"] is False
     assert done["skipped"] == []
 
 
-def test_learn_names_what_it_skips(geodl, tmp_path, root):
+def test_learn_names_what_it_skips(typed, tmp_path, root):
     week = tmp_path / "week"
     for label in (0, 1):
         (week / str(label)).mkdir(parents=True)
         for file in (root / "week1" / f"[red]{label}").iterdir():
             (week / str(label) / file.name).write_bytes(file.read_bytes())
     (week / "0" / "notes [b].txt").write_text("no")
-    out = geodl("learn", str(tmp_path / "model"), str(week), *QUICK).out
+    out = typed("learn", str(tmp_path / "model"), str(week), *QUICK).out
     assert "skipped: 1\n  0/notes [b].txt: not an image" in out
     with pytest.raises(DataError, match=r"notes \[b\]\.txt: not an image"):
-        geodl("learn", str(tmp_path / "other"), str(week), "--strict")
+        typed("learn", str(tmp_path / "other"), str(week), "--strict")
 
 
-def test_a_class_that_was_removed_and_comes_back_counts_all_its_images(geodl, model):
-    before = json.loads(geodl("info", model, "--json").out)["classes"]
-    geodl("remove", model, before[1]["name"])
-    geodl("learn", model, "week1", "--quiet", *QUICK)
-    after = json.loads(geodl("info", model, "--json").out)["classes"]
-    assert {each["name"]: each["images"] for each in after} == {
-        each["name"]: each["images"] for each in before
-    }
+def test_a_class_that_was_removed_and_comes_back_counts_all_its_images(typed, model):
+    before = json.loads(typed("info", model, "--json").out)["classes"]
+    typed("remove", model, before[1]["name"])
+    typed("learn", model, "week1", "--quiet", *QUICK)
+    after = json.loads(typed("info", model, "--json").out)["classes"]
+    counts = [{each["name"]: each["images"] for each in classes} for classes in (before, after)]
+    assert counts[0] == counts[1]
 
 
-def test_predict_in_three_forms(geodl, model):
-    table = geodl("predict", model, "test/[red]0", "nowhere.png", "--top", "2")
+def test_predict_in_three_forms(typed, model):
+    table = typed("predict", model, "test/[red]0", "nowhere.png", "--top", "2")
     assert len(table.out.splitlines()) == 6
     assert "next likeliest" in table.out
     assert "[red]" in table.out
     assert "nowhere.png: no such file or folder" in table.err
     assert re.search(r"5 images, \d+ images/s", table.err)
-    rows = list(csv.reader(io.StringIO(geodl("predict", model, "test", "--csv", "--top", "2").out)))
+    rows = list(csv.reader(io.StringIO(typed("predict", model, "test", "--csv", "--top", "2").out)))
     assert rows[0] == ["image", "label", "confidence", "nearest", "label 2", "confidence 2"]
     assert len(rows) == 21
     found = json.loads(
-        geodl("predict", model, "test", "missing", "--json", "--classifier", "cnn").out
+        typed("predict", model, "test", "missing", "--json", "--classifier", "cnn").out
     )
     assert [entry["name"] for entry in found["predictions"]] == [row[0] for row in rows[1:]]
     assert found["skipped"] == [{"name": "missing", "reason": "no such file or folder"}]
     assert all(0 < entry["confidence"] <= 1 for entry in found["predictions"])
     with pytest.raises(DataError, match="no image could be read"):
-        geodl("predict", model, "nowhere.png")
+        typed("predict", model, "nowhere.png")
 
 
-def test_predict_sorts_the_least_sure_first(geodl, model):
+def test_predict_sorts_the_least_sure_first(typed, model):
     words = ("predict", model, "test", "--json", "--top", "2")
-    plain, found = (json.loads(geodl(*words, *more).out) for more in ((), ("--sort",)))
+    plain, found = (json.loads(typed(*words, *more).out) for more in ((), ("--sort",)))
 
     def margin(entry):
         first, second = (each["confidence"] for each in entry["top"])
@@ -148,77 +136,64 @@ def test_predict_sorts_the_least_sure_first(geodl, model):
     assert margins != [margin(entry) for entry in plain["predictions"]]
 
 
-def test_a_csv_has_as_many_columns_as_there_are_classes(geodl, model):
-    header, first, *_ = geodl(
+def test_a_csv_has_as_many_columns_as_there_are_classes(typed, model):
+    header, first, *_ = typed(
         "predict", model, "test/[red]0", "--csv", "--top", "9"
     ).out.splitlines()
     assert header.count(",") == first.count(",")
 
 
-def test_a_model_is_no_run(geodl, model):
+def test_a_model_is_no_run(typed, model):
     for command in ("show", "rm"):
-        with pytest.raises(
-            StoreError, match="is the directory of a model, not of a run; `geodl info "
-        ):
-            geodl("runs", command, model)
+        with pytest.raises(StoreError, match="directory of a model, not of a run; `geodl info "):
+            typed("runs", command, model)
 
 
-def test_when_no_image_can_be_read_that_is_said(geodl, model, root, tmp_path):
+def test_when_no_image_can_be_read_that_is_said(typed, model, root, tmp_path):
     whole = next((root / "week1").rglob("*.png")).read_bytes()
     for name in ("[red]0", "[red]1"):
         (tmp_path / "test" / name).mkdir(parents=True)
         (tmp_path / "test" / name / "cut.png").write_bytes(whole[: -30 - int(name[-1])])
     with pytest.raises(DataError, match=r"no image could be read, such as \[red\]\d/cut\.png"):
-        geodl("evaluate", model, str(tmp_path / "test"))
+        typed("evaluate", model, str(tmp_path / "test"))
 
 
-def test_evaluate(geodl, model):
-    out = geodl("evaluate", model, "test").out
+def test_evaluate(typed, model):
+    out = typed("evaluate", model, "test").out
     assert "[red]2: the model does not know this class" in out
     assert re.search(r"accuracy: \d+\.\d % of 10 images", out)
     assert re.search(r"classes learned in step 1: \d+\.\d %", out)
-    found = json.loads(geodl("evaluate", model, "test", "--json").out)
+    found = json.loads(typed("evaluate", model, "test", "--json").out)
     assert found["images"] == sum(map(sum, found["confusion"])) == 10
 
 
-def test_info_undo_rename_remove(geodl, model):
-    out = geodl("info", model).out
+def test_info_undo_rename_remove(typed, model):
+    out = typed("info", model).out
     assert "2 classes, learned in 1 step\n" in out
     assert re.search(
         r"step 1: learning \[red\]0, \[red\]1 \(20 images\); accuracy .+ % on the validation images of 2 classes",
         out,
     )
     assert re.search(r"\[red\]0 +1 +\d{4}-\d\d-\d\d \d\d:\d\d +12 +10 +2", out)
-    assert (
-        "stored images: 24, 4.6 kB (memory budget: 20 a class and up to 10 validation images a class)"
-        in out
-    )
-    listed = geodl("info", model, "--images").out
-    assert (
-        len(
-            re.findall(
-                r"^  \[red\]\d/\d+\.png \(\[red\]\d\): kept to (learn from again|measure the accuracy)$",
-                listed,
-                re.M,
-            )
-        )
-        == 24
-    )
-    assert len(json.loads(geodl("info", model, "--json").out)["stored"]) == 24
-    assert geodl("rename", model, "[red]1", "one").out == "[red]1 is now called one\n"
-    assert geodl("undo", model).out.startswith("undone: renaming [red]1 to one; ")
-    geodl("learn", model, "week2", *QUICK)
-    assert geodl("remove", model, "[red]0").out.startswith(
-        "[red]0 is removed; `geodl undo` restores it"
-    )
-    assert geodl("undo", model).out.startswith("undone: removing [red]0; ")
-    assert geodl("undo", model).out.startswith(
-        "undone: step 2: learning [red]2, [red]3 (20 images); "
-    )
+    budget = "memory budget: 20 a class and up to 10 validation images a class"
+    assert f"stored images: 24, 4.6 kB ({budget})" in out
+    listed = typed("info", model, "--images").out
+    use = "kept to (learn from again|measure the accuracy)"
+    lines = re.findall(rf"^  \[red\]\d/\d+\.png \(\[red\]\d\): {use}$", listed, re.M)
+    assert len(lines) == 24
+    assert len(json.loads(typed("info", model, "--json").out)["stored"]) == 24
+    assert typed("rename", model, "[red]1", "one").out == "[red]1 is now called one\n"
+    assert typed("undo", model).out.startswith("undone: renaming [red]1 to one; ")
+    typed("learn", model, "week2", *QUICK)
+    removed = typed("remove", model, "[red]0").out
+    assert removed.startswith("[red]0 is removed; `geodl undo` restores it")
+    assert typed("undo", model).out.startswith("undone: removing [red]0; ")
+    step = "step 2: learning [red]2, [red]3 (20 images); "
+    assert typed("undo", model).out.startswith(f"undone: {step}")
     assert IncrementalClassifier(model).classes == ("[red]0", "[red]1")
 
 
-def test_a_step_that_was_stopped_is_named_also_when_it_is_given_up(geodl, model, root):
+def test_a_step_that_was_stopped_is_named_also_when_it_is_given_up(typed, model, root):
     heard = []
     with pytest.raises(Interrupted):
         IncrementalClassifier(model).learn(
@@ -229,16 +204,16 @@ def test_a_step_that_was_stopped_is_named_also_when_it_is_given_up(geodl, model,
             stop=lambda: any(isinstance(event, StepTaken) for event in heard),
         )
     said = "a learn step was interrupted; the same learn command resumes it"
-    assert said in geodl("info", model).out
-    assert "is given up" in geodl("rename", model, "[red]0", "zero").out
-    assert said not in geodl("info", model).out
-    assert "given up" not in geodl("undo", model).out
+    assert said in typed("info", model).out
+    assert "is given up" in typed("rename", model, "[red]0", "zero").out
+    assert said not in typed("info", model).out
+    assert "given up" not in typed("undo", model).out
 
 
-def test_options_reach_the_step(geodl, tmp_path):
+def test_options_reach_the_step(typed, tmp_path):
     with pytest.raises(ConfigError, match="epochs = 0"):
-        geodl("learn", str(tmp_path / "m"), "week1", "--epochs", "0")
-    out = geodl(
+        typed("learn", str(tmp_path / "m"), "week1", "--epochs", "0")
+    out = typed(
         "learn",
         str(tmp_path / "m"),
         "week1",
@@ -255,11 +230,11 @@ def test_options_reach_the_step(geodl, tmp_path):
     assert re.search(r"--backbone +convnet +as you set it", out)
     assert re.search(r"--image-size +12 x 12 pixels +as you set it", out)
     assert re.search(r"--flip +yes +as you set it", out)
-    later = geodl("learn", str(tmp_path / "m"), "week2", *QUICK).out
+    later = typed("learn", str(tmp_path / "m"), "week2", *QUICK).out
     assert re.search(r"--backbone +convnet +as this model was made", later)
 
 
-def test_killed_at_once_the_same_command_goes_on(geodl, model, root, tmp_path):
+def test_killed_at_once_the_same_command_goes_on(typed, model, root, tmp_path):
     """Kill a real process in the middle of training; the model is as before, and the same command finishes the step."""
     words = ("learn", model, "week2", "--epochs", "80", "--threads", "1")
     process = started(*words, cwd=root)
@@ -268,7 +243,7 @@ def test_killed_at_once_the_same_command_goes_on(geodl, model, root, tmp_path):
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert IncrementalClassifier(model).classes == ("[red]0", "[red]1")
-    assert "step 2 learned" in geodl(*words).out
+    assert "step 2 learned" in typed(*words).out
     assert len(IncrementalClassifier(model).classes) == 4
 
 
@@ -279,10 +254,7 @@ def test_predicting_loads_nothing_that_trains(model, root):
         f"geodl.cli.own.predict({model!r}, ['test'], as_csv=True)\n"
         "print([m for m in ('lightning_fabric', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    )
-    *predicted, modules = done.stdout.splitlines()
+    *predicted, modules = completed(code=code, cwd=root).stdout.splitlines()
     assert len(predicted) == 21
     assert modules == "[]"
 
@@ -341,9 +313,7 @@ def test_the_tutorials_many_classes(tmp_path, monkeypatch, capsys, omniglot):
     monkeypatch.chdir(tmp_path)
     data = Path(os.environ.get("GEODL_DATA") or Path(__file__).parents[3] / "shared" / "data")
     monkeypatch.setenv("GEODL_DATA", str(data))
-    assert (
-        walk_through(section for section in sections() if section.startswith(MANY))
-        == "learn learn info".split()
-    )
+    ran = walk_through(section for section in sections() if section.startswith(MANY))
+    assert ran == "learn learn info".split()
     assert "letters: 30 classes, learned in 2 steps" in capsys.readouterr().out
     assert IncrementalClassifier("letters").info()["accuracy"] > 50  # chance is 3

@@ -36,10 +36,8 @@ def test_a_method_keeps_its_own_defaults_unless_told_otherwise():
     # A common default on the command line must not override a method's: only what was given counts.
     found = configure([given_on_the_command_line(method="bic", epochs=3)])
     assert (found.config.distill, found.config.epochs) == ("lwf", 3)
-    assert (
-        configure([given_on_the_command_line(method="lucir", distill="none")]).config.distill
-        == "none"
-    )
+    given = given_on_the_command_line(method="lucir", distill="none")
+    assert configure([given]).config.distill == "none"
 
 
 def test_later_layers_win_and_every_origin_is_told(tmp_path):
@@ -138,46 +136,18 @@ def test_every_preset_is_valid_for_every_method(name, method):
 
 
 def test_the_paper_s_hyper_parameters_are_the_presets():
-    cifar = configure([preset_layer("cifar100"), given_on_the_command_line(method="lucir")]).config
-    assert (cifar.epochs, cifar.lr, cifar.batch_size, cifar.weight_decay, cifar.milestones) == (
-        160,
-        0.1,
-        128,
-        5e-4,
-        (0.5, 0.75),
-    )
-    assert (
-        cifar.momentum,
-        cifar.lr_decay,
-        cifar.padding,
-        cifar.flip,
-        cifar.jitter,
-        cifar.exemplars,
-    ) == (
-        0.9,
-        0.1,
-        4,
-        True,
-        0.0,
-        20,
-    )
-    bic = configure([preset_layer("cifar100"), given_on_the_command_line(method="bic")]).config
-    assert (bic.epochs, bic.milestones, bic.weight_decay) == (250, (0.4, 0.6, 0.8), 2e-4)
-    imagenet = configure(
-        [preset_layer("imagenet"), given_on_the_command_line(method="lucir")]
-    ).config
-    assert (imagenet.base, imagenet.epochs, imagenet.weight_decay, imagenet.network) == (
-        500,
-        90,
-        1e-4,
-        "resnet18",
-    )
-    assert (imagenet.image_size, imagenet.crop, imagenet.mean, imagenet.std) == (
-        224,
-        "resized",
-        (0.485, 0.456, 0.406),
-        (0.229, 0.224, 0.225),
-    )
+    def check(preset, method, **expected):
+        config = configure([preset_layer(preset), given_on_the_command_line(method=method)]).config
+        assert {name: getattr(config, name) for name in expected} == expected
+        return config
+
+    training = {"epochs": 160, "lr": 0.1, "milestones": (0.5, 0.75), "lr_decay": 0.1}
+    training |= {"batch_size": 128, "weight_decay": 5e-4, "momentum": 0.9, "exemplars": 20}
+    check("cifar100", "lucir", **training, padding=4, flip=True, jitter=0.0)
+    check("cifar100", "bic", epochs=250, milestones=(0.4, 0.6, 0.8), weight_decay=2e-4)
+    training = {"base": 500, "epochs": 90, "weight_decay": 1e-4, "network": "resnet18"}
+    images = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "image_size": 224}
+    imagenet = check("imagenet", "lucir", **training, **images, crop="resized")
     assert imagenet["cosine_weight"] == 10
 
 
@@ -291,11 +261,8 @@ def test_tables_of_distillations_count_only_where_they_are_in_use(tmp_path):
     assert used.config["geodesic_weight"] == 2.5
     assert used.origins["geodesic_weight"] == f"file {tmp_path / 'own.toml'}"
     assert used.config.hash() != found(2.0, distill="geodesic").config.hash()
-    assert (
-        found(2.5).config.hash()
-        == found(2.0).config.hash()
-        == configure([Layer("no file", {})]).config.hash()
-    )
+    plain = configure([Layer("no file", {})])
+    assert found(2.5).config.hash() == found(2.0).config.hash() == plain.config.hash()
     assert not any("geodesic" in name for name in found(2.5).config.identity())
     assert found(2.5, distill="geodesic", geodesic_weight=7.0).config["geodesic_weight"] == 7.0
     # A method's own table may hold options of the distillation that it is used with.
@@ -338,9 +305,8 @@ def test_derived_keys_are_stable_and_in_range(seed, keys):
 
 def test_derived_keys_differ_by_purpose_and_are_those_of_every_version():
     assert len({derive(1, "a"), derive(1, "b"), derive(2, "a"), derive(1, "a", 0)}) == 4
-    assert (
-        derive(1, "batches", 0, "train") == 9103172288450888587
-    )  # pinned: runs of every version agree
+    # pinned: runs of every version agree
+    assert derive(1, "batches", 0, "train") == 9103172288450888587
 
 
 def test_the_configuration_is_frozen():

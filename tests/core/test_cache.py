@@ -2,13 +2,12 @@
 
 import errno
 import os
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from tests.helpers.command import completed
 
 from geodl.core import files
 from geodl.core.cache import Cache
@@ -143,12 +142,11 @@ def test_one_process_makes_an_entry_and_a_claim_ends_with_its_process(tmp_path):
         "from geodl.core.cache import Cache\n"
         "sys.exit(Cache(Path(sys.argv[1])).claim(sys.argv[2], ExitStack()))"
     )
-    other = [sys.executable, "-c", code, str(tmp_path), KEY]
-    assert subprocess.run(other, check=False).returncode == 0
+    completed(tmp_path, KEY, code=code, status=False)
     with ExitStack() as more:
         assert cache.claim("other", more)
     held.close()
-    assert subprocess.run(other, check=False).returncode == 1
+    completed(tmp_path, KEY, code=code, status=True)
     assert cache.claim(KEY, held)
     held.close()
 

@@ -62,9 +62,8 @@ def test_every_event_has_a_kind_and_a_record_ready_for_json(kind):
     assert list(record) == kept
     read = json.loads(json.dumps(record, allow_nan=False))
     assert read.keys() == record.keys()
-    assert (
-        not {"kind", "time"} & record.keys()
-    )  # the names under which a line of events.jsonl keeps its own
+    # the names under which a line of events.jsonl keeps its own
+    assert not {"kind", "time"} & record.keys()
     with pytest.raises(dataclasses.FrozenInstanceError):
         event.kind = "other"
 

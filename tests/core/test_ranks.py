@@ -50,9 +50,8 @@ def test_two_ranks(tmp_path):
     whole = torch.arange(5.0)
     for name, mean in (("mean", squares), ("some", some)):
         value, slope = gradient(mean, whole, None)
-        averaged = (
-            torch.cat([outcome[name][1] for outcome in outcomes]) / 2
-        )  # what data-parallel training does
+        # what data-parallel training does
+        averaged = torch.cat([outcome[name][1] for outcome in outcomes]) / 2
         torch.testing.assert_close(averaged, slope)
         for outcome in outcomes:
             torch.testing.assert_close(outcome[name][0], value)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from geodl.cli import main
 from geodl.cli.display import console, plain, say
-from geodl.core.text import printable
+from geodl.core.text import printable, readable
 
 # Every code point, halves of surrogate pairs too.
 ANYTHING = st.text(st.integers(0, 0x10FFFF).map(chr))
@@ -56,3 +56,10 @@ def test_an_error_gives_no_orders_to_the_terminal(capsys):
     with pytest.raises(SystemExit):
         main(["runs", "show", "no\x1b[31m\u202erun"])
     assert r"no\x1b[31m\u202erun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(999, "999 bytes"), (1500, "1.5 kB"), (2_500_000, "2.5 MB")]
+)
+def test_bytes_are_written_for_people(count, text):
+    assert readable(count) == text

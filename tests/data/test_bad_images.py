@@ -1,5 +1,6 @@
 """What users' folders hold besides good images: each is handled or named in one plain line, and the rest goes on."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -147,14 +148,15 @@ def test_links_between_classes_and_to_the_whole_swallow_no_class(model, folder):
     assert set(dict(result.skipped)) == {"a loop", "above", "cat/friends", "also dog"}
 
 
-def test_the_folder_above_the_classes_is_refused(model, tmp_path):
-    for seed, inside in enumerate(("week1/cat", "week1/dog", "week2/cat", "week2/dog")):
-        picture(tmp_path / "all" / inside / "a.png", seed)
-    with pytest.raises(
-        DataError, match=r"parts of a dataset, not classes; give one of them, such as .*/all/week1$"
-    ):
+@pytest.mark.parametrize("parts", [("week1", "week2"), ("train", "test")])
+def test_the_folder_above_the_classes_is_refused(model, tmp_path, parts):
+    for seed, (part, name) in enumerate(itertools.product(parts, ("cat", "dog"))):
+        picture(tmp_path / "all" / part / name / "a.png", seed)
+    advice = rf"parts of a dataset.* give one of them, such as .*/all/{parts[0]};"
+    with pytest.raises(DataError, match=advice):
         model.learn(tmp_path / "all", **QUICK)
     assert not model.path.exists()
+    assert len(model.learn(tmp_path / "all" / parts[0], **QUICK).classes) == 2
 
 
 def test_what_telephones_write_is_named(model, folder):

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from geodl.app import quick
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.keys import derive
-from geodl.data import ArrayImages, Batches, FileImages, Transform, evaluation, resized
+from geodl.data import ArrayImages, Batches, FileImages, Transform, evaluation, resized, squares
 from geodl.data.batches import RATIO, SCALE, random_box
 from geodl.data.trivial import trivial
 
@@ -257,6 +258,20 @@ def test_fit_is_what_the_transform_does_at_each_use():
     assert same(collect(Batches(fitted, PLAIN, 3, 0)), collect(Batches(photos(), PLAIN, 3, 0)))
     assert same(list(evaluation(fitted, PLAIN)), list(evaluation(photos(), PLAIN)))
     assert resized(photos().select([]), 8).pixels.shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("size", [8, 33])
+def test_one_picture_alone_is_the_same_square(tmp_path, size, whole):
+    """To learn, to predict, and to predict without torch."""
+    for images in (photos(), small(3), small(3, size=size)):
+        wanted = resized(images, size, whole=whole).pixels
+        for i, pixels in enumerate(wanted):
+            assert torch.equal(squares.square(images, i, size, whole), pixels)
+            file = tmp_path / f"{i}.png"
+            file.write_bytes(images.encoded(i))
+            alone = quick.seen(file, quick.About((), size, whole, 0.0))
+            assert torch.equal(torch.tensor(alone), pixels)
 
 
 def one(pixels):

@@ -29,6 +29,21 @@ def test_an_archive_is_taken_as_its_folder_is(tmp_path, inside):
     assert found.problems == ()
 
 
+@pytest.mark.parametrize("inside", ["", "photos/"])
+def test_a_stray_file_is_skipped_as_in_a_folder(tmp_path, inside):
+    files = FILES | {"README.txt": b"about", "5.png": 5}
+    if inside:  # else an image beside the class folders tells that these are no class of their own
+        del files["5.png"]
+    file = zipped(tmp_path / "photos.zip", files, inside)
+    found, folder = take(file), take(tree(tmp_path / "photos", files))
+    assert (found.classes, found.key, found.names) == (folder.classes, folder.key, folder.names)
+    reasons = {name.removeprefix(inside): reason for name, reason in found.problems}
+    assert reasons == dict(folder.problems)
+    assert reasons["README.txt"] == "not inside a class folder"
+    with pytest.raises(DataError, match=r"README\.txt: not inside a class folder"):
+        take(zipped(tmp_path / "strict.zip", FILES | {"README.txt": b"about"}, inside), strict=True)
+
+
 def table(path, text, **files):
     tree(path.parent, FILES | files)
     path.write_text(text, encoding="utf-8-sig")
@@ -46,6 +61,14 @@ def test_a_table_of_files_and_labels(tmp_path, sign, head):
     assert found.problems == (("nowhere.png", "the file is missing"),)
     with pytest.raises(DataError, match=r"nowhere\.png: the file is missing"):
         take(tmp_path / "labels.csv", strict=True)
+
+
+def test_spaces_and_quotes_around_entries_are_no_part_of_them(tmp_path):
+    text = 'file, label\ncat/1.png, daisy\n"cat/2.png" , "daisy" \n dog/3.png,a rose\n , \n'
+    found = take(table(tmp_path / "labels.csv", text))
+    assert found.classes == ("a rose", "daisy")
+    assert found.names == ("cat/1.png", "cat/2.png", "dog/3.png")
+    assert found.problems == ()
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -74,7 +97,7 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         ("nowhere.zip", "nowhere"),
         ("bad.zip", "cannot be read"),
         ("pipe.zip", "not a regular file"),
-        ("flat.zip", "1.png is in no class folder"),
+        ("flat.zip", "first: 1.png: not inside a class folder"),
         ("texts.zip", "no images with labels found .first: a/1.txt: not an image"),
         ("short.csv", "has no label"),
         ("pipe.csv", "pipe.png: not a regular file"),

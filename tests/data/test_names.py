@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from tests.helpers.tiny import dataset
+from tests.helpers.tiny import dataset, shown
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.config import all_options
@@ -29,7 +29,7 @@ BAD = {
     "x" * (LONGEST + 1): "has 256 characters, 255 are allowed",
 }
 DATA = dataset(classes=2, train=6)
-PIXELS = DATA.train.pixels.permute(0, 2, 3, 1).numpy()
+PIXELS, _ = shown(DATA.train)
 QUICK = {"network": "convnet", "epochs": 1, "threads": 1}
 
 
@@ -180,9 +180,8 @@ def test_odd_arrays_are_refused(kind):
     "kind", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.uint16, torch.int8]
 )
 def test_other_kinds_of_numbers_are_read(kind):
-    assert as_pixels(torch.ones(2, 3, 8, 8).to(kind)).max() == (
-        255 if kind.is_floating_point else 1
-    )
+    one = 255 if kind.is_floating_point else 1
+    assert as_pixels(torch.ones(2, 3, 8, 8).to(kind)).max() == one
 
 
 def test_images_of_geodl_are_taken_as_they_are():

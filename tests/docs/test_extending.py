@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.helpers import tiny
+from tests.helpers.command import completed
 from tests.helpers.command import geodl as command
 from tests.helpers.runs import result_files
 from torch import nn
@@ -47,7 +48,6 @@ def folder(tmp_path, monkeypatch):
     before = {kind: set(registry) for kind, registry in REGISTRIES.items()}
     monkeypatch.setattr(plugins, "IMPORTED", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("GEODL_CACHE", str(tmp_path / "cache"))
     yield tmp_path
     for kind, names in before.items():
         for name in set(REGISTRIES[kind]) - names:
@@ -115,18 +115,10 @@ def test_the_scripts_of_the_page_run(folder, file):
 def test_a_command_imports_before_it_knows_its_options(folder):
     """In processes of its own: the flags of a part are declared once."""
     words = "run --preset digits --network convnet --base 6 --phases 1 --epochs 1 --base-epochs 1"
-    own = "--method eeil --balance-epochs 1 --no-cache --out r --json"
-
-    def geodl_run(*more):
-        line = [sys.executable, "-m", "geodl", *words.split(), *own.split(), *more]
-        return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=300)
-
-    done = geodl_run("--import", "eeil.py")
-    assert done.returncode == 0, done.stderr
+    words += " --method eeil --balance-epochs 1 --no-cache --out r --json"
+    done = completed(*words.split(), "--import", "eeil.py", cwd=folder)
     assert json.loads(done.stdout)["directory"] == "r"
-    missing = geodl_run()
-    assert missing.returncode == 2
-    assert "balance-epochs" in missing.stderr
+    assert "balance-epochs" in completed(*words.split(), cwd=folder, status=2).stderr
 
 
 def test_commands_without_the_part_name_the_import(folder):
@@ -186,9 +178,7 @@ def test_installed_packages_announce_parts(folder):
         "import sys, geodl, geodl.cli; assert 'torch' not in sys.modules; import geodl.methods; "
         "print(*geodl.methods.METHODS)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-    )
+    done = completed(code=code, cwd=folder)
     assert done.stdout.split()[-1] == "eeil"
     assert "not today" in done.stderr
 

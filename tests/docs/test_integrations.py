@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.helpers.folders import digits_of
 from tests.helpers.serving import QUICK, pictures
 
 from geodl.app.classifier import IncrementalClassifier
@@ -23,12 +24,8 @@ CONFIG = """<View>
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, digits):
-    path = tmp_path_factory.mktemp("integrations") / "model"
-    rows = [(digits.train.labels == label).nonzero().flatten()[:20] for label in (0, 1)]
-    pixels = digits.train.pixels[[int(i) for part in rows for i in part]]
-    labels = [f"digit {label}" for label in (0, 1) for _ in range(20)]
-    model = IncrementalClassifier(path)
-    model.learn(pixels, labels, **QUICK)
+    model = IncrementalClassifier(tmp_path_factory.mktemp("integrations") / "model")
+    model.learn(*digits_of(digits, (0, 1), 20), **QUICK)
     return model
 
 

@@ -41,3 +41,11 @@ def started(
     variables = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
     arguments = [sys.executable, *program, *map(str, words)]
     return subprocess.Popen(arguments, env=variables, **pipes | how)
+
+
+def completed(*words: object, status: int = 0, **how: Any) -> Done:
+    """Run a command in a process of its own to its end, and check its exit status."""
+    process = started(*words, **how)
+    done = Done(*process.communicate(timeout=300))
+    assert process.returncode == status, done.stderr
+    return done

@@ -106,11 +106,12 @@ def state(run: Directory) -> dict[str, Any]:
     }
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    """Return the bytes of every file but the log and the lock."""
+def contents(path: Path, *, progress: bool = True) -> dict[str, bytes]:
+    """Return the bytes of every file but the log, the lock and, if asked, unfinished work."""
     names = ("events.jsonl", "lock", "writer.json")
     found = (p for p in sorted(path.rglob("*")) if p.is_file() and p.name not in names)
-    return {str(p.relative_to(path)): p.read_bytes() for p in found}
+    kept = (p for p in found if progress or p.parent.name != "progress")
+    return {str(p.relative_to(path)): p.read_bytes() for p in kept}
 
 
 def break_at(n: int, failure: BaseException, tear: bool = False) -> Callable[[str, Path], None]:

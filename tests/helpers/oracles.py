@@ -79,11 +79,8 @@ def literal_kernel(p, q):
     u2 = -turned / torch.linalg.vector_norm(turned, dim=0).clamp(min=torch.finfo(p.dtype).tiny)
     w = torch.acos(cosines.clamp(-1, 1))  # line 4
     sinc = torch.sinc(2 * w / torch.pi)
-    l1, l2, l3 = (
-        (1 + sinc) / 2,
-        -torch.sin(w) * torch.sinc(w / torch.pi) / 2,
-        (1 - sinc) / 2,
-    )  # line 5
+    l1, l3 = (1 + sinc) / 2, (1 - sinc) / 2  # line 5
+    l2 = -torch.sin(w) * torch.sinc(w / torch.pi) / 2
     delta_1, delta_2 = p @ u1, complement @ u2
     left = torch.cat([delta_1 * l1 + delta_2 * l2, delta_1 * l2 + delta_2 * l3], 1)
     return left @ torch.cat([delta_1, delta_2], 1).mT  # line 6
@@ -99,9 +96,5 @@ def literal_loss(student, teacher, dim=127):
         ]
         kernel = literal_kernel(*bases)
     new_k, old_k = new @ kernel, old @ kernel
-    inner, new_norm, old_norm = (
-        (new_k * old).sum(1),
-        (new_k * new).sum(1).sqrt(),
-        (old_k * old).sum(1).sqrt(),
-    )
-    return (1 - inner / (new_norm * old_norm)).mean()
+    new_norm, old_norm = (new_k * new).sum(1).sqrt(), (old_k * old).sum(1).sqrt()
+    return (1 - (new_k * old).sum(1) / (new_norm * old_norm)).mean()

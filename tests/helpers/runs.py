@@ -19,6 +19,11 @@ def quick(root: Path, *points, **options) -> list[Job]:
     return expand([preset_layer("digits"), Layer("test", QUICK | options)], list(points), root)
 
 
+def seeds(root: Path, count: int) -> list[Job]:
+    """Return jobs that differ in their seeds: 0, 1, ..."""
+    return quick(root, *({"seed": seed} for seed in range(count)))
+
+
 def result_files(run: Path) -> dict[str, bytes]:
     """Return what must be the same bytes however a run was done."""
     store = Directory(run)

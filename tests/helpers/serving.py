@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from tests.helpers.folders import rows_of
 from tests.helpers.pictures import encode as encoded
 
 from geodl.app.serve.app import create_app
@@ -28,7 +29,11 @@ class Client(httpx.Client):
 
     def __init__(self, url, token=TOKEN):
         super().__init__(
-            base_url=url, timeout=60, headers={"Authorization": f"Bearer {token}"} if token else {}
+            base_url=url,
+            timeout=60,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            # Before the server closes it, after five seconds: no request meets a closed connection.
+            limits=httpx.Limits(keepalive_expiry=1),
         )
         self.url = url
 
@@ -112,6 +117,13 @@ class Command:
         assert self.process.wait(30) == 0
 
 
+def refused(answer, status, *words):
+    """Check that a request was refused with a sentence that has some words in it."""
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    assert all(word in answer.json()["error"] for word in words), answer.text
+
+
 HALF = (
     b"POST /api/v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 10000\r\n"
     b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
@@ -130,5 +142,5 @@ def connected(url, content):
 
 def pictures(digits, label, some=slice(12)):
     """Return digits as PNG files."""
-    rows = (digits.train.labels == label).nonzero().flatten()[some].tolist()
+    rows = rows_of(digits.train, label, len(digits.train))[some]
     return [encoded(digits.train.decode(i)) for i in rows]

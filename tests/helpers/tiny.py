@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from geodl.config import Layer, RunConfig
@@ -58,6 +59,16 @@ def dataset(
         names,
         fingerprint=f"tiny-{classes}-{train}-{test}-{size}-{seed}",
     )
+
+
+def shown(images: ArrayImages) -> tuple[np.ndarray, list[str]]:
+    """Return pixels (N, height, width, 3) and the names of their classes, as a person would give them."""
+    return images.pixels.permute(0, 2, 3, 1).numpy(), names_of(images)
+
+
+def names_of(images: ArrayImages) -> list[str]:
+    """Return the class of each image."""
+    return [images.names[label] for label in images.labels.tolist()]
 
 
 def config(**options: Any) -> RunConfig:

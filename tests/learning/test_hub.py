@@ -7,6 +7,7 @@ import torch
 from tests.helpers import tiny
 
 import geodl
+from geodl.config import plugins
 from geodl.core.errors import ConfigError, MissingExtraError, StoreError
 from geodl.learning.hub import card, fetched
 
@@ -38,6 +39,13 @@ def test_a_model_is_pushed_and_loaded(hub, learner, tmp_path):
     geodl.push(tmp_path / "model", "me/own", with_images=True)
     assert len(hub.repos["me/own"]) == len(files)  # what the first one wrote is gone
     assert len(geodl.Learner.load("hf://me/own@main").memory.images) > 0
+
+
+def test_of_imported_files_the_names_alone_are_pushed(hub, learner, monkeypatch):
+    monkeypatch.setattr(plugins, "IMPORTED", ["/home/me/my_part.py", "package.parts"])
+    geodl.push(learner, "me/own")
+    assert not any(b"/home/me" in content for content in hub.repos["me/own"].values())
+    assert any(b'"my_part.py"' in content for content in hub.repos["me/own"].values())
 
 
 def test_the_hub_s_errors_are_one_line(hub, learner, monkeypatch):

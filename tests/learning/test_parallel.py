@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from tests.helpers import tiny
+from tests.helpers.command import completed, started
 from tests.helpers.directories import saved
+from tests.helpers.runs import wait_until
 
 from geodl.learning.saving import load_model
 from geodl.store import Directory
@@ -19,17 +20,8 @@ from geodl.store import Directory
 ROOT = Path(__file__).parents[2]
 OPTIONS = (
     "--preset digits --network convnet --base 6 --phases 2 --base-epochs 1 --epochs 1 --batch-size 50 --accelerator cpu "
-    "--no-cache --quiet --method lucir --distill geodesic"
+    "--no-cache --quiet --method lucir --distill geodesic --out run"
 ).split()
-
-
-def command(*more: str) -> list[str]:
-    return [sys.executable, "-m", "geodl", "run", *OPTIONS, *more]
-
-
-def environment() -> dict[str, str]:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 def children(pid: int) -> list[int]:
@@ -39,9 +31,7 @@ def children(pid: int) -> list[int]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Directory:
     directory = tmp_path_factory.mktemp("alone")
-    subprocess.run(
-        command("--out", "run"), cwd=directory, env=environment(), check=True, capture_output=True
-    )
+    completed("run", *OPTIONS, cwd=directory)
     return Directory(directory / "run")
 
 
@@ -57,14 +47,7 @@ def assert_close(one: Directory, other: Directory) -> None:
 
 def test_two_processes_compute_what_one_does(tmp_path, alone):
     # 1438 images in batches of 50 do not divide evenly: the last batches and their shares differ in size.
-    done = subprocess.run(
-        command("--out", "run", "--devices", "2"),
-        cwd=tmp_path,
-        env=environment(),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = completed("run", *OPTIONS, "--devices", "2", cwd=tmp_path)
     assert done.stdout.count("run directory") == 1  # one process speaks
     together = Directory(tmp_path / "run")
     assert_close(alone, together)
@@ -77,32 +60,21 @@ def losses(store: Directory) -> list[dict[str, float]]:
 
 
 def test_a_process_that_dies_ends_the_run_which_then_goes_on_alone(tmp_path, alone):
-    process = subprocess.Popen(
-        command("--out", "run", "--devices", "2", "--checkpoint-steps", "3"),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    progress = tmp_path / "run" / "progress"
-    deadline = time.monotonic() + 240
-    while (
-        not list(progress.glob("checkpoint-*"))
-        and time.monotonic() < deadline
-        and process.poll() is None
-    ):
-        time.sleep(0.02)
-    assert list(progress.glob("checkpoint-*"))
+    more = ("--devices", "2", "--checkpoint-steps", "3")
+    process, progress = started("run", *OPTIONS, *more, cwd=tmp_path), tmp_path / "run" / "progress"
+
+    def begun() -> bool:
+        assert process.poll() is None, process.communicate()
+        return bool(list(progress.glob("checkpoint-*")))
+
+    wait_until(begun, 240)
     (second,) = children(process.pid)
     os.kill(second, signal.SIGKILL)
     _, said = process.communicate(timeout=240)
     assert process.returncode != 0
     assert "another process of this run has ended" in said
     assert "Traceback" not in said
-    subprocess.run(
-        command("--out", "run"), cwd=tmp_path, env=environment(), check=True, capture_output=True
-    )
+    completed("run", *OPTIONS, cwd=tmp_path)
     assert_close(alone, Directory(tmp_path / "run"))
 
 
@@ -142,10 +114,10 @@ assert any("gloo" in name for name in threads())
 def test_with_batch_norm_the_ranks_stay_identical_in_weights_and_memory(tmp_path, options):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    script_command = [sys.executable, str(script), str(tmp_path), json.dumps(options)]
-    done = subprocess.run(
-        script_command, env=environment(), capture_output=True, text=True, timeout=240
-    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    command = [sys.executable, str(script), str(tmp_path), json.dumps(options)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second

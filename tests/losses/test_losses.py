@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from tests.helpers.pairs import gradient, pair
+from torch.nn.functional import cosine_similarity
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from geodl import losses
@@ -101,9 +102,8 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = str(operation)
-        assert not any(
-            word in name for word in ("_local_scalar_dense", "nonzero", "masked_select")
-        ), name
+        waits = ("_local_scalar_dense", "nonzero", "masked_select")
+        assert not any(word in name for word in waits), name
         return operation(*args, **(kwargs or {}))
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_read_back_from_the_device(loss):
 
 def test_one_minus_cosine_and_its_derivatives():
     inputs = [z.requires_grad_() for z in pair(4, 5)]
-    expected = 1 - torch.nn.functional.cosine_similarity(*inputs)
+    expected = 1 - cosine_similarity(*inputs)
     torch.testing.assert_close(losses.one_minus_cosine(*inputs), expected)
     assert torch.autograd.gradcheck(losses.one_minus_cosine, inputs)
     assert torch.autograd.gradgradcheck(losses.one_minus_cosine, inputs)
@@ -178,17 +178,13 @@ def test_shapes_that_do_not_fit_are_one_clear_error(loss):
 
 def test_cosine_distillation_is_the_mean_of_one_minus_cosine():
     student, teacher = pair(7, 5, dtype=torch.float32)
-    expected = (
-        1 - torch.nn.functional.cosine_similarity(student.double(), teacher.double())
-    ).mean()
+    expected = (1 - cosine_similarity(student.double(), teacher.double())).mean()
     value = CosineDistillation()(student, teacher)
     assert value.dtype == torch.float32
     assert value.item() == pytest.approx(expected.item(), rel=1e-6)
     student[0] = 0  # a row without a direction counts nothing
     value, slope = gradient(CosineDistillation(), student, teacher)
-    expected = (
-        1 - torch.nn.functional.cosine_similarity(student[1:].double(), teacher[1:].double())
-    ).sum() / 7
+    expected = (1 - cosine_similarity(student[1:].double(), teacher[1:].double())).sum() / 7
     assert value.item() == pytest.approx(expected.item(), rel=1e-6)
     assert (slope[0] == 0).all()
 
@@ -199,9 +195,8 @@ def test_logit_distillation_is_the_divergence_of_the_classes():
     # At temperature 2: (2/3, 1/3) and (1/2, 1/2) from teachers (1/2, 1/2) and (4/5, 1/5).
     first = 0.5 * math.log(0.5 / (2 / 3)) + 0.5 * math.log(0.5 / (1 / 3))
     second = 0.8 * math.log(0.8 / 0.5) + 0.2 * math.log(0.2 / 0.5)
-    assert LogitDistillation()(student, teacher).item() == pytest.approx(
-        (first + second) / 2, rel=1e-6
-    )
+    found = LogitDistillation()(student, teacher).item()
+    assert found == pytest.approx((first + second) / 2, rel=1e-6)
     assert LogitDistillation(1.0)(teacher, teacher).item() == pytest.approx(0, abs=1e-7)
     inputs = [z.double().requires_grad_() for z in (student, teacher)]
     assert torch.autograd.gradcheck(LogitDistillation(), inputs)
@@ -239,12 +234,8 @@ def test_margin_ranking_with_a_single_new_class_and_without_old_samples():
 
 def outputs(seed):
     rng = torch.Generator().manual_seed(seed)
-    return SimpleNamespace(
-        **{
-            name: torch.randn(6, d, generator=rng)
-            for name, d in (("logits", 5), ("pooled", 4), ("grid", 16))
-        }
-    )
+    widths = {"logits": 5, "pooled": 4, "grid": 16}
+    return SimpleNamespace(**{name: torch.randn(6, d, generator=rng) for name, d in widths.items()})
 
 
 def test_each_distillation_is_built_from_its_own_options():
@@ -252,9 +243,8 @@ def test_each_distillation_is_built_from_its_own_options():
     for name, kind in DISTILLATIONS.items():
         assert kind.name == name
         assert kind.of_features == (name != "lwf")
-    weights = {
-        name: kind.build(kind.Options()).weight(50, 10) for name, kind in DISTILLATIONS.items()
-    }
+    built = {name: kind.build(kind.Options()) for name, kind in DISTILLATIONS.items()}
+    weights = {name: loss.weight(50, 10) for name, loss in built.items()}
     assert weights == {"lwf": 1.0, "cosine": 5 * math.sqrt(5), "geodesic": 6 * math.sqrt(5)}
     assert CosineDistillation().weight(9, 0) == 5 * 3  # no new class
     given = {"subspace_dim": 3, "through_flow": True, "center": False}
@@ -284,7 +274,7 @@ def test_geodesic_on_pooled_features_is_the_cosine_loss_of_them():
     rows = [geodesic.compared(each, 3) for each in (one, two)]
     assert all(row is each.pooled for row, each in zip(rows, (one, two), strict=True))
     # Six rows of width 4 span everything, so that the kernel is the identity.
-    expected = 1 - torch.nn.functional.cosine_similarity(one.pooled, two.pooled).mean()
+    expected = 1 - cosine_similarity(one.pooled, two.pooled).mean()
     torch.testing.assert_close(geodesic(*rows), expected)
     assert GeodesicDistillation().compared(one, 3) is one.grid
 
@@ -345,11 +335,9 @@ def test_two_ranks_compute_what_one_would(tmp_path):
     for name, make in CASES.items():
         value, slope = gradient(make(), *whole_batch())
         for sizes in SPLITS:
-            averaged = (
-                torch.cat([outcome[sizes, name][1] for outcome in ranks]) / 2
-            )  # what data-parallel training does
+            # what data-parallel training does
+            averaged = torch.cat([outcome[sizes, name][1] for outcome in ranks]) / 2
             for outcome in ranks:
                 torch.testing.assert_close(outcome[sizes, name][0], value, rtol=1e-5, atol=1e-7)
-            torch.testing.assert_close(
-                averaged, slope, rtol=1e-5, atol=1e-5 * slope.abs().max().item()
-            )
+            largest = slope.abs().max().item()
+            torch.testing.assert_close(averaged, slope, rtol=1e-5, atol=1e-5 * largest)

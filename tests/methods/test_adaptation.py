@@ -8,8 +8,10 @@ from tests.helpers.phases import KeptProgress, changed, weights_of
 
 from geodl import Learner
 from geodl.closed_form.apart import set_apart
+from geodl.core.cache import Cache
 from geodl.core.errors import ConfigError
 from geodl.data.images import ArrayImages
+from geodl.learning.shared_base import SharedBase
 from geodl.methods import adaptation
 from geodl.nets import build_network
 
@@ -105,11 +107,22 @@ def test_it_is_kept_only_where_images_set_apart_tell_that_it_pays(
     order = iter(answers if pays else answers[::-1])
     monkeypatch.setattr(adaptation, "right", lambda *given: next(order))
     learner, frozen = taught(weights, groups[:1], adapt="auto"), taught(weights, groups[:1])
-    assert bool(changed(backbone(learner), backbone(frozen))) == pays
     (note,) = learner.known.default.notes()
     assert ("does not pay (0.0 % instead of 100.0 % on 9 images" in note) != pays
+    assert ("cnn" in learner.known.classifiers) == pays
+    whole, before = (weights_of(each.known.network) for each in (learner, frozen))
+    assert bool(changed(whole, before)) == pays
     everyone = len(learner.known.default.left_out().labels) == len(groups[0])
     assert everyone != pays
+
+
+def test_an_adapted_network_is_no_base_phase_that_runs_share(weights, groups, tmp_path):
+    straight = taught(weights, groups[:1], adapt="yes")
+    for _ in range(2):
+        shared = SharedBase(Cache(tmp_path), "data")
+        learner = taught(weights, groups[:1], adapt="yes", shared_base=shared)
+        assert learner.known.default.notes() == straight.known.default.notes()
+        assert not changed(straight.known.to_tensors(), learner.known.to_tensors())
 
 
 def test_whole_groups_are_set_apart():

@@ -211,9 +211,8 @@ def test_the_next_phase_trains_on_the_optimized_exemplars():
     learner = ScenarioLearner(config())
     kept = learner.learn_next().memory.images
     assert torch.bincount(kept.labels).tolist() == [3, 3]
-    assert not set(kept.item_digests()) & set(
-        learner.scenario.train(0).item_digests()
-    )  # no picture that was ever taken
+    taken = learner.scenario.train(0).item_digests()
+    assert not set(kept.item_digests()) & set(taken), "no picture that was ever taken"
     following = learner.prepare_next()
     stage = next(learner.method.stages(following))
     assert set(kept.item_digests()) <= set(stage.batches.images.item_digests())
@@ -268,9 +267,9 @@ def test_finishing_twice_is_finishing_once():
     learner = ScenarioLearner(config())
     phase, stage = learner.at_stage(1)
     learner.run(phase, stage, 1)
-    once = phase.optimized
+    once = phase.kept
     stage.finish()
-    assert torch.equal(once.images.pixels, phase.optimized.images.pixels)
+    assert torch.equal(once.images.pixels, phase.kept.images.pixels)
     assert torch.equal(once.images.pixels, stage.module.stored())
 
 

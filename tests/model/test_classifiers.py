@@ -11,15 +11,13 @@ from tests.helpers import tiny
 from tests.helpers.phases import ScenarioLearner
 from tests.helpers.plain import Plain, pictures, unit_rows
 
-from geodl.core.errors import ConfigError, DataError
-from geodl.core.ranks import Ranks
+from geodl.core.errors import ConfigError, DataError, StoreError, TrainingError
 from geodl.data.batches import Transform, evaluation
 from geodl.data.images import ArrayImages, Images
 from geodl.learning.learner import Learner
 from geodl.model.classifiers import (
     CLASSIFIERS,
     Classifier,
-    Evidence,
     Ncm,
     Nme,
     Scorer,
@@ -30,31 +28,33 @@ from geodl.model.classifiers import (
 from geodl.model.classifiers.ncm import drift
 from geodl.model.features import Features, features_of
 from geodl.model.memory import Memory
+from geodl.model.model import Weights
+from geodl.model.phase import Phase
 
 TRANSFORM = Transform(size=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), padding=2)
 
 
-def evidence_of(images: Images, classes: int, transform: Transform, **changes: Any) -> Evidence:
-    """Return the evidence of a first phase whose images are all exemplars, under a plain network."""
+def phase_of(images: Images, classes: int, transform: Transform, **changes: Any) -> Phase:
+    """Return a first phase whose images are all exemplars, under a plain network."""
 
     def read(some: Images, mirror: bool = False) -> Features:
         return features_of(Plain(192), evaluation(some, transform, batch_size=3, mirror=mirror))
 
-    found = Evidence(
+    found = Phase(
+        index=0,
         config=tiny.config(flip=True),
+        transform=transform,
         network=Plain(192, classes),  # type: ignore[arg-type]
-        at_hand=images,
-        count=len(images),
-        before=None,
-        now=read(images),
-        memory=Memory(images),
+        teacher=None,
+        images=images,
+        memory=Memory(),
         old=0,
         new=classes,
-        trained=True,
         read=read,
         device=torch.device("cpu"),
-        ranks=Ranks(),
-        previous={},
+        now=read(images),
+        kept=Memory(images),
+        trained=True,
     )
     return replace(found, **changes)
 
@@ -68,7 +68,7 @@ def test_mirrored_exemplars_are_flipped_not_recoloured():
     pixels[0, 0, :, :2] = 255  # a red bar on the left
     images = ArrayImages(pixels, torch.tensor([0]))
     white = Transform(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    mean = Nme.fit(evidence_of(images, 1, white)).means.reshape(3, 8, 8)
+    mean = Nme.fit(phase_of(images, 1, white)).means.reshape(3, 8, 8)
     assert mean[1:].abs().max() == 0, "green and blue stay dark"
     assert (mean[0, :, [0, 1, 6, 7]] > 0).all(), "bars on the left and, mirrored, on the right"
     assert mean[0, :, 2:6].abs().max() == 0
@@ -78,7 +78,7 @@ def test_mirrored_exemplars_are_flipped_not_recoloured():
 @pytest.mark.parametrize("flip", [True, False])
 def test_exemplar_means_are_over_the_views_that_keep_the_class_each_image_once(flip):
     images = pictures([0, 1, 2, 0, 1, 2, 0])
-    given = evidence_of(images, 4, TRANSFORM, config=tiny.config(flip=flip))
+    given = phase_of(images, 4, TRANSFORM, config=tiny.config(flip=flip))
     means = Nme.fit(given).means.double().numpy()
     mean, std = (np.array(v).reshape(3, 1, 1) for v in (TRANSFORM.mean, TRANSFORM.std))
     inputs = (images.pixels.numpy() / 255 - mean) / std
@@ -92,11 +92,11 @@ def test_exemplar_means_are_over_the_views_that_keep_the_class_each_image_once(f
 
 def test_a_class_without_exemplars_stands_by_the_mean_of_its_samples():
     images = pictures([0, 1, 1])
-    given = evidence_of(images, 2, TRANSFORM, memory=Memory(images.select([0])))
+    given = phase_of(images, 2, TRANSFORM, kept=Memory(images.select([0])))
     found = given.fit_all([Nme, Ncm])
     assert found["nme"].means[1].equal(found["ncm"].means[1])
     assert not found["nme"].means[0].equal(found["ncm"].means[0])
-    assert Nme.fit(replace(given, memory=Memory())) is None
+    assert Nme.fit(replace(given, kept=Memory())) is None
 
 
 # ----------------------------------------------------------------------------------------- drift
@@ -188,6 +188,20 @@ def test_the_classifier_that_predicts_is_the_best_that_needs_no_old_images():
     assert default_classifier(["cnn", "nme", "ame", "ncm"]) == "nme"
     assert default_classifier(["cnn", "ame", "ncm"]) == "ncm"
     assert default_classifier(["ame", "cnn"]) == "cnn"
+    assert default_classifier(["mine", "ame"]) == "ame", "better than one that is not loaded"
+    assert default_classifier(["mine", "other"]) == "mine"
+
+
+def test_a_class_of_which_nothing_is_known_is_never_predicted():
+    learner = ScenarioLearner(tiny.config(epochs=1)).learn_next().learn_next()
+    test = learner.scenario.test(1)
+    some = learner.scenario.train(1)
+    found = learner.evaluate(test, seen=some.select(some.labels == some.labels.max()))["ame"]
+    assert found.counts.sum(0).count_nonzero() == 1
+    scorer = Scorer(lambda found: found.logits)
+    for row in ([math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]):
+        with pytest.raises(TrainingError, match="NaN or infinite"):
+            scorer.finite(torch.tensor([[0.0, 1.0], row]))
 
 
 def test_only_the_classifiers_that_are_named_are_evaluated():
@@ -209,9 +223,9 @@ class Counting(Classifier):
     counts: torch.Tensor
 
     @classmethod
-    def fit(cls, evidence):
-        counts = torch.bincount(evidence.now.labels[: evidence.count], minlength=evidence.classes)
-        last = evidence.previous.get(cls.name)
+    def fit(cls, phase):
+        counts = torch.bincount(phase.images.labels, minlength=phase.classes)
+        last = phase.previous.get(cls.name)
         if last is not None:
             counts[: len(last.counts)] += last.counts
         return cls(counts)
@@ -273,3 +287,25 @@ def test_a_classifier_that_is_not_installed_is_named(own, tmp_path):
     CLASSIFIERS.remove("counting")
     with pytest.raises(ConfigError, match=r"'counting'.*--import"):
         Learner.load(tmp_path / "m")
+
+
+def test_an_error_in_the_code_of_a_classifier_is_none_of_the_file(own, tmp_path, monkeypatch):
+    learner = ScenarioLearner(tiny.config(epochs=1)).learn_next()
+    learner.save(tmp_path / "m")
+    monkeypatch.setattr(Counting, "from_tensors", lambda tensors, config: config.not_there)
+    with pytest.raises(ConfigError, match=r"counting: AttributeError: .*not_there"):
+        Learner.load(tmp_path / "m")
+    monkeypatch.setattr(Counting, "from_tensors", lambda tensors, config: tensors["not there"])
+    with pytest.raises(StoreError, match=r"damaged.*not there"):
+        Learner.load(tmp_path / "m")
+
+
+def test_an_error_in_the_code_of_a_network_is_none_of_the_file(tmp_path):
+    learner = ScenarioLearner(tiny.config(epochs=1)).learn_next()
+    model = replace(learner.known, weights=Weights(broken, learner.known.weights.tensors()))
+    with pytest.raises(RuntimeError, match="not today"):
+        model.network  # noqa: B018
+
+
+def broken():
+    raise RuntimeError("not today")

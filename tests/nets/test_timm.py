@@ -1,81 +1,41 @@
 """timm models as backbones: the wiring with a stand-in, and real models where the extra is installed."""
 
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from tests.helpers import tiny
+from tests.helpers.backbones import StandIn
 from torch import nn
 
 from geodl import IncrementalClassifier, Learner
-from geodl.app import choices
+from geodl.app.export import export
 from geodl.core.errors import ConfigError, MissingExtraError
+from geodl.data.batches import resized
 from geodl.nets import CosineHead, Network, build_network, expected_images, frozen_copy
 from geodl.nets.timm_backbone import TimmBackbone
 
 
-class StandIn(nn.Module):
-    """The part of a timm model that is used: features, a head that pools, and what they look like."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.num_features = 6
-        self.output_fmt = {"map": "NCHW", "swin": "NHWC", "vit": "NLC"}[kind]
-        self.conv = nn.Conv2d(3, 6, 4, stride=4)
-
-    def forward_features(self, x):
-        assert x.shape[2:] == (16, 16), "Input height doesn't match model"
-        features = self.conv(x)
-        if self.output_fmt == "NLC":
-            return features.flatten(2).transpose(1, 2)
-        return features.permute(0, 2, 3, 1) if self.output_fmt == "NHWC" else features
-
-    def forward_head(self, features, pre_logits):
-        assert pre_logits
-        return features[:, 0]
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Put a stand-in for timm in place; gives the arguments that models were made with."""
-    made = []
-
-    def create_model(name, **options):
-        if options.pop("dynamic_img_size", False) and name != "vit":
-            raise TypeError("unexpected keyword argument 'dynamic_img_size'")
-        if "." in name:
-            raise RuntimeError("Invalid pretrained tag")
-        made.append((name, options))
-        return StandIn(name)
-
-    module = ModuleType("timm")
-    module.is_model = lambda name: name.partition(".")[0] in ("map", "swin", "vit")
-    module.list_models = lambda: ["map", "swin", "vit"]
-    module.create_model = create_model
-    monkeypatch.setitem(sys.modules, "timm", module)
-    return made
-
-
 @pytest.mark.parametrize("kind", ["map", "swin"])
-def test_maps_are_pooled_and_cut_into_quarters(calls, kind):
+def test_maps_are_pooled_and_cut_into_quarters(timm_calls, kind):
     network = build_network(f"timm:{kind}", 3, head="cosine")
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     maps = network.backbone.model.conv(images)
     output = network(images)
     torch.testing.assert_close(output.pooled, maps.mean((2, 3)))
     torch.testing.assert_close(output.grid, nn.functional.avg_pool2d(maps, 2).flatten(1))
-    assert calls == [(kind, {"pretrained": False, "num_classes": 0})]
+    assert timm_calls == [(kind, {"pretrained": False, "num_classes": 0})]
 
 
-def test_models_without_a_map_give_pooled_features(calls):
+def test_models_without_a_map_give_pooled_features(timm_calls):
     network = build_network("timm:vit", 3, head="linear", pretrained=True)
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     output = network(images)
     torch.testing.assert_close(output.pooled, network.backbone.model.conv(images)[:, :, 0, 0])
     assert torch.equal(output.grid, output.pooled)
-    assert calls == [("vit", {"pretrained": True, "num_classes": 0})]
+    assert timm_calls == [("vit", {"pretrained": True, "num_classes": 0})]
 
 
 class Staged(StandIn):
@@ -140,7 +100,7 @@ def test_levels_of_a_vision_transformer_are_the_class_tokens_of_its_blocks():
     torch.testing.assert_close(output.pooled, token)
 
 
-def test_the_closed_form_reads_the_class_tokens_of_several_blocks(calls, monkeypatch):
+def test_the_closed_form_reads_the_class_tokens_of_several_blocks(timm_calls, monkeypatch):
     monkeypatch.setattr(sys.modules["timm"], "create_model", lambda name, **options: Tokens(12))
     data = tiny.dataset(classes=4, size=16)
     learner = Learner(
@@ -154,7 +114,7 @@ def test_the_closed_form_reads_the_class_tokens_of_several_blocks(calls, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["map", "swin", "vit"])
-def test_models_without_stages_have_their_top_alone(calls, kind):
+def test_models_without_stages_have_their_top_alone(timm_calls, kind):
     network = build_network(f"timm:{kind}", 3, head="cosine")
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     (block,) = network.with_levels(images, network.level_names)[1].values()
@@ -162,21 +122,21 @@ def test_models_without_stages_have_their_top_alone(calls, kind):
     torch.testing.assert_close(block, network.features(images))
 
 
-def test_images_of_the_wrong_size_are_refused(calls):
+def test_images_of_the_wrong_size_are_refused(timm_calls):
     network = build_network("timm:vit", 3, head="cosine")
     for ask in (network, network.features, lambda x: network.with_levels(x, ["top"])):
         with pytest.raises(ConfigError, match=r"image_size.*8 x 12.*doesn't match"):
             ask(torch.zeros(2, 3, 8, 12))
 
 
-def test_models_start_from_the_seed(calls):
+def test_models_start_from_the_seed(timm_calls):
     one, two, other = (build_network("timm:map", 3, head="cosine", seed=seed) for seed in (1, 1, 2))
     weights = [network.backbone.model.conv.weight for network in (one, two, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_weights_have_timms_own_names(calls, tmp_path):
+def test_weights_have_timms_own_names(timm_calls, tmp_path):
     state = {"conv.weight": torch.ones(6, 3, 4, 4), "conv.bias": torch.zeros(6)}
     save_file(state, tmp_path / "model.safetensors")
     network = build_network("timm:map", 3, head="cosine", weights=tmp_path / "model.safetensors")
@@ -192,7 +152,7 @@ def test_weights_have_timms_own_names(calls, tmp_path):
     assert torch.equal(again.backbone.model.conv.weight, state["conv.weight"])
 
 
-def test_unknown_models_and_tags_are_refused(calls):
+def test_unknown_models_and_tags_are_refused(timm_calls):
     with pytest.raises(ConfigError, match="no model 'swim'; the names nearest to it are timm:swin"):
         build_network("timm:swim", 3, head="cosine")
     with pytest.raises(ConfigError, match=r"cannot build 'map\.none': Invalid pretrained tag"):
@@ -207,24 +167,16 @@ def test_a_timm_that_cannot_be_imported_is_explained(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    with pytest.raises(
-        ConfigError, match="does not work beside this torch: operator torchvision::nms"
-    ):
+    with pytest.raises(ConfigError, match=r"beside this torch: operator torchvision::nms"):
         build_network("timm:map", 3, head="cosine")
 
 
-def test_what_is_asked_about_a_model_needs_no_timm(calls, monkeypatch, tmp_path):
+def test_what_is_asked_about_a_model_needs_no_timm(timm_calls, monkeypatch, tmp_path):
     model = IncrementalClassifier(tmp_path / "m")
     data = tiny.dataset(classes=2)
-    monkeypatch.setattr(choices, "expected_images", lambda name: {})
-    options = {
-        "network": "timm:map",
-        "image_size": 16,
-        "epochs": 1,
-        "threads": 1,
-        "precision": "32",
-    }
-    model.learn(data.train.pixels.permute(0, 2, 3, 1).numpy(), data.train.labels.numpy(), **options)
+    options = {"network": "timm:map", "image_size": 16, "epochs": 1, "threads": 1}
+    pixels, _ = tiny.shown(data.train)
+    model.learn(pixels, data.train.labels.numpy(), **options, precision="32")
     network = Learner.load(model.path).network
     monkeypatch.setitem(sys.modules, "timm", None)
     assert model.info()["parameters"] == sum(
@@ -238,7 +190,7 @@ def test_what_is_asked_about_a_model_needs_no_timm(calls, monkeypatch, tmp_path)
 
 @pytest.fixture(scope="module")
 def real_timm():
-    """Import timm; a torchvision for GPUs beside a CPU build of torch lacks two operators, which it never calls here."""
+    """Import timm; a torchvision for GPUs beside a CPU build of torch lacks two operators, which it never timm_calls here."""
     library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, operator):
@@ -260,26 +212,37 @@ def real_timm():
 def test_real_models(real_timm, name, width, grid):
     network = build_network(f"timm:{name}", 3, head="cosine")
     size = expected_images(f"timm:{name}")["image_size"]
-    sizes = {
-        "resnet10t": 176,
-        "swin_tiny_patch4_window7_224": 224,
-        "vit_tiny_patch16_224": 224,
-    }
+    sizes = {"resnet10t": 176, "swin_tiny_patch4_window7_224": 224, "vit_tiny_patch16_224": 224}
     assert size == sizes.get(name, 160)
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     network.eval()
     with torch.no_grad():
         output = network(images)
     assert network.width == width
-    assert (output.logits.shape, output.pooled.shape, output.grid.shape) == (
-        (2, 3),
-        (2, width),
-        (2, grid),
-    )
+    shapes = [part.shape for part in (output.logits, output.pooled, output.grid)]
+    assert shapes == [(2, 3), (2, width), (2, grid)]
     torch.testing.assert_close(frozen_copy(network)(images).logits, output.logits)
     _, blocks = frozen_copy(network).with_levels(images, network.level_names)
     assert len(blocks) >= 4
     torch.testing.assert_close(blocks["top"], output.pooled)
+
+
+@pytest.mark.parametrize("name", ["test_vit", "swin_tiny_patch4_window7_224", "test_convnext"])
+def test_real_models_can_be_exported(real_timm, tmp_path, name):
+    pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
+    data, size = tiny.dataset(classes=2), 224
+    learner = Learner(method="analytic", network=f"timm:{name}", train_base=False, image_size=size)
+    learner.learn(resized(data.train, size))
+    assert export(learner.known, tmp_path / "model.onnx")["difference"] < 1e-4
+
+
+def test_the_position_embedding_of_a_vision_transformer_is_resampled_before_it_is_traced():
+    model, sizes = Tokens(12), []
+    model.set_input_size = lambda img_size: sizes.append(img_size)
+    for dynamic in (False, True):
+        model.dynamic_img_size, model.pos_embed = dynamic, nn.Parameter(torch.ones(1, 2, 6))
+        TimmBackbone(model).fix_size(16)
+    assert sizes == [(16, 16)]
 
 
 def test_a_real_vision_transformer_reads_images_of_another_size(real_timm):

@@ -7,174 +7,33 @@ import sys
 import time
 
 import pytest
-from tests.helpers.directories import (
-    CONFIG,
-    Killed,
-    break_at,
-    commit,
-    contents,
-    make,
-    make_model,
-    save_progress,
-    state,
-    write_old,
-)
+from tests.helpers.directories import Killed, break_at, commit, contents, make, save_progress
+from tests.helpers.writes import WRITES, Whole
 
-from geodl.bench.sweep import shipping
 from geodl.core import files
 from geodl.core.errors import StoreError
 from geodl.core.files import TEMPORARY
 from geodl.core.locks import is_locked
-from geodl.store import Directory, exists, remove_directory
-
-
-def three_steps(path):
-    """Make a model of three steps, one more undone, and one begun."""
-    model = make_model(path)
-    with model.lock():
-        for _ in range(4):
-            commit(model)
-        model.undo()
-        save_progress(model, 7)
-
-
-def begun_run(path):
-    run = make(path)
-    with run.lock():
-        commit(run)
-        commit(run)
-        save_progress(run, 7)
-        run.events("started")
-    (path / "report.html").write_text("old")
-
-
-def old_model(path):
-    write_old(path, 2, model=True, undone=1)
-
-
-def locking(write):
-    """Open the directory as a new process would, take the lock, write."""
-
-    def operation(path):
-        store = Directory(path)
-        with store.lock():
-            write(store)
-
-    return operation
-
-
-def nothing(store):
-    pass
-
-
-def run_elsewhere(path):
-    """Make a run on another machine, as it were."""
-    other = path.parent / "elsewhere"
-    if not exists(other):
-        run = make(other)
-        with run.lock():
-            for _ in range(3):
-                commit(run)
-            save_progress(run, 9)
-
-
-def earlier_copy(path):
-    run_elsewhere(path)
-    run = make(path)
-    with run.lock():
-        commit(run)
-        save_progress(run, 3)
-
-
-def from_elsewhere(path):
-    """Put what the other machine has in the place of what is here."""
-    found, seen = shipping.changed(path.parent / "elsewhere", {})
-    shipping.receive(path, found, set(seen))
-
-
-WRITES = {
-    "checkpoint": (three_steps, locking(lambda store: save_progress(store, 8))),
-    "drop checkpoint": (three_steps, locking(lambda store: store.clear_progress())),
-    "commit": (three_steps, locking(commit)),
-    "first commit": (make_model, locking(commit)),
-    "forget": (three_steps, locking(lambda store: commit(store, states=1, lasting=["extra.json"]))),
-    "undo": (three_steps, locking(lambda store: store.undo())),
-    "redo": (three_steps, locking(lambda store: store.redo())),
-    "conversion": (old_model, locking(nothing)),
-    "conversion and commit": (old_model, locking(commit)),
-    "fresh": (begun_run, lambda path: make(path, config=CONFIG | {"seed": 1}, fresh=True)),
-    "environment": (
-        begun_run,
-        lambda path: make(path, environment={"threads": 2}, allow_environment_change=True),
-    ),
-    "first arrival": (run_elsewhere, from_elsewhere),
-    "arrival": (earlier_copy, from_elsewhere),
-}
-
-
-def comparable(path):
-    """Return the state; a conversion and a start over give up the checkpoint first, which is disposable."""
-    found = state(Directory(path)) if exists(path) else {"progress": None}
-    return {key: value for key, value in found.items() if key != "progress"}, found["progress"]
-
-
-def count_steps(path, monkeypatch, before, operation):
-    """Do it without a fault; give the number of steps, the states before and after, and the final bytes."""
-    before(path)
-    old, names = comparable(path), []
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "crash_point", lambda step, _: names.append(step))
-        operation(path)
-    return len(names), old, comparable(path), contents(path)
+from geodl.store import Directory, reading, remove_directory
 
 
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("tear", [False, True])
-def test_killed_at_any_step_the_state_is_the_old_or_the_new_one(tmp_path, monkeypatch, name, tear):
-    before, operation = WRITES[name]
-    steps, old, new, final = count_steps(tmp_path / "whole", monkeypatch, before, operation)
-    assert steps > 0
-    seen = []
-    for n in range(steps):
-        path = tmp_path / str(n)
-        before(path)
-        with monkeypatch.context() as patch:
-            patch.setattr(files, "crash_point", break_at(n, Killed(), tear))
-            with pytest.raises(Killed):
-                operation(path)
-        found = comparable(path)
-        assert found in (old, new, (old[0], None)), f"a mixture after step {n}"
-        seen.append(found == new)
-        if found != new:
-            operation(path)
-        with Directory(path).lock():
-            pass
-        assert comparable(path) == new
-        assert contents(path) == final, "the same bytes as without the kill, and no leftovers"
-        assert not list(path.rglob(f"{TEMPORARY}*"))
-    assert seen == sorted(seen), "once new, always new"
+def test_killed_at_any_step_the_state_is_the_old_or_the_new_one(tmp_path, name, tear):
+    whole = Whole.of(WRITES[name], tmp_path / "whole")
+    new = [whole.stopped(tmp_path / str(n), n, Killed(), tear=tear) for n in range(whole.steps)]
+    assert new
+    assert new == sorted(new), "once new, always new"
 
 
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("name", WRITES)
-def test_a_disk_full_at_any_step_is_a_clear_error_and_leaves_no_leftover(
-    tmp_path, monkeypatch, name
-):
-    before, operation = WRITES[name]
-    steps, old, new, _ = count_steps(tmp_path / "whole", monkeypatch, before, operation)
-    for n in range(steps):
-        path = tmp_path / str(n)
-        before(path)
-        with monkeypatch.context() as patch:
-            failure = OSError(errno.ENOSPC, "No space left on device")
-            patch.setattr(files, "crash_point", break_at(n, failure, tear=False))
-            with pytest.raises(StoreError, match="the disk is full; make room"):
-                operation(path)
-        assert comparable(path) in (old, new, (old[0], None))
-        if exists(path):
-            with Directory(path).lock():
-                assert not list(path.rglob(f"{TEMPORARY}*"))
+def test_a_disk_full_at_any_step_is_a_clear_error_and_leaves_no_leftover(tmp_path, name):
+    whole = Whole.of(WRITES[name], tmp_path / "whole")
+    failure, words = OSError(errno.ENOSPC, "No space left on device"), "the disk is full; make room"
+    for n in range(whole.steps):
+        whole.stopped(tmp_path / str(n), n, failure, words=words)
 
 
 @pytest.mark.usefixtures("no_waiting")
@@ -207,8 +66,6 @@ def test_leftovers_are_ignored_by_readers_and_removed_by_the_next_writer(tmp_pat
     with run.lock():
         assert contents(run.path) == before
 
-
-# Several processes.
 
 WRITER = """
 import itertools, sys, torch
@@ -282,8 +139,6 @@ def test_real_kills_leave_a_sound_run_and_a_free_lock(tmp_path, writer):
 
 
 def test_readers_meet_no_half_of_a_commit(tmp_path, writer):
-    from geodl.store import reading
-
     def read(store):
         if not store.completed():
             return None

@@ -4,34 +4,28 @@ import re
 from typing import Any
 
 from geodl.app.choices import VALIDATION
-from geodl.app.doubts import doubtful
-from geodl.app.state import State, accuracy_of
+from geodl.app.kept import doubtful
+from geodl.app.state import State
 from geodl.core.files import directory_size
-from geodl.model.classifiers import default_classifier
-from geodl.model.metrics import Confusion, confusions_of
+from geodl.model.metrics import ClassRow, Confusion, finite
 from geodl.store import Directory
-
-UNJUDGED = {"judged": 0, "accuracy": None, "interval": None}
-"""What is known of a class of which no image was judged."""
 
 
 def describe(store: Directory, state: State) -> dict[str, Any]:
     """Collect the facts, ready for JSON."""
     steps = _steps(store, state)
-    found = confusions_of(state.metrics) if state.metrics else {}
-    confusion = found[default_classifier(found)] if found else None
-    default = state.model.default
+    confusion, default = state.confusion, state.model.default
     return {
         "model": str(store.path),
         "classes": _classes(state, steps, confusion),
         "steps": steps,
-        "accuracy": accuracy_of(state.metrics),
+        "accuracy": finite(confusion.accuracy),
         "left_out": default.left_out() is not None,
         # Whether single images can be moved or forgotten.
         "mendable": default.stored().images > 0,
-        "confusions": _confusions(confusion) if confusion else [],
+        "confusions": _confusions(confusion),
         # [true class, predicted class, images] by position, without zeros.
-        "matrix": confusion.to_json() if confusion else [],
+        "matrix": confusion.to_json(),
         "network": state.config.network,
         "parameters": _parameters(state),
         "image_size": state.transform.size,
@@ -62,24 +56,29 @@ def _steps(store: Directory, state: State) -> list[dict[str, Any]]:
 
 
 def _classes(
-    state: State, steps: list[dict[str, Any]], confusion: Confusion | None
+    state: State, steps: list[dict[str, Any]], confusion: Confusion
 ) -> list[dict[str, Any]]:
     """List the classes: since when they are known, their images, and how well they are predicted."""
     learned = {record["step"]: record["time"] for record in steps if record["action"] == "learn"}
-    judged = _judged(confusion) if confusion else {}
+    rows = {row.name: row for row in confusion.rows}
     checks, exemplars = state.checks, state.model.memory.per_class()
-    return [
-        {
-            "name": known.name,
-            "step": known.step,
-            "learned": learned.get(known.step),
-            "images": known.images,
-            "exemplars": exemplars.get(i, 0),
-            "validation": checks[i],
-            **judged.get(known.name, UNJUDGED),
-        }
-        for i, known in enumerate(state.classes)
-    ]
+    found = []
+    for i, known in enumerate(state.classes):
+        row = rows.get(known.name, ClassRow(known.name))
+        found.append(
+            {
+                "name": known.name,
+                "step": known.step,
+                "learned": learned.get(known.step),
+                "images": known.images,
+                "exemplars": exemplars.get(i, 0),
+                "validation": checks[i],
+                "judged": row.judged,
+                "accuracy": row.accuracy,
+                "interval": row.interval,
+            }
+        )
+    return found
 
 
 def _history(store: Directory) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _history(store: Directory) -> dict[str, Any]:
         "undo": sum(not phase.forgotten for phase in (*phases[:-1], phases[0])),
         "redo": len(undone),
         "undone": undone,
-        "unfinished": store.load_progress() is not None,
+        "unfinished": store.unfinished,
     }
 
 
@@ -110,40 +109,20 @@ def _parameters(state: State) -> int:
     )
 
 
-def _judged(confusion: Confusion) -> dict[str, dict[str, Any]]:
-    """Return, for each class, on how many images it is judged, its accuracy in %, and the 95 % interval of that."""
-    found, totals = {}, confusion.counts.sum(dim=1).tolist()
-    for i, name in enumerate(confusion.classes):
-        if totals[i]:
-            interval, accuracy = confusion.interval_of([i]), confusion.rate([i])
-            found[name] = {"judged": totals[i], "accuracy": accuracy, "interval": interval}
-    return found
-
-
 def _confusions(confusion: Confusion) -> list[dict[str, Any]]:
     """List the most frequent mistakes on the validation images."""
-    totals, names = confusion.counts.sum(dim=1).tolist(), confusion.classes
+    rows = confusion.rows
     return [
-        {"class": names[i], "taken_for": names[j], "images": number, "of": int(totals[i])}
-        for i, j, number in confusion.mistakes(10)
+        {"class": rows[i].name, "taken_for": rows[j].name, "images": n, "of": rows[i].judged}
+        for i, j, n in confusion.mistakes(10)
     ]
 
 
 def _stored(state: State) -> list[dict[str, str]]:
     """List the stored images: class, what for, and where it came from."""
     found = []
-    for use, images in (
-        ("exemplar", state.model.memory.images),
-        ("validation", state.validation),
-    ):
-        if images is None:
-            continue
+    for use, images in state.parts():
         for label, digest in zip(images.labels.tolist(), images.item_digests(), strict=True):
-            found.append(
-                {
-                    "class": state.names[label],
-                    "use": use,
-                    "from": state.stored.get(digest, "unknown"),
-                }
-            )
+            source = state.stored.get(digest, "unknown")
+            found.append({"class": state.names[label], "use": use, "from": source})
     return found

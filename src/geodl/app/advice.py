@@ -10,7 +10,7 @@ from geodl.core.errors import install
 from geodl.core.text import listed
 from geodl.methods import build
 from geodl.model.classifiers.fitting import MOST
-from geodl.model.metrics import Confusion, finite
+from geodl.model.metrics import Confusion
 
 FEW, WEAK, MIXED, WIDE = 10, 80.0, 0.05, 10.0
 """Called few: images of a class; weak: % of them right; mixed up: share of two classes; wide: points of the interval."""
@@ -47,9 +47,9 @@ def advice(confusion: Confusion, images: Mapping[str, int]) -> list[Advice]:
             remedy = "See that none lies in the wrong folder; then add images that show what tells them apart."
             found.append(("Look at " + " and ".join(pair["names"]), f"{words} {remedy}"))
     weak = [
-        f"{bar['name']} ({bar['right']} of {bar['judged']} right)"
-        for bar in class_by_class(confusion)
-        if bar["judged"] >= ENOUGH and bar["accuracy"] < WEAK
+        f"{row.name} ({row.right} of {row.judged} right)"
+        for row in confusion.weakest
+        if row.judged >= ENOUGH and (row.accuracy or 0.0) < WEAK
     ]
     if weak:
         found.append(
@@ -90,12 +90,8 @@ def at_end_of_step(
 
 def _not_judged(confusion: Confusion, classes: Sequence[KnownClass]) -> Iterator[Advice]:
     """Name the classes of a single series: without it nothing is known of them."""
-    judged = confusion.counts.sum(dim=1).tolist()
-    single = [
-        known.name
-        for known, images in zip(classes, judged, strict=True)
-        if not images and known.images > 1
-    ]
+    pairs = zip(classes, confusion.rows, strict=True)
+    single = [known.name for known, row in pairs if not row.judged and known.images > 1]
     if single:
         words = f"All images of {listed(single)} are of one series, such as the frames of a video. Add images of another occasion"
         yield (
@@ -118,7 +114,7 @@ def _unlike(confusion: Confusion, config: RunConfig) -> Iterator[Advice]:
         return
     if confusion.images >= MANY and confusion.accuracy < UNLIKE:
         words = "The images may be unlike those that the network was trained on. In a new model --adapt auto tries to adapt it, "
-        words += "which takes minutes, and keeps that only where it is right on clearly more of the images set apart."
+        words += "which takes minutes, and keeps that only where it is right on clearly more of the images set apart. It can cost classes of later steps."
         yield "Adapt the network", words
 
 
@@ -141,18 +137,3 @@ def mixed_up(confusion: Confusion) -> list[dict[str, Any]]:
             {"names": names, "wrong": there + back, "images": totals[i] + totals[j], "ways": ways}
         )
     return sorted(found, key=lambda pair: (-pair["wrong"], pair["images"]))
-
-
-def class_by_class(confusion: Confusion) -> list[dict[str, Any]]:
-    """Return the accuracy on each class, the worst first, those that were not measured last."""
-    totals, right = confusion.counts.sum(dim=1).tolist(), confusion.counts.diagonal().tolist()
-    bars = [
-        {
-            "name": name,
-            "accuracy": finite(confusion.rate([i])),
-            "right": right[i],
-            "judged": totals[i],
-        }
-        for i, name in enumerate(confusion.classes)
-    ]
-    return sorted(bars, key=lambda bar: (bar["accuracy"] is None, bar["accuracy"], -bar["judged"]))

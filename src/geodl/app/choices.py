@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from geodl.config import COMMON, SECTIONS, Effective, Layer, RunConfig
-from geodl.core.devices import device_kind
+from geodl.core.devices import available_cores, device_kind
 from geodl.core.errors import ConfigError
 from geodl.core.text import count, readable
 from geodl.data.squares import Colors
 from geodl.methods import METHODS, configure
-from geodl.nets import PUBLISHED, expected_images
+from geodl.nets import PUBLISHED, build_network, expected_images
 
 TINY = 16
 """Pictures up to this many pixels a side need a small network and one thread."""
@@ -49,8 +50,8 @@ SET = (TRAINING - {"distill", "base_epochs", "base_lr"}) | {
 }
 """Common options that each step has for itself."""
 
-YOURS = "your option"
-"""The origin of what the user set."""
+YOURS, MADE = "as you set it", "as this model was made"
+"""The origins of what the user set, and of what a model keeps for good."""
 
 Choice = tuple[str, str, str]
 """One line of what was chosen: the option as it is typed, its value, and why."""
@@ -144,6 +145,21 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
     )
 
 
+def start_of(side: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose what a new model is made with; a network that cannot be built is named before thousands of images are read."""
+    start = choose_start(side, options, device_kind(str(options.get("accelerator") or "auto")))
+    weights = Path(options["weights"]) if options.get("weights") else None
+    pretrained = bool(start.get("pretrained"))
+    build_network(start["network"], 1, head="cosine", weights=weights, pretrained=pretrained)
+    return start
+
+
+def threads_of(config: RunConfig) -> int:
+    """Return how many threads a step uses."""
+    # Work on tiny pictures is over before a second thread has begun.
+    return config.threads or (1 if (config.image_size or 0) <= TINY else available_cores())
+
+
 def _pretrained(network: str, side: int) -> dict[str, Any]:
     """Return what a pre-trained network expects; large photographs are seen at its own size, others as they are.
 
@@ -182,20 +198,36 @@ def choose(
     colors: of the images, where a network that does not expect those of others is trained on them; last: the
     configuration of the step before, None for the first one; mirrors: whether mirroring keeps the class of an image.
     """
-    wanted = dict(options)
+    wanted, first = dict(options), last is None
+    made: dict[str, Any] = {}
     if last is None:
         values = _first_values(colors, start)
     else:
         _refuse_other(last, options)
-        made = ("weights", "pretrained")  # of the network, which is there
-        wanted = {key: value for key, value in wanted.items() if key not in made}
+        parts = ("weights", "pretrained")  # of the network, which is there
+        wanted = {key: value for key, value in wanted.items() if key not in parts}
         values = _later_values(last, wanted)
-    kind = device_kind(str(wanted.get("accelerator", "auto")))
-    if not in_closed_form(str(wanted.get("method") or values["method"])):
+        made = {key: values[key] for key in last.fixed_in_model() if key in values}
+    kind, both = device_kind(str(wanted.get("accelerator", "auto"))), values | wanted
+    asked = training_asked(wanted) if first else None
+    part = "" if both.get("crop") == "whole" else ": its middle square"
+    reasons = {
+        "method": _why_method(both, asked),
+        "network": _why_network(both, kind, first=first),
+        "image_size": f"what the network sees of a picture{part}",
+    }
+    if not in_closed_form(str(both["method"])):
         foreign = bool(values.get("pretrained"))
-        values |= _schedule(images, first=last is None, foreign=foreign, kind=kind)
+        values |= _schedule(images, first=first, foreign=foreign, kind=kind)
         values["flip"] = values["flip"] and mirrors
-    return configure([Layer("chosen", values), Layer(YOURS, wanted)])
+        reasons |= {
+            "flip": _why_flip(values["flip"], colors),
+            "epochs": f"over {images} images",
+            "batch_size": "images a training step",
+            "lr": "learning rate, at its highest",
+        }
+    chosen = [Layer(why, {key: values.pop(key)}) for key, why in reasons.items()]
+    return configure([Layer("chosen", values), *chosen, Layer(MADE, made), Layer(YOURS, wanted)])
 
 
 def _first_values(colors: Colors | None, start: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,73 +275,55 @@ def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
     last.insist_on_fixed(wanted)
 
 
-def explain(
-    found: Effective, colors: Colors | None, images: int, classes: int, *, first: bool
-) -> list[Choice]:
-    """Put the choices into words; `first`: this step makes the model."""
-    config = found.config
-    closed, whole = in_closed_form(config.method), config.crop == "whole"
-    fixed = config.fixed_in_model()
-
-    def line(option: str, key: str, value: str, reason: str) -> Choice:
-        if found.origins[key] == YOURS:
-            reason = "as you set it"
-        elif key in fixed and not first:
-            reason = "as this model was made"
-        return option, value, reason
-
-    part = "" if whole else ": its middle square"
-    seen = f"{config.image_size} x {config.image_size} pixels"
-    lines = [
-        line("--method", "method", config.method, _why_method(found, first=first)),
-        line("--backbone", "network", config.network, _why_network(config, first=first)),
-        line("--image-size", "image_size", seen, f"what the network sees of a picture{part}"),
-    ]
-    if whole:
-        lines.append(("--whole", "yes", "the network sees all of each picture, on gray"))
+def explain(found: Effective, classes: int) -> list[Choice]:
+    """Return the choices, each with its origin, and what of the images of so many classes will be stored."""
+    config, side = found.config, found.config.image_size
+    closed = in_closed_form(config.method)
+    shown = {
+        "--method": ("method", config.method),
+        "--backbone": ("network", config.network),
+        "--image-size": ("image_size", f"{side} x {side} pixels"),
+    }
+    if config.crop == "whole":
+        shown["--whole"] = ("crop", "yes: all of each picture, on gray")
     if not closed:
-        flip = "yes" if config.flip else "no"
-        lines += [
-            line("--flip", "flip", flip, _why_flip(config, colors)),
-            line("--epochs", "epochs", str(config.epochs), f"over {images} images"),
-            line("--batch-size", "batch_size", str(config.batch_size), "images a training step"),
-            line("--lr", "lr", f"{config.lr:g}", "learning rate, at its highest"),
-        ]
+        shown |= {
+            "--flip": ("flip", "yes" if config.flip else "no"),
+            "--epochs": ("epochs", str(config.epochs)),
+            "--batch-size": ("batch_size", str(config.batch_size)),
+            "--lr": ("lr", f"{config.lr:g}"),
+        }
+    lines = [(flag, value, found.origins[key]) for flag, (key, value) in shown.items()]
     return [*lines, ("--exemplars", str(config.exemplars), _kept(config, classes, closed))]
 
 
-def _why_method(found: Effective, *, first: bool) -> str:
-    """Say how the model learns, and by which option that was chosen."""
-    config = found.config
-    if not in_closed_form(config.method):
-        how = f"trained, with {config.distill} distillation"
-    elif config["adapt"] != "no":
+def _why_method(options: Mapping[str, Any], asked: str | None) -> str:
+    """Say how the model learns, and by which option that was asked for."""
+    if not in_closed_form(str(options["method"])):
+        how = f"trained, with {options['distill']} distillation"
+    elif options.get("adapt", "no") != "no":
         how = "closed form on pre-trained features, adapted to the first images and then frozen"
     else:
         how = "closed form on frozen pre-trained features"
-    yours = {key: config[key] for key, origin in found.origins.items() if origin == YOURS}
-    asked = training_asked(yours)
-    return f"{how}, since --{asked.replace('_', '-')} is set" if asked and first else how
+    return f"{how}, since --{asked.replace('_', '-')} is set" if asked else how
 
 
-def _why_network(config: RunConfig, *, first: bool) -> str:
+def _why_network(options: Mapping[str, Any], kind: str, *, first: bool) -> str:
     """Say where the network comes from."""
-    closed = in_closed_form(config.method)
-    if not closed or not (config.pretrained or config.weights):
-        return f"for pictures of this size on this machine ({device_kind(config.accelerator)})"
-    if first and config["adapt"] != "no":
-        return "it has seen other images"
-    return "it has seen other images and is not trained further"
+    given = options.get("pretrained") or options.get("weights")
+    if not in_closed_form(str(options["method"])) or not given:
+        return f"for pictures of this size on this machine ({kind})"
+    adapts = first and options.get("adapt", "no") != "no"
+    return "it has seen other images" + ("" if adapts else " and is not trained further")
 
 
-def _why_flip(config: RunConfig, colors: Colors | None) -> str:
+def _why_flip(flip: bool, colors: Colors | None) -> str:
     """Say why mirrored pictures are learned too, or not."""
-    if config.flip:
+    reason = "mirrored ones are predicted as another class"
+    if flip:
         reason = "mirrored ones stay in their class"
     elif colors is not None and colors.grey:
         reason = "gray pictures are often writing"
-    else:
-        reason = "mirrored ones are predicted as another class"
     return f"learn mirrored pictures too? {reason}"
 
 

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from geodl.app import state as states
 from geodl.app.choices import checked
@@ -17,17 +17,23 @@ from geodl.core.files import as_path, is_directory, remove, unlink
 from geodl.data.images import Images
 from geodl.data.intake import take
 from geodl.learning.saving import model_directory
-from geodl.model.predictions import Predictions
-from geodl.model.recognizer import Recognizer
-from geodl.store import Directory, exists, remove_directory
+from geodl.model.recognizer import Predicting, Recognizer
+from geodl.store import Directory, exists, remove_directory, stamp
 
 if TYPE_CHECKING:
-    from geodl.app.doubts import Doubt
     from geodl.app.kept import Kept
     from geodl.app.learned import Learned
 
 
-class IncrementalClassifier:
+class _Loaded(NamedTuple):
+    """A state that was read, its version, and the stamp of the directory before that."""
+
+    stamp: tuple[int, int, int] | None
+    version: Any
+    state: State
+
+
+class IncrementalClassifier(Predicting):
     """A model in a directory that learns new classes without the old images.
 
     The first `learn` creates the directory. Several processes may read it while one writes.
@@ -38,12 +44,12 @@ class IncrementalClassifier:
 
     def __init__(self, path: str | Path) -> None:
         self.path = as_path(path, "model")
-        self._loaded: tuple[Any, State] | None = None
+        self._loaded: _Loaded | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of all classes, in the order in which they were learned."""
-        return tuple(self._state().names)
+        return tuple(self.state().names)
 
     def learn(
         self,
@@ -75,7 +81,7 @@ class IncrementalClassifier:
             strict: raise a DataError for the first image that cannot be used, instead of skipping it.
             listener: called with each event (`geodl.core.events`).
             stop: asked after each step of training whether to stop; `Interrupted` is raised then.
-            confirm: asked with an estimate in seconds before a training that takes over two minutes.
+            confirm: asked with an estimate in seconds before a training, or early in reading, that takes over two minutes.
             options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
 
         Returns:
@@ -83,7 +89,7 @@ class IncrementalClassifier:
             resumes when it is called again with the same images and options.
         """
         # Here, so that predicting never loads what trains.
-        from geodl.app.learned import already_learned
+        from geodl.app.learned import figures
         from geodl.app.learning import LearnStep
         from geodl.app.series import way_of_grouping
 
@@ -93,7 +99,7 @@ class IncrementalClassifier:
         wanted, group_by = checked(options), way_of_grouping(group_by)
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
-        intake = take(images, labels, classes, strict=strict)
+        intake = take(images, labels, classes, strict=strict, series=group_by == "folder")
         made = not exists(self.path)
         store = self.directory() if exists(self.path) else model_directory(self.path)
         self._refuse_run(store)
@@ -101,7 +107,7 @@ class IncrementalClassifier:
             with store.lock():
                 last = states.load(store)
                 if last is not None and last.learned == intake.key and not again:
-                    return already_learned(last, repeatable=not last.stored_sums)
+                    return figures(last, last, repeatable=not last.stored_sums)
                 return LearnStep(
                     store,
                     last,
@@ -118,47 +124,14 @@ class IncrementalClassifier:
         except Interrupted:
             raise
         except GeodlError:
-            if made and store.completed() == 0:
-                remove_directory(self.path)
+            if made:
+                with suppress(StoreError):  # another process writes it by now
+                    remove_directory(self.path, unless_learned=True)
             raise
-
-    def predict(
-        self,
-        images: Any,
-        *,
-        classifier: str | None = None,
-        accelerator: str = "auto",
-        top: int = 1,
-        threshold: float | None = None,
-        strict: bool = False,
-        workers: int | None = None,
-        listener: Listener = ignore,
-    ) -> Predictions:
-        """Predict the classes of images, in order.
-
-        Args:
-            images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of these.
-            classifier: its name; None: the preferred one of the model.
-            accelerator: auto, cpu or cuda.
-            top: how many of the likeliest classes each prediction names.
-            threshold: `score` below which an image is unknown; -inf: none is; None: as fitted.
-            strict: raise a DataError for the first image that cannot be read, instead of skipping it
-                and naming it in `skipped`.
-            workers: threads that decode images; None: one more than torch uses.
-            listener: called with each event (`geodl.core.events`).
-        """
-        return self.recognizer(classifier, accelerator).predict(
-            images,
-            top=top,
-            threshold=threshold,
-            strict=strict,
-            workers=workers,
-            listener=listener,
-        )
 
     def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
         """Return what predicts from the last complete state, for many calls; later steps do not change it."""
-        return self._state().model.recognizer(classifier, accelerator=accelerator)
+        return self.state().model.recognizer(classifier, accelerator=accelerator)
 
     def directory(self) -> Directory:
         """Open the model's directory; where there is none, the StoreError says how to make it."""
@@ -168,6 +141,27 @@ class IncrementalClassifier:
             )
         return Directory(self.path)
 
+    def state(self) -> State:
+        """Return the last complete state; it is read again only where the model has changed."""
+        seen, loaded = stamp(self.path), self._loaded
+        if loaded is not None and seen is not None and seen == loaded.stamp:
+            return loaded.state
+        store = self.directory()
+        version = store.version
+        if version is None:
+            hint = (
+                f"; `geodl redo {self.path}` brings back what was taken back"
+                if store.undone()
+                else ""
+            )
+            raise StoreError(
+                f"{self.path} has learned nothing yet; `geodl learn {self.path} FOLDER` teaches it{hint}"
+            )
+        found = loaded.state if loaded and loaded.version == version else states.load(store)
+        assert found is not None
+        self._loaded = _Loaded(seen, version, found)
+        return found
+
     @property
     def version(self) -> Any:
         """What tells the last complete state from any other; None where nothing is learned yet."""
@@ -176,19 +170,19 @@ class IncrementalClassifier:
     @property
     def validation(self) -> Images | None:
         """The stored validation images, labels being positions in `classes`; None where none are stored."""
-        return self._state().validation
+        return self.state().validation
 
     def kept(self) -> "list[Kept]":
         """Return the images with doubtful classes, as `doubtful` does, and all other pictures that the model keeps."""
         from geodl.app.kept import kept
 
-        return kept(self._state())
+        return kept(self.state())
 
     def kept_picture(self, key: str) -> tuple[Images, int]:
         """Return the images among which a kept picture is, by its id, and its place there."""
         from geodl.app.kept import find
 
-        return find(self._state(), key)
+        return find(self.state(), key)
 
     def evaluate(
         self,
@@ -204,8 +198,8 @@ class IncrementalClassifier:
     ) -> Evaluation:
         """Measure accuracy on labelled images, given as for `learn`; unknown classes are skipped."""
         return evaluated(
-            self._state(),
-            take(images, labels, classes, strict=strict),
+            self.state(),
+            take(images, labels, classes, strict=strict, series=True),
             classifier=classifier,
             strict=strict,
             accelerator=accelerator,
@@ -218,7 +212,7 @@ class IncrementalClassifier:
         from geodl.app.about import describe
 
         store = self.directory()
-        return describe(store, self._state())
+        return describe(store, self.state())
 
     def undo(self) -> dict[str, Any]:
         """Undo the last step (learn, rename, remove, relabel or forget); return its record.
@@ -241,7 +235,7 @@ class IncrementalClassifier:
     def rename(self, old: str, new: str) -> None:
         """Give a class another name."""
         with self._writing() as store:
-            states.save(store, states.renamed(self._state(), old, new))
+            states.save(store, states.renamed(self.state(), old, new))
             store.events("renamed", phase=store.completed() - 1, old=old, new=new)
 
     def remove(self, name: str, *, for_good: bool = False) -> str:
@@ -253,8 +247,8 @@ class IncrementalClassifier:
                 was removed before, too.
         """
         with self._writing() as store:
-            stays = states.traces(self._state(), name)
-            rest = states.without(self._state(), name, again=for_good)
+            stays = states.traces(self.state(), name)
+            rest = states.without(self.state(), name, again=for_good)
             if (
                 for_good
             ):  # first what is beside the states: where that fails, the model is as before
@@ -265,14 +259,14 @@ class IncrementalClassifier:
             store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
         return stays
 
-    def doubtful(self) -> "tuple[Doubt, ...]":
+    def doubtful(self) -> "tuple[Kept, ...]":
         """Return the learned images whose labels the rest of the data contradicts, the surest mistakes first.
 
         `relabel` moves one, or confirms its class; `forget` removes it.
         """
-        from geodl.app.doubts import doubtful
+        from geodl.app.kept import doubtful
 
-        return doubtful(self._state())
+        return doubtful(self.state())
 
     def relabel(self, image: Any, label: str) -> dict[str, Any]:
         """Move learned images to another known class, as if they had been learned so from the start; return the step's record.
@@ -281,13 +275,13 @@ class IncrementalClassifier:
         model in closed form can.
 
         Args:
-            image: as for `predict`, the name of a learned image, `Doubt.image`, or a list of these.
+            image: as for `predict`, the name of a learned image, `Kept.id`, or a list of these.
             label: the class.
         """
         from geodl.app.mending import relabelled
 
         with self._writing() as store:
-            found = relabelled(self._state(), image, label)
+            found = relabelled(self.state(), image, label)
             states.save(store, found)
             store.events("relabelled", phase=store.completed() - 1, name=label)
             return dict(found.history[-1])
@@ -300,7 +294,7 @@ class IncrementalClassifier:
         from geodl.app.mending import forgotten
 
         with self._writing() as store:
-            rest = forgotten(self._state(), images)
+            rest = forgotten(self.state(), images)
             states.save(store, rest)
             number = int(rest.history[-1]["images"])
             store.events("forgotten", phase=store.completed() - 1, images=number)
@@ -313,7 +307,7 @@ class IncrementalClassifier:
         file = as_path(path, "file")
         if os.path.lexists(file) and not force:
             raise ConfigError(f"{file} is there already; --force replaces it")
-        return export(self._state().model, file, self._state().pictures)
+        return export(self.state().model, file, self.state().pictures)
 
     def export_web(
         self, path: str | Path, *, runtime: str | Path | None = None, force: bool = False
@@ -327,13 +321,13 @@ class IncrementalClassifier:
 
         place = None if runtime is None else as_path(runtime, "runtime")
         name, folder = self.path.resolve().name, as_path(path, "folder")
-        state = self._state()
+        state = self.state()
         return export_web(state.model, folder, name, place, force, state.pictures)
 
     @property
     def unfinished(self) -> bool:
         """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
-        return self.directory().load_progress() is not None
+        return self.directory().unfinished
 
     def give_up(self) -> None:
         """Give up a learn step that was stopped: how far it came is forgotten, the model is as before it."""
@@ -346,25 +340,6 @@ class IncrementalClassifier:
         self._refuse_run(store)
         with store.lock():
             yield store
-
-    def _state(self) -> State:
-        """Return the last complete state; read it again if it is not the one read before."""
-        store = self.directory()
-        version = store.version
-        if version is None:
-            hint = (
-                f"; `geodl redo {self.path}` brings back what was taken back"
-                if store.undone()
-                else ""
-            )
-            raise StoreError(
-                f"{self.path} has learned nothing yet; `geodl learn {self.path} FOLDER` teaches it{hint}"
-            )
-        if self._loaded is None or self._loaded[0] != version:
-            found = states.load(store)
-            assert found is not None
-            self._loaded = (version, found)
-        return self._loaded[1]
 
     def _refuse_run(self, store: Directory) -> None:
         """Refuse to change a run: one can predict with it, but it is the record of an experiment."""

@@ -1,8 +1,11 @@
 """A model as one ONNX file: normalization of colors, network, classifiers and labels inside, and checked."""
 
+import importlib.util
+import io
 import json
 import logging
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from geodl.core.cache import CONVERTED, Cache
 from geodl.core.decoding import GRAY
-from geodl.core.errors import ConfigError, MissingExtraError, TrainingError
+from geodl.core.errors import ConfigError, MissingExtraError, StoreError, TrainingError
 from geodl.core.files import atomic_write, make_directory
 from geodl.core.keys import derive
 from geodl.core.text import UNKNOWN
@@ -21,28 +25,42 @@ from geodl.data.squares import squares
 from geodl.model.features import Features
 from geodl.model.model import Model
 from geodl.nets import folded
+from geodl.nets.backbone import PlainBackbone
 
 TOLERANCE = 1e-4
 CHECKED = 20
 """Images that the file is checked with: more than the two that the graph is traced with, so that the batch size is seen to be free."""
+FEW = 3
+"""Images that a graph for the cache is checked with."""
+KEPT = 8
+"""Converted models in the cache."""
+SCORE = "score"
+NEEDED = ("onnx", "onnxruntime")
+"""Packages that writing and checking a graph needs."""
+_log = logging.getLogger("geodl")
 
 
 class Exported(nn.Module):
-    """From pixels to confidences: the model's own classifiers as one graph."""
+    """From pixels to confidences: the model's own classifiers as one graph.
+
+    quick: the default classifier alone, with its score (`Answers.measure`), as `geodl.app.quick` reads it.
+    """
 
     factor: Tensor
     offset: Tensor
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, quick: bool = False) -> None:
         super().__init__()
         ranked = sorted(model.classifiers.values(), key=lambda each: each.preference)
+        ranked = [model.default] if quick else ranked
         self.scorers = {each.name: each.scorer(model.network) for each in ranked}
         self.default = model.default.name
-        self.rejects = model.default.rejects
+        self.rejects, self.quick = model.default.rejects, quick
         levels = [name for scorer in self.scorers.values() for name in scorer.levels]
         self.levels = tuple(dict.fromkeys(levels))
         self.network = folded(model.network).cpu()  # predicting may have moved it to a GPU
         transform = model.transform
+        self.network.backbone.fix_size(transform.size)
         # As in the batches: x / (255 std) - mean / std.
         mean, std = (torch.tensor(part)[:, None, None] for part in (transform.mean, transform.std))
         self.register_buffer("factor", 1 / (255 * std))
@@ -51,19 +69,24 @@ class Exported(nn.Module):
     @property
     def outputs(self) -> list[str]:
         """The names of what `forward` returns."""
+        if self.quick:
+            return [self.default, SCORE]
         return [*self.scorers, *([UNKNOWN] if self.rejects else [])]
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Map pixels: uint8 (B, 3, size, size) to each classifier's confidences (B, C).
 
-        Where the default classifier rejects images, unknown: bool (B,) comes last.
+        Where the default classifier rejects images, unknown: bool (B,) comes last; of a quick graph its score (B,).
         """
         x = pixels.float() * self.factor - self.offset
         mirrors = any(scorer.mirrors for scorer in self.scorers.values())
         seen = [x, x.flip(3)] if mirrors else [x]
         views = [self._features(view.contiguous()) for view in seen]
         found = {name: scorer.answers(*views) for name, scorer in self.scorers.items()}
-        strange = [found[self.default].unknown] if self.rejects else []
+        default = found[self.default]
+        if self.quick:
+            return default.probabilities, default.measure
+        strange = [default.unknown] if self.rejects else []
         return (*(each.probabilities for each in found.values()), *strange)
 
     def _features(self, x: Tensor) -> Features:
@@ -78,19 +101,11 @@ def export(model: Model, path: Path, pictures: Images | None = None) -> dict[str
     """
     if path.suffix.lower() != ".onnx":
         raise ConfigError(f"export to {path}: the file must end in .onnx")
-    try:
-        import onnx
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("onnx", "export") from error
+    if not can_export():
+        raise MissingExtraError("onnx", "export")
     graph = Exported(model).eval()
     make_directory(path.parent)  # before tracing, which takes its time
-    file = onnx.load_from_string(_traced(graph, model.transform.size))
-    for key, value in _metadata(model, graph).items():
-        entry = file.metadata_props.add()
-        entry.key, entry.value = key, value
-    data = file.SerializeToString()
+    data = _file(model, graph)
     pixels, real = _pixels(model.transform, pictures)
     difference = _compare(model, graph, data, pixels)
     atomic_write(path, data)
@@ -104,38 +119,93 @@ def export(model: Model, path: Path, pictures: Images | None = None) -> dict[str
     }
 
 
-def _traced(model: Exported, size: int) -> bytes:
-    pixels = torch.zeros(2, 3, size, size, dtype=torch.uint8)
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def can_export() -> bool:
+    """Return whether the packages that exporting needs are installed."""
+    return all(map(importlib.util.find_spec, NEEDED))
+
+
+def keep_converted(model: Model, name: str) -> None:
+    """Put the graph that `geodl.app.quick` predicts by into the cache under a name.
+
+    Where there can be none, the entry is empty, so that nobody tries again; nothing is lost but time.
+    """
+    if not can_export():
+        return
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter(
-                "ignore"
-            )  # torch's own, about its own exporter: nothing a user could do
-            model(
-                pixels
-            )  # the expansion draws its weights at the first use: not while it is traced
-            program = torch.onnx.export(
-                model,
-                (pixels,),
-                dynamo=True,
-                input_names=["pixels"],
-                output_names=model.outputs,
-                dynamic_shapes={"pixels": {0: torch.export.Dim("batch", min=1)}},
-                verbose=False,
-            )
-    finally:
-        logger.setLevel(level)
-    assert program is not None
-    content: bytes = program.model_proto.SerializeToString()
+        graph = _converted(model)
+    except Exception as error:  # of a library that converts
+        _log.debug("not converted: %s", error)
+        graph = b""
+    with suppress(StoreError):
+        Cache().write(name, graph)
+        Cache().keep_latest(CONVERTED, KEPT)
+
+
+def _converted(model: Model) -> bytes:
+    """Return the graph of the default classifier; b"" where its code, or the square that it sees, is not fixed here."""
+    parts = (model.network.backbone, model.default)
+    ours = all(type(each).__module__.startswith("geodl.") for each in parts)
+    transform = model.transform
+    if not ours or isinstance(parts[0], PlainBackbone) or transform.shorter_side != transform.size:
+        return b""
+    graph = Exported(model, quick=True).eval()
+    data = _file(model, graph)
+    _compare(model, graph, data, _pixels(transform, None)[0][:FEW])
+    return data
+
+
+def _file(model: Model, graph: Exported) -> bytes:
+    """Return a graph with what is known of it as an ONNX file."""
+    import onnx
+
+    file = onnx.load_from_string(_traced(graph, model.transform.size))
+    _share_constants(file.graph)
+    for key, value in _metadata(model, graph).items():
+        file.metadata_props.add(key=key, value=value)
+    content: bytes = file.SerializeToString()
     return content
+
+
+def _traced(model: Exported, size: int) -> bytes:
+    """Return the ONNX graph, for any number of images."""
+    pixels, file = torch.zeros(2, 3, size, size, dtype=torch.uint8), io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        # torch prefers its other exporter, which takes fifteen times as long; all sizes but the batch's are fixed.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
+        model(pixels)  # the expansion draws its weights at the first use: not while it is traced
+        torch.onnx.export(
+            model,
+            (pixels,),
+            file,  # type: ignore[arg-type]  # which it takes
+            dynamo=False,
+            input_names=["pixels"],
+            output_names=model.outputs,
+            dynamic_axes={name: {0: "batch"} for name in ("pixels", *model.outputs)},
+            opset_version=17,
+        )
+    return file.getvalue()
+
+
+def _share_constants(graph: Any) -> None:
+    """Let equal constants be one: an image and its mirrored copy pass the same large weights."""
+    first: dict[bytes, str] = {}
+    names: dict[str, str] = {}
+    nodes = []
+    for node in graph.node:
+        if node.op_type == "Constant":
+            content = node.attribute[0].SerializeToString(deterministic=True)
+            names[node.output[0]] = first.setdefault(content, node.output[0])
+        if names.get(node.output[0]) in (None, node.output[0]):
+            node.input[:] = [names.get(each, each) for each in node.input]
+            nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def _metadata(model: Model, graph: Exported) -> dict[str, str]:
     transform, size = model.transform, model.transform.size
-    meanings = {name: each.meaning for name, each in model.classifiers.items()}
+    meanings = {name: model.classifiers[name].meaning for name in graph.scorers}
     outputs = {name: f"confidences (batch, classes): {each}" for name, each in meanings.items()}
     found = {
         "labels": json.dumps(model.classes, ensure_ascii=False),
@@ -190,9 +260,11 @@ def _compare(model: Model, graph: Exported, data: bytes, pixels: Tensor) -> floa
         recognizer = replace(model.recognizer(name), transform=transform)
         ours = recognizer.answers(images)
         worst = max(worst, float((theirs[name] - ours.probabilities).abs().max()))
+        if graph.quick:
+            worst = max(worst, float((theirs[SCORE] - ours.measure).abs().max()))
         # Nearer to the threshold rounding may decide.
         clear = (ours.measure - recognizer.scorer.threshold).abs() > TOLERANCE
-        rejects = graph.rejects and name == graph.default
+        rejects = UNKNOWN in theirs and name == graph.default
         if rejects and not torch.equal(theirs[UNKNOWN][clear], ours.unknown[clear]):
             raise TrainingError("not written: the file calls other images unknown than the model")
     if not worst <= TOLERANCE:

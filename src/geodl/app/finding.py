@@ -1,6 +1,5 @@
 """Which learned images a person means: by files, arrays, names, or the identity of each."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from geodl.app.kept import IDENTITY
 from geodl.app.ledger import UNKNOWN_KEY
 from geodl.app.state import State
 from geodl.core.errors import ConfigError, DataError
@@ -16,9 +16,6 @@ from geodl.data.images import ArrayImages, Images, short_hashes
 from geodl.data.intake import as_images
 from geodl.data.squares import squares
 from geodl.model.classifiers import ClosedForm
-
-IDENTITY = re.compile("[0-9a-f]{16}")
-"""How `Doubt.image` names a learned image."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ def closed_form(state: State) -> ClosedForm:
 
 
 def find(state: State, given: Any) -> Found:
-    """Return learned images, each once: of files, arrays, names, or what `Doubt.image` says."""
+    """Return learned images, each once: of files, arrays, names, or what `Kept.id` says."""
     kept = closed_form(state).kept_labels() is not None
     keys: dict[int, int] = {}  # by the place of an image
     pixels: dict[int, Tensor] = {}
@@ -48,7 +45,10 @@ def find(state: State, given: Any) -> Found:
         if place is not None and kept:
             keys[place] = int(state.ledger.keys[place])
             continue
-        squares = _pixels(state, part) if place is None else _stored(state, place)
+        if place is None:
+            squares = _pixels(state, part)
+        else:
+            squares = _stored(state, int(state.ledger.keys[place]))
         if not len(squares):
             continue
         pictures = ArrayImages(squares, torch.zeros(len(squares), dtype=torch.int64))
@@ -85,7 +85,7 @@ def _pixels(state: State, given: Any) -> Tensor:
     if named and not Path(given).exists():
         if len(named) > 1:
             raise DataError(f"{given}: {len(named)} stored images have this name; give the file")
-        return _stored_under(state, named[0])
+        return _stored(state, named[0])
     pictures, names, problems = as_images(given if hasattr(given, "shape") else [given])
     parts = [torch.empty(0, 3, state.transform.size, state.transform.size, dtype=torch.uint8)]
     bad = list(problems)
@@ -105,18 +105,13 @@ def _stored_keys(state: State, given: str) -> list[int]:
     return [key for key, source in zip(keys, state.stored.values(), strict=True) if source == given]
 
 
-def _stored(state: State, place: int) -> Tensor:
-    """Return the pixels (1, 3, size, size) of a learned image."""
-    return _stored_under(state, int(state.ledger.keys[place]))
-
-
-def _stored_under(state: State, key: int) -> Tensor:
-    for images in (state.validation, state.model.memory.images):
-        keys = [] if images is None else short_hashes(images.item_digests()).tolist()
-        if images is not None and key in keys:
-            seen = state.transform
-            return resized(images.select([keys.index(key)]), seen.size, whole=seen.whole).pixels
-    raise DataError("the image is not stored; give the file")
+def _stored(state: State, key: int) -> Tensor:
+    """Return the pixels (1, 3, size, size) of a kept picture."""
+    found, seen = state.picture(key), state.transform
+    if found is None:
+        raise DataError("the image is not stored; give the file")
+    images, row = found
+    return resized(images.select([row]), seen.size, whole=seen.whole).pixels
 
 
 def _places(state: State, pictures: ArrayImages) -> Tensor:

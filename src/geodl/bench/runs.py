@@ -59,7 +59,7 @@ def summarize(path: Path) -> RunSummary:
             result = _headline(run.phase(-1).json("metrics.json"), path)
         finished = done == run.phases
         if run.phases is None:
-            finished = done > 0 and run.load_progress() is None
+            finished = done > 0 and not run.unfinished
     except StoreError as error:
         return RunSummary(path, "damaged", done, run.phases, result, str(error))
     state = "complete" if finished else "interrupted"
@@ -74,7 +74,7 @@ def _headline(metrics: Mapping[str, Any], path: Path) -> str | None:
         if not known:
             return None
         name = default_classifier(known)
-        return f"{known[name]:.1f} % on {count(classes, 'class')} ({titles()[name]})"
+        return f"{known[name]:.1f} % on {count(classes, 'class')} ({titles().get(name, name)})"
 
 
 def list_runs(root: Path) -> list[RunSummary]:

@@ -4,7 +4,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from geodl.bench.report.results import Estimate, Setting
 from geodl.bench.runs import RunSummary
 from geodl.bench.sweep import slurm
 from geodl.bench.sweep.jobs import Job, bases_first, check
-from geodl.bench.sweep.runner import Engine, JobStates, Local, run_all
+from geodl.bench.sweep.runner import Engine, Local, run_all
 from geodl.bench.sweep.status import status_of
 from geodl.bench.work import Progress
 from geodl.cli.display import Display, Stopper, console, plain, say, table
@@ -275,7 +275,7 @@ class Board:
         self.labels = {job.out: job.label for job in jobs}
         self._began: dict[Path, float] = {}
         self._took: list[float] = []
-        self._over: set[Job] = set()
+        self._running: list[Job] = []
         self._looked = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
@@ -291,18 +291,16 @@ class Board:
         """Take the table away: what it showed last is said in lines."""
         self._live.stop()
 
-    def __call__(self, states: JobStates) -> None:
-        """Hear how the runs stand; look at the directories of those that run, once a second."""
-        ended = {job for job, state in states.items() if state in ("complete", "failed")}
-        over = ended - self._over
+    def __call__(self, running: Collection[Job]) -> None:
+        """Hear which runs are under way; look at their directories once a second, and when one ends."""
+        over = [job for job in self._running if job not in running]
+        self._running = list(running)
         if not over and time.monotonic() - self._looked < 1:
             return
         self._looked = time.monotonic()
-        for job, state in states.items():
-            if state == "running" or job in over:
-                self._update(job.out, status_of(job))
+        for job in (*over, *running):
+            self._update(job.out, status_of(job))
         for job in over:
-            self._over.add(job)
             self._took.append(time.monotonic() - self._began.pop(job.out, time.monotonic()))
         if self._live.is_started:
             self._live.update(self.table(), refresh=True)

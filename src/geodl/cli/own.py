@@ -51,7 +51,11 @@ class Reading:
         "auto"
     )
     workers: Annotated[
-        int | None, Parameter(help="Threads that decode images; unset: chosen.", group=_MACHINE)
+        int | None,
+        Parameter(
+            help="Threads that decode images; 0: the main thread does; unset: chosen.",
+            group=_MACHINE,
+        ),
     ] = None
 
 
@@ -96,7 +100,7 @@ _LEARN: dict[str, tuple[Any, str]] = {
         int,
         "CPU threads; unset: the cores there are, at most OMP_NUM_THREADS; one for tiny images.",
     ),
-    "workers": (int, "Threads that decode images; unset: chosen."),
+    "workers": (int, "Threads that decode images; 0: the main thread does; unset: chosen."),
     "accelerator": (Device, "Where the network runs."),
 }
 

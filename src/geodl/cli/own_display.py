@@ -67,7 +67,7 @@ class LearnWatch(Display):
 
     def _estimated(self, event: events.TimeEstimated) -> None:
         if event.seconds > 10:
-            say(f"this will take about {duration(event.seconds)} (estimated from a few steps)")
+            say(f"this will take about {duration(event.seconds)} (estimated)")
 
     def _features(self, event: events.FeaturesTaken) -> None:
         if not self.training:  # in closed form this is all
@@ -78,11 +78,13 @@ class LearnWatch(Display):
         self.advance("learning", events.part_of(event, self._stage), 1.0, state)
 
     def confirm(self, seconds: float) -> bool:
-        """Ask a person at a terminal whether to start a training that takes so long."""
+        """Ask a person at a terminal whether to go on with what takes so long."""
         if self.quiet or not sys.stdin.isatty() or not console.is_terminal:
             return True
         self.bar.stop()
-        answer = console.input(f"Train for about {duration(seconds)}? [y/N] ", markup=False)
+        answer = console.input(
+            f"This takes about {duration(seconds)}. Continue? [y/N] ", markup=False
+        )
         self.bar.start()
         return answer.strip().lower() in ("y", "yes")
 
@@ -269,18 +271,15 @@ def say_evaluation(found: "Evaluation") -> None:
     say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{more}", "bold")
     for step, value in found.per_step.items():
         say(f"  classes learned in step {step}: {percent(value)}")
-    totals = confusion.counts.sum(dim=1).tolist()
-    counts = dict(zip(confusion.classes, totals, strict=True))
-    order = sorted(filter(counts.get, counts), key=lambda name: found.per_class[name] or 0.0)
-    rows = [(name, counts[name], percent(found.per_class[name])) for name in order[:SHOWN]]
-    say(table("class", ">images", ">accuracy", rows=rows))
-    _say_more(len(order), "better class")
-    mistakes = confusion.mistakes(10)
+    known = [row for row in confusion.weakest if row.judged]
+    shown = [(row.name, row.judged, percent(row.accuracy)) for row in known[:SHOWN]]
+    say(table("class", ">images", ">accuracy", rows=shown))
+    _say_more(len(known), "better class")
+    rows, mistakes = confusion.rows, confusion.mistakes(10)
     if mistakes:
         say("most frequent confusions:")
     for i, j, number in mistakes:
-        names = confusion.classes
-        say(f"  {names[i]} predicted as {names[j]}: {number} of {totals[i]}")
+        say(f"  {rows[i].name} predicted as {rows[j].name}: {number} of {rows[i].judged}")
 
 
 # ------------------------------------------------------------------------------------------------------------ info

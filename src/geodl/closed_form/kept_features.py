@@ -1,7 +1,7 @@
 """Ridge regression where the features of all images are kept: levels and ridge are chosen at each fit."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -180,20 +180,44 @@ def _judged(
 ) -> tuple[Dual, Judgement]:
     """Judge each image by the fit without its series; return the fit with offsets too."""
     labels, counts = data.labels, torch.bincount(data.labels, minlength=dual.targets.shape[1])
-    known = judged(labels, groups, data.adapted)
-    scores = dual.leave_out(groups)[known]
-    offsets = class_offsets(scores, labels[known], counts)
+    known, every = judged(labels, groups, data.adapted), torch.arange(len(labels))
+    found, (dual,) = judge([(every, dual)], data, groups, counts, known, novelty)
+    if len(torch.unique(labels)) > 2:  # without a class of two nothing can be told apart
+        near = stranger_nearness(data.z[novelty.level], labels, novelty.sums).double()
+        others = torch.stack([dual.strangers(labels), near], dim=1)
+        found = replace(found, strangers=others[known])
+    return dual, found
+
+
+def judge(
+    duals: Sequence[tuple[Tensor, Dual]],
+    data: KeptFeatures,
+    groups: Tensor,
+    counts: Tensor,
+    known: Tensor,
+    novelty: Novelty | None,
+) -> tuple[Judgement, list[Dual]]:
+    """Judge the `known` images, (N,) bool, each by the fit without its series; return the fits with offsets too.
+
+    duals: fits, each with the rows of the images that are left out of it; groups: (N,), equal for images of one series;
+    counts: (classes,), images learned, as `novelty` knows them.
+    """
+    labels, fits, near = data.labels, [dual for _, dual in duals], None
+    scores = torch.zeros(len(labels), len(counts), dtype=torch.float64)
+    for rows, dual in duals:
+        scores[rows] = dual.leave_out(groups[rows])
+    offsets = class_offsets(scores[known], labels[known], counts)
     if offsets is not None:
         scores = scores + offsets
-        dual = replace(dual, targets=dual.targets + offsets)
-    deepest, sums = data.z[novelty.level], novelty.sums
-    near = left_out_nearness(deepest, labels, sums, groups)[known]
-    rows, gains = known.nonzero().squeeze(1), dual.gains(labels, groups)[known]
-    found = Judgement(labels[known], scores, near, offsets, rows, groups[known], gains)
-    if len(torch.unique(labels)) > 2:  # without a class of two nothing can be told apart
-        others = dual.strangers(labels), stranger_nearness(deepest, labels, sums).double()
-        found = replace(found, strangers=torch.stack(others, dim=1)[known])
-    return dual, found
+        fits = [replace(dual, targets=dual.targets + offsets) for dual in fits]
+    gains = torch.zeros(len(labels), dtype=torch.float64)
+    for (rows, _), dual in zip(duals, fits, strict=True):
+        gains[rows] = dual.gains(labels[rows], groups[rows])
+    if novelty is not None:
+        near = left_out_nearness(data.z[novelty.level], labels, novelty.sums, groups)[known]
+    places, series = known.nonzero().squeeze(1), groups[known]
+    found = Judgement(labels[known], scores[known], near, offsets, places, series, gains[known])
+    return found, fits
 
 
 def turned_classes(

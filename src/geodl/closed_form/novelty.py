@@ -182,7 +182,7 @@ class Novelty:
         score, nearness, both, odds = (
             Scale(*each) for each in shaped(tensors["scales"], "scales", 4, 2).tolist()
         )
-        slack = float(tensors.get("slack", SLACKS[0]))
+        slack = shaped(tensors["slack"], "slack").item() if "slack" in tensors else SLACKS[0]
         if slack not in SLACKS:
             raise ValueError(f"slack = {slack}: allowed values are {SLACKS}")
         measured = shaped(tensors["measured"], "measured", None, 2)

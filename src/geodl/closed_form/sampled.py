@@ -5,12 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from geodl.closed_form.dual import Dual, dual_of, targets_of
+from geodl.closed_form.dual import dual_of, targets_of
 from geodl.closed_form.expansion import Standardization
 from geodl.closed_form.fitted import Judgement
-from geodl.closed_form.kept_features import KeptFeatures
-from geodl.closed_form.novelty import Novelty, left_out_nearness
-from geodl.closed_form.offsets import class_offsets
+from geodl.closed_form.kept_features import KeptFeatures, judge
+from geodl.closed_form.novelty import Novelty
 from geodl.closed_form.primal import Primal
 from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import no_clues, series_of
@@ -77,30 +76,10 @@ def judge_by_sample(
     """Leave series of a sample out of a fit to sums that hold them. counts: (classes,), all images, as `novelty` knows them."""
     labels, groups = sample.labels, sample.clues[:, 0]
     h, targets = expand(sample.z), targets_of(labels, len(counts))
-    duals: dict[int, tuple[Tensor, Dual]] = {}
-    for label in torch.unique(labels).tolist():
-        rows = (labels == label).nonzero().squeeze(1)
-        duals[label] = rows, dual_of(solved, h[rows], targets[rows])
-    scores = torch.zeros_like(targets)
-    for rows, dual in duals.values():
-        scores[rows] = dual.leave_out(groups[rows])
+    each = [(labels == label).nonzero().squeeze(1) for label in torch.unique(labels)]
+    duals = [(rows, dual_of(solved, h[rows], targets[rows])) for rows in each]
     known = (counts[labels] > (groups.unsqueeze(1) == groups).sum(1)) & (len(counts) > 1)
     if sample.adapted is not None:
         known &= ~sample.adapted
-    offsets = class_offsets(scores[known], labels[known], counts)
-    if offsets is not None:
-        scores = scores + offsets
-        duals = {
-            label: (rows, replace(dual, targets=dual.targets + offsets))
-            for label, (rows, dual) in duals.items()
-        }
-    gains = torch.zeros(len(labels), dtype=torch.float64)
-    for rows, dual in duals.values():
-        gains[rows] = dual.gains(labels[rows], groups[rows])
-    near = None
-    if novelty is not None:
-        z = sample.z[novelty.level]
-        near = left_out_nearness(z, labels, novelty.sums, groups)[known]
-    return Judgement(
-        labels[known], scores[known], near, offsets, series=groups[known], gains=gains[known]
-    )
+    found, _ = judge(duals, sample, groups, counts, known, novelty)
+    return replace(found, rows=None)  # the images are not those of the phase

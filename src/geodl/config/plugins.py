@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import traceback
 from collections.abc import Iterable
 from hashlib import sha256
 from importlib import import_module
@@ -11,7 +10,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from geodl.core.errors import ConfigError
-from geodl.core.text import one_line
+from geodl.core.text import one_line, raised
 
 GROUP = "geodl.plugins"
 """The entry points by which an installed package announces modules that register parts."""
@@ -35,9 +34,7 @@ def import_parts(names: Iterable[str]) -> None:
         try:
             _run(path) if path else import_module(name)
         except Exception as error:
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
-            raise ConfigError(f"import = {name}: {one_line(reason, 500)}") from error
+            raise ConfigError(f"import = {name}: {raised(error)}") from error
         IMPORTED.append(place)
 
 

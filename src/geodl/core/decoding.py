@@ -247,19 +247,27 @@ def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
     return rgb
 
 
-def fitted(
-    image: Image.Image, size: int, shorter_side: int | None = None, *, whole: bool = False
-) -> Image.Image:
-    """Return the center of a picture whose shorter side is resized to `shorter_side`, unset: `size`; or all of it, letterboxed."""
+def as_square(
+    decode: Callable[[int], Image.Image],
+    size: int,
+    shorter_side: int | None = None,
+    *,
+    whole: bool = False,
+) -> NDArray[np.uint8]:
+    """Return a picture as a network sees it, (size, size, 3); decode: opens it `at_least` so large.
+
+    That is its center, the shorter side resized to `shorter_side`, unset: `size`; or all of it, letterboxed.
+    """
     side = shorter_side or size
+    image = decode(DETAIL * side)
     if image.size == (size, size) and side == size:
-        return image
+        return np.asarray(image)
     if whole:
-        return letterboxed(image, size)
+        return np.asarray(letterboxed(image, size))
     length = min(image.size) * size / side
     left, top = (image.width - length) / 2, (image.height - length) / 2
     box = (left, top, left + length, top + length)
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
 def letterboxed(image: Image.Image, size: int) -> Image.Image:

@@ -1,10 +1,16 @@
 """What training and prediction run on."""
 
+import ctypes
 import os
+from contextlib import suppress
 
 import torch
 
 from geodl.core.errors import ConfigError
+
+LARGE = 4 << 20
+"""Bytes of a block of memory that is worth returning at once."""
+_MMAP_THRESHOLD = -3  # of glibc's mallopt
 
 
 def device_kind(accelerator: str) -> str:
@@ -48,3 +54,11 @@ def available_cores() -> int:
     )
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(wanted)) if wanted.isdigit() and int(wanted) else cores
+
+
+def return_memory() -> None:
+    """Have freed memory returned to the system, from now on each large block at once: glibc keeps hundreds of megabytes."""
+    with suppress(AttributeError, OSError, TypeError):  # other C libraries
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_MMAP_THRESHOLD, LARGE)
+        libc.malloc_trim(0)

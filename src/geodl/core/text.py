@@ -1,6 +1,7 @@
 """Text for people: names from elsewhere (classes, files, folders) made safe to show, numbers in words."""
 
 import re
+import traceback
 from collections.abc import Sequence
 
 UNKNOWN = "unknown"
@@ -14,6 +15,12 @@ _HIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 def printable(text: str) -> str:
     r"""Return the text with every character that would act instead of being shown as its escape: ``\x1b``, ``\u202e``."""
     return _HIDDEN.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
+
+
+def raised(error: BaseException) -> str:
+    """Return kind, words and place of an error in code that is not geodl's, in one line."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return one_line(f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})", 500)
 
 
 def one_line(error: object, most: int = 300) -> str:

@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from geodl.config import RunConfig
-from geodl.core.decoding import DETAIL, fitted
+from geodl.core.decoding import as_square
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.keys import derive
 from geodl.data.images import ArrayImages, Images, insist_on_images
@@ -281,8 +281,9 @@ def _square(
     """Decode image i and bring it to (size, size, 3): the center, or a random part if training wants that."""
     size, side = transform.size, transform.shorter_side
     if transform.crop != "resized" or numbers is None:
-        image = images.decode(i, at_least=DETAIL * side)
-        return np.asarray(fitted(image, size, side, whole=transform.whole))
+        return as_square(
+            lambda least: images.decode(i, at_least=least), size, side, whole=transform.whole
+        )
     # Enough detail for the smallest part that may be magnified to `size`.
     image = images.decode(i, at_least=math.ceil(size / math.sqrt(SCALE[0])))
     box = random_box(image.width, image.height, numbers)

@@ -32,6 +32,9 @@ from geodl.data.images import FileImages, Images, with_rows
 from geodl.data.names import fault, natural_key
 
 TEST_NAMES = ("test", "val", "validation")
+PARTS = (*TEST_NAMES, "train", "training", "testing", "valid", "dev", "eval")
+"""Names of the parts of a dataset."""
+OUTSIDE = "not inside a class folder"
 TWICE = "a link to a folder that is read already"
 AHEAD = 256
 """Files that the threads may be ahead of the one that is looked at."""
@@ -110,7 +113,7 @@ def _class_files(root: Path, skipped: Skips) -> Found:
         if name.startswith("."):
             continue
         if not entry.is_dir():
-            skipped.append((where, "not inside a class folder"))
+            skipped.append((where, OUTSIDE))
         elif reason := fault(name):
             skipped.append((where, f"no name of a class: {reason}"))
         elif entry.is_symlink() and identity(entry) in visited:

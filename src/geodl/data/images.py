@@ -7,9 +7,9 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from geodl.core.decoding import Item, Reference, check_header, open_image, read_bytes, shown
 from geodl.core.errors import DataError
+
+T = TypeVar("T")
 
 
 def positions_of(indices: Tensor | Sequence[int]) -> Tensor:
@@ -48,6 +50,10 @@ def _picked(clues: Tensor | None, positions: Tensor) -> Tensor | None:
     return None if clues is None else clues[positions]
 
 
+def _chosen(given: tuple[T, ...], positions: Tensor) -> tuple[T, ...]:
+    return tuple(given[i] for i in positions.tolist()) if given else ()
+
+
 def _check_labels(labels: Tensor, count: int) -> None:
     if labels.dtype != torch.int64 or labels.shape != (count,):
         given = f"{labels.dtype} {tuple(labels.shape)}"
@@ -59,13 +65,15 @@ class ArrayImages:
     """Images of one size in memory.
 
     pixels: uint8 (N, 3, H, W); labels: int64 (N,), positions in the class `names`, if these are known; clues: int64 (N, 5),
-    to which images are of one series (`geodl.closed_form.series`), if there are any.
+    to which images are of one series (`geodl.closed_form.series`), if there are any; digests: hashes of the squares that a
+    network sees of them, by which it knows an image, if these are known.
     """
 
     pixels: Tensor
     labels: Tensor
     names: tuple[str, ...] = ()
     clues: Tensor | None = None
+    digests: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
@@ -82,7 +90,8 @@ class ArrayImages:
         if torch.equal(positions, torch.arange(len(self))):  # all of them: not copied
             return self
         labels, clues = self.labels[positions], _picked(self.clues, positions)
-        return ArrayImages(self.pixels[positions], labels, self.names, clues)
+        digests = _chosen(self.digests, positions)
+        return ArrayImages(self.pixels[positions], labels, self.names, clues, digests)
 
     def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> ArrayImages:
         """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
@@ -103,7 +112,9 @@ class ArrayImages:
         return _hash(repr(tuple(self.pixels.shape)).encode(), _raw(self.pixels), _raw(self.labels))
 
     def item_digests(self) -> list[str]:
-        """Hash each image's size and pixels (sha256)."""
+        """Return the hashes of the squares, or those of each image's size and pixels (sha256)."""
+        if self.digests:
+            return list(self.digests)
         size = repr(tuple(self.pixels.shape[1:])).encode()
         return [_hash(size, _raw(image)) for image in self.pixels]
 
@@ -116,6 +127,7 @@ class FileImages:
     labels: Tensor
     names: tuple[str, ...] = ()
     clues: Tensor | None = None
+    digests: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_labels(self.labels, len(self.items))
@@ -123,14 +135,18 @@ class FileImages:
     def __len__(self) -> int:
         return len(self.items)
 
-    def select(self, indices: Tensor | Sequence[int]) -> FileImages:
+    def select(self, indices: Tensor | Sequence[int]) -> Self:
         """Return the images at these positions (or under this mask), in this order."""
         positions = positions_of(indices)
-        items = tuple(self.items[i] for i in positions.tolist())
-        labels, clues = self.labels[positions], _picked(self.clues, positions)
-        return FileImages(items, labels, self.names, clues)
+        return replace(
+            self,
+            items=_chosen(self.items, positions),
+            labels=self.labels[positions],
+            clues=_picked(self.clues, positions),
+            digests=_chosen(self.digests, positions),
+        )
 
-    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> FileImages:
+    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> Self:
         """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
         return replace(self, labels=mapping[self.labels], names=tuple(names))
 
@@ -147,8 +163,8 @@ class FileImages:
         return _hash("".join(self.item_digests()).encode(), _raw(self.labels))
 
     def item_digests(self) -> list[str]:
-        """Hash each file's contents (sha256)."""
-        return [_sha256(item).hex() for item in self.items]
+        """Return the hashes of the squares, or those of each file's contents (sha256)."""
+        return list(self.digests) or [_sha256(item).hex() for item in self.items]
 
 
 Images = ArrayImages | FileImages
@@ -174,16 +190,18 @@ def concat(parts: Sequence[Images]) -> Images:
         raise DataError("concat: no images given, at least one part needed")
     labels = torch.cat([part.labels for part in filled])
     names = max((part.names for part in filled), key=len)
+    known = filled if any(part.digests for part in filled) else []
+    digests = tuple(chain.from_iterable(part.item_digests() for part in known))
     arrays = [part.pixels for part in filled if isinstance(part, ArrayImages)]
     if len(arrays) == len(filled) and len({pixels.shape[2:] for pixels in arrays}) == 1:
-        return ArrayImages(torch.cat(arrays), labels, names)
+        return ArrayImages(torch.cat(arrays), labels, names, digests=digests)
     items: list[Item] = []
     for part in filled:
         if isinstance(part, FileImages):
             items += part.items
         else:
             items += (part.encoded(i) for i in range(len(part)))
-    return FileImages(tuple(items), labels, names)
+    return FileImages(tuple(items), labels, names, digests=digests)
 
 
 def with_rows(images: Images, classes: Sequence[str]) -> Images:

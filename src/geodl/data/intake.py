@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from geodl.core.files import is_folder
 from geodl.core.text import count, one_line
 from geodl.data.arrays import as_pixels
 from geodl.data.dataset import Skipped
-from geodl.data.folder import Skips, identity, scan_folder, walk
+from geodl.data.folder import PARTS, Skips, identity, scan_folder, walk
 from geodl.data.images import ArrayImages, FileImages, Images, pack
 from geodl.data.images import with_rows as with_rows  # beside `labelled`
 from geodl.data.listing import read_listing
@@ -56,7 +57,12 @@ class Intake:
 
 
 def take(
-    source: Any, labels: Any = None, classes: Sequence[str] | None = None, *, strict: bool = False
+    source: Any,
+    labels: Any = None,
+    classes: Sequence[str] | None = None,
+    *,
+    strict: bool = False,
+    series: bool = False,
 ) -> Intake:
     """Take labelled images of any kind.
 
@@ -66,6 +72,7 @@ def take(
         labels: one class name or number an image (`geodl.data.names.numbered` has the rule).
         classes: names for numbered labels.
         strict: raise a DataError for the first file that would be skipped.
+        series: folders inside class folders are series of images, whatever they are called.
     """
     if isinstance(source, Intake):
         return source
@@ -76,7 +83,7 @@ def take(
         if path.suffix.lower() in LISTINGS and not is_folder(path):
             images, names, skipped = read_listing(path, strict)
             return Intake(shown(path), images, names, tuple(skipped))
-        return _folder(path, strict)
+        return _folder(path, strict, series)
     if labels is not None:
         pictures, _, _ = as_images(source)
         named = plain_labels(labels)
@@ -97,20 +104,32 @@ def labelled(images: Any, labels: Any = None) -> Images:
     return pack(found)  # those of one small size become what arrays would be
 
 
-def _folder(root: Path, strict: bool) -> Intake:
+def _folder(root: Path, strict: bool, series: bool) -> Intake:
     images, classes, problems = scan_folder(root, strict)
     if not classes:
         first = f"; first: {problems[0][0]}: {problems[0][1]}" if problems else ""
         remedy = "put the images of each class into a folder of its own, named after the class"
         raise DataError(f"{shown(root)}: no class folders with images found; {remedy}{first}")
     paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
-    if all(len(path.parts) > 2 for path in paths):
+    if not series and _are_parts(classes, paths):
         # Not the images that are to be tested with, as far as names tell.
         tests = ("test", "val")
         part = min(classes, key=lambda name: (name != "train", name.lower().startswith(tests)))
-        words = "its folders hold folders, so they are parts of a dataset, not classes"
-        raise DataError(f"{shown(root)}: {words}; give one of them, such as {shown(root / part)}")
+        words = "its folders look like parts of a dataset, not like classes"
+        remedy = "if they are classes that hold series of images, --group-by folder learns them"
+        example = f"give one of them, such as {shown(root / part)}"
+        raise DataError(f"{shown(root)}: {words}; {example}; {remedy}")
     return Intake(shown(root), images, tuple(shown(path) for path in paths), problems)
+
+
+def _are_parts(folders: Sequence[str], paths: Sequence[Path]) -> bool:
+    """Return whether folders are called as parts of a dataset are, or all hold folders, of which some are called alike."""
+    if any(len(path.parts) < 3 for path in paths):
+        return False
+    holding = {path.parts[:2] for path in paths}
+    inside = Counter(name for _, name in holding)
+    named = all(folder.lower() in PARTS for folder in folders)
+    return named or len(folders) == 1 or inside.most_common(1)[0][1] > 1
 
 
 def _own(images: Images) -> Intake:

@@ -3,6 +3,7 @@
 import csv
 import io
 import zipfile
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from geodl.core.decoding import Item, check_header, shown
@@ -10,7 +11,7 @@ from geodl.core.errors import DataError
 from geodl.core.files import open_regular, read_file
 from geodl.core.text import one_line, printable, readable
 from geodl.data.dataset import insist
-from geodl.data.folder import Skips
+from geodl.data.folder import OUTSIDE, Skips
 from geodl.data.images import FileImages
 from geodl.data.names import numbered
 
@@ -26,20 +27,24 @@ Row = tuple[str, Item, str]
 def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skips]:
     """Return the labelled images of a zip archive or a CSV table, where each comes from, and what was skipped."""
     try:
-        rows = _archive(path) if path.suffix.lower() == ".zip" else _table(path)
+        rows, skipped = _archive(path) if path.suffix.lower() == ".zip" else (_table(path), [])
     except DataError:
         raise
     except Exception as error:  # each kind of compression has its own
         raise DataError(f"{shown(path)}: cannot be read ({one_line(error)})") from None
+
+    def check() -> None:
+        insist(strict, [(f"{shown(path)}: {what}", reason) for what, reason in skipped[:1]])
+
+    check()
     good: list[Row] = []
-    skipped: Skips = []
     for name, item, label in rows:
         try:
             check_header(item, reduced=True)
             good.append((name, item, label))
         except DataError as error:
             skipped.append((name, str(error).removeprefix(f"{shown(item)}: ")))
-            insist(strict, [(f"{shown(path)}: {name}", skipped[-1][1])])
+            check()
     if not good:
         first = f" (first: {skipped[0][0]}: {skipped[0][1]})" if skipped else ""
         raise DataError(f"{shown(path)}: no images with labels found{first}")
@@ -48,7 +53,7 @@ def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...],
     return FileImages(items, rows_of_classes, classes), names, skipped
 
 
-def _archive(path: Path) -> list[Row]:
+def _archive(path: Path) -> tuple[list[Row], Skips]:
     """Read the class folders of a zip archive, which may lie inside one folder; nothing is unpacked to the disk."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = []
@@ -61,23 +66,39 @@ def _archive(path: Path) -> list[Row]:
         if total > LARGEST:
             limit = f"at most {readable(LARGEST)} are read"
             raise DataError(f"{shown(path)}: {readable(total)} unpacked, {limit}; unpack it")
-        above = {parts[0] for parts, _ in members}
-        skip = 1 if len(above) == 1 and all(len(parts) > 2 for parts, _ in members) else 0
+        above = {parts[0] for parts, _ in members if len(parts) > 1}
+        deep = any(len(parts) > 2 for parts, _ in members)
+        inside = (archive.read(info) for parts, info in members if len(parts) == 2)
+        skip = 1 if len(above) == 1 and deep and not any(map(_is_image, inside)) else 0
         rows: list[Row] = []
+        skipped: Skips = []
         for parts, info in members:
-            label = parts[skip] if len(parts) > skip + 1 else ""
-            if not label:
-                raise DataError(f"{shown(path)}: {printable(info.filename)} is in no class folder")
-            rows.append((printable("/".join(parts[skip:])), archive.read(info), label))
-        return rows
+            if len(parts) > skip + 1:
+                name = printable("/".join(parts[skip:]))
+                rows.append((name, archive.read(info), parts[skip]))
+            else:
+                skipped.append((printable(info.filename), OUTSIDE))
+        return rows, skipped
+
+
+def _is_image(content: bytes) -> bool:
+    with suppress(DataError):
+        check_header(content, reduced=True)
+        return True
+    return False
 
 
 def _table(path: Path) -> list[Row]:
     """Read a table whose first two columns are a file, relative to the table, and its label."""
     text = read_file(path).decode("utf-8-sig")
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    lines = [line for line in csv.reader(io.StringIO(text), delimiter=delimiter) if any(line)]
-    if lines and lines[0][0].strip().lower() in HEADS:
+    table = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)
+    lines = []
+    for line in table:
+        entries = [entry.strip() for entry in line]
+        if any(entries):
+            lines.append(entries)
+    if lines and lines[0][0].lower() in HEADS:
         lines = lines[1:]
     rows: list[Row] = []
     for line in lines:

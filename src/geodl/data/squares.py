@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from geodl.core.decoding import SMALLEST, Item, check_header, shown
+from geodl.core.decoding import SMALLEST, Item, as_square, check_header, shown
 from geodl.core.errors import DataError
-from geodl.data.batches import in_threads, resized
+from geodl.data.batches import in_threads
 from geodl.data.dataset import Skipped
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.intake import Intake
@@ -65,7 +65,8 @@ def square(
             height, width = images.pixels.shape[2:]
         if min(width, height) < SMALLEST:
             return f"only {width} x {height} pixels; at least {SMALLEST} a side are needed"
-        return resized(images.select([i]), size, whole=whole).pixels[0]
+        pixels = as_square(lambda least: images.decode(i, at_least=least), size, whole=whole)
+        return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
     except DataError as error:
         return str(error).removeprefix(f"{shown(item)}: ")
 
@@ -75,7 +76,7 @@ def squares(
 ) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
     """Decode images in order, by threads, a few batches ahead; a bad one is named and never stops the others.
 
-    whole: all of each, not its center square.
+    workers: how many threads; with 0 the calling thread works; whole: all of each, not its center square.
 
     Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
     """
@@ -84,7 +85,7 @@ def squares(
         part = range(start, min(start + BATCH, len(images)))
         same = repeat(size), repeat(whole), repeat(True)
         groups.append((part, zip(repeat(images), part, *same, strict=False)))
-    for part, found in in_threads(square, groups, max(workers, 1), 2):
+    for part, found in in_threads(square, groups, workers, 2):
         good: list[int] = []
         pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]
         bad: list[tuple[int, str]] = []
@@ -132,6 +133,8 @@ def decode(
     images = intake.images.select(kept)
     if keep and kept:
         images = ArrayImages(memory[: len(kept)], images.labels, images.names)
+    else:
+        images = replace(images, digests=tuple(digests))
     found = meter.found() if colors else None
     return Decoded(images, tuple(kept), tuple(digests), tuple(problems), found)
 

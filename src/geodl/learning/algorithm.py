@@ -19,7 +19,7 @@ from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.loop import Trainer
 from geodl.learning.shared_base import SharedBase, run_stages
 from geodl.methods import Method, Phase
-from geodl.model.classifiers import Classifier, Evidence, fittable
+from geodl.model.classifiers import fittable
 from geodl.model.features import Features, class_means
 from geodl.model.memory import Memory
 from geodl.model.model import Model, Weights
@@ -56,14 +56,14 @@ def learn(
         run_stages(trainer, method, phase, checkpoints, base)  # lines 2 and 5 to 14
     phase.now = phase.read(phase.at_hand) if now is None else now
     share = method.share(len(classes))
-    memory = method.exemplars(phase, share - method.held_out(share))  # lines 3 and 16
+    phase.kept = method.exemplars(phase, share - method.held_out(share))  # lines 3 and 16
     return Model(
         config=method.config,
         classes=classes,
         weights=Weights.of(method.config.network, phase.network),
         transform=phase.transform,
-        memory=memory,
-        classifiers=_classifiers(model, method, phase, memory),
+        memory=phase.kept,
+        classifiers=phase.fit_all(fittable(method.frozen)),
         phases=phase.index + 1,
     )
 
@@ -100,6 +100,8 @@ def begin(
         read=partial(read, network),
         device=trainer.device,
         ranks=trainer.ranks,
+        trained=method.trains(index),
+        previous=model.classifiers if model and old else {},
         autocast=lambda: trainer.fabric.autocast(),
     )
     if last is not None and method.trains(index):
@@ -165,38 +167,13 @@ def _network(
 def _prepare_head(method: Method, phase: Phase) -> None:
     """Imprint the rows of new classes and freeze those of absent ones (LUCIR Sec. 3)."""
     head, old, before = phase.network.head, phase.old, phase.before
-    classes = old + phase.new
+    classes = phase.classes
     if before is not None and isinstance(head, CosineHead) and phase.new:
         head.imprint(range(old, classes), class_means(before.pooled, before.labels, classes)[old:])
     if old and method.freezes_old_rows:
         absent = torch.arange(classes) < old
         absent[phase.images.labels] = False
         head.freeze(absent)
-
-
-def _classifiers(
-    model: Model | None, method: Method, phase: Phase, memory: Memory
-) -> dict[str, Classifier]:
-    """Return the classifiers, fitted to what the phase leaves."""
-    assert phase.now is not None
-    evidence = Evidence(
-        config=phase.config,
-        network=phase.network,
-        at_hand=phase.at_hand,
-        count=len(phase.images),
-        before=phase.before,
-        now=phase.now,
-        memory=memory,
-        old=phase.old,
-        new=phase.new,
-        trained=method.trains(phase.index),
-        read=phase.read,
-        device=phase.device,
-        ranks=phase.ranks,
-        adapted=phase.adapted,
-        previous=model.classifiers if model and phase.old else {},
-    )
-    return evidence.fit_all(fittable(method.frozen))
 
 
 def levels_of(method: Method, network: Network) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def push(
     with TemporaryDirectory() as folder:
         store = model_directory(Path(folder) / "model")
         with store.lock():
-            save_model(store, shared, action={"action": "push"})
+            save_model(store, shared, action={"action": "push"}, notes={"config": _config(shared)})
         (store.path / "README.md").write_text(card(shared, repo), encoding="utf-8")
 
         def upload() -> Any:
@@ -140,6 +140,13 @@ def _for_strangers(model: Model, with_images: bool) -> Model:
     config = model.config.model_copy(update={"data_dir": None, "weights": None})
     memory = model.memory if with_images else Memory(store_images=model.memory.store_images)
     return replace(model, config=config, memory=memory)
+
+
+def _config(model: Model) -> dict[str, Any]:
+    """Return the stored configuration; of files that were imported their names alone."""
+    config: dict[str, Any] = model.record()["config"]
+    config["imports"] = [Path(name).name for name in config.get("imports", ())]
+    return config
 
 
 def _repository(path: str) -> tuple[str, str | None]:

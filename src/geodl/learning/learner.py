@@ -31,12 +31,12 @@ from geodl.model.features import Features
 from geodl.model.memory import Memory
 from geodl.model.metrics import Confusion
 from geodl.model.model import Model
-from geodl.model.predictions import Predictions
+from geodl.model.recognizer import Predicting, Recognizer
 from geodl.nets import OWN, Backbone, Network, Own, check_network
 from geodl.store import Directory
 
 
-class Learner:
+class Learner(Predicting):
     """Learns classes group by group without forgetting, by a method and its options.
 
     The options are those of the command line (``geodl config show`` lists them) but for where data
@@ -193,36 +193,10 @@ class Learner:
         test = self.rows_of(images, labels)
         return evaluate(self.known, test, self.features, seen=old, mirror=mirror)[0]
 
-    def predict(
-        self,
-        images: Any,
-        *,
-        classifier: str | None = None,
-        top: int = 1,
-        threshold: float | None = None,
-        strict: bool = False,
-        workers: int | None = None,
-        listener: Listener = ignore,
-    ) -> Predictions:
-        """Predict the classes of images, in order.
-
-        Args:
-            images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of these.
-            classifier: its name; None: the preferred one of the model.
-            top: how many of the likeliest classes each prediction names.
-            threshold: `score` below which an image is unknown; -inf: none is; None: as fitted.
-            strict: raise a DataError for the first image that cannot be read, instead of skipping it.
-            workers: threads that decode images; None: one more than torch uses.
-            listener: called with each event (`geodl.core.events`).
-        """
-        return self.known.recognizer(classifier).predict(
-            images,
-            top=top,
-            threshold=threshold,
-            strict=strict,
-            workers=workers,
-            listener=listener,
-        )
+    def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
+        """Return what predicts as the model is now; accelerator: cpu or cuda, auto: as configured."""
+        wanted = None if accelerator == "auto" else accelerator
+        return self.known.recognizer(classifier, accelerator=wanted)
 
     def save(self, path: str | Path) -> None:
         """Save the model as the latest state of a directory; ``geodl predict`` reads it too."""

@@ -68,7 +68,7 @@ def run_stages(
                 continue
             place = checkpoint if number == begun else None
             run = StageRun(trainer, phase, stage, number, progress)
-            if shared is not None and not phase.index and not number:
+            if shared is not None and method.base_loss and not phase.index and not number:
                 _shared_stage(run, method, place, shared)
             else:
                 run.through(place)
@@ -119,17 +119,11 @@ def base_options(method: Method, classes: int) -> dict[str, Any]:
     return {
         "held out": method.held_out(method.share(classes)),
         "head": method.head,
-        "loss": method.base_loss or _own(method),
+        "loss": method.base_loss,
         "code": _foreign_code(config),
         "schedule": asdict(method.main_schedule(0)),
         "options": {key: value for key, value in config.identity().items() if key in BASE},
     }
-
-
-def _own(method: Method) -> list[Any]:
-    """Return what the loss of a method depends on that shares it with no other: its options and its code."""
-    code = [_code(kind) for kind in type(method).__mro__[:-1]]
-    return [type(method).__name__, method.options.model_dump(mode="json"), code]
 
 
 def _foreign_code(config: RunConfig) -> list[str]:

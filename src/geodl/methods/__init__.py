@@ -9,7 +9,8 @@ from geodl.config import Layer, RunConfig, all_options, import_installed
 from geodl.config import resolve as configure
 from geodl.config.registry import missing_part
 from geodl.core.errors import ConfigError
-from geodl.methods.method import METHODS, Losses, Method, Phase, Schedule, Stage, register
+from geodl.methods.method import METHODS, Losses, Method, Schedule, Stage, register
+from geodl.model.phase import Phase
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

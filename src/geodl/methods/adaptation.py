@@ -14,12 +14,14 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from geodl.closed_form.apart import right, series_apart
+from geodl.core.keys import derive
 from geodl.data.batches import Batch
 from geodl.data.images import short_hashes
-from geodl.methods.method import Losses, Phase, Schedule, Stage
+from geodl.methods.method import Losses, Schedule, Stage
 from geodl.model.classifiers import Adapted
 from geodl.model.features import Features, class_means
-from geodl.nets import Backbone, CosineHead, build_backbone
+from geodl.model.phase import Phase
+from geodl.nets import Backbone, CosineHead, Network, build_network
 
 APART = 0.2
 """The share of each class that is set apart."""
@@ -35,17 +37,24 @@ class Adaptation:
     always: bool
 
     @cached_property
-    def frozen(self) -> Backbone:
+    def frozen(self) -> Network:
         """The network as it was before: that in the phase may be from a checkpoint."""
-        config = self.phase.config
-        weights, pretrained = config.weights, config.pretrained
-        found = build_backbone(config.network, weights=weights, pretrained=pretrained)
+        config, head = self.phase.config, self.phase.network.head
+        found = build_network(
+            config.network,
+            head.classes,
+            head="cosine" if isinstance(head, CosineHead) else "linear",
+            scale=config.scale,
+            seed=derive(config.seed, "network"),
+            weights=config.weights,
+            pretrained=config.pretrained,
+        )
         return found.to(self.phase.device)
 
     @cached_property
     def before(self) -> Features:
         """What the frozen network makes of the phase's images."""
-        with self._reading(self.frozen):
+        with self._reading(self.frozen.backbone):
             return self.phase.read(self.phase.images)
 
     @cached_property
@@ -97,8 +106,10 @@ class Adaptation:
         kept = self.always or gained - lost > (gained + lost) ** 0.5
         keys = short_hashes(phase.images.select(~apart).item_digests() if kept else [])
         phase.adapted = Adapted(keys, len(was), int(was.sum()), int(now.sum()), kept)
+        phase.trained = kept
         if not kept:
-            phase.network.backbone = deepcopy(self.frozen)
+            start = deepcopy(self.frozen)
+            phase.network.backbone, phase.network.head = start.backbone, start.head
 
     @contextmanager
     def _reading(self, backbone: Backbone) -> Iterator[None]:

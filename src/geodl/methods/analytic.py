@@ -8,9 +8,10 @@ from pydantic import Field
 
 from geodl.config import MANY, RunConfig
 from geodl.methods.adaptation import Adaptation
-from geodl.methods.method import Method, Phase, Schedule, Stage, WithoutDistillation, register
+from geodl.methods.method import Method, Schedule, Stage, WithoutDistillation, register
 from geodl.model.classifiers.fitting import ClosedFormOptions
 from geodl.model.memory import Memory
+from geodl.model.phase import Phase
 
 
 class AnalyticOptions(WithoutDistillation):
@@ -23,7 +24,7 @@ class AnalyticOptions(WithoutDistillation):
 
     adapt: Literal["no", "auto", "yes"] = "no"
     """Train the last stages of a network that comes with weights on the first group, then freeze it; auto: keep that only
-    where it is right on clearly more of the images set apart."""
+    where it is right on clearly more of the images set apart. Classes of later groups can lose by it."""
     adapt_epochs: int = Field(5, ge=1, le=MANY)
     """Epochs of adapting."""
     adapt_lr: float = Field(5e-4, gt=0)

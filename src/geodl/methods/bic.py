@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from geodl.config import MANY, Options
 from geodl.data.batches import Batch, Batches, Transform
 from geodl.data.images import ArrayImages, Images
-from geodl.methods.method import Losses, Method, Phase, Schedule, Stage, register
+from geodl.methods.method import Losses, Method, Schedule, Stage, register
+from geodl.model.phase import Phase
 from geodl.nets import Output
 
 

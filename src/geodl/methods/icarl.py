@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from geodl.config import Options
 from geodl.data.batches import Batch
-from geodl.methods.method import Losses, Method, Phase, register
+from geodl.methods.method import Losses, Method, register
+from geodl.model.phase import Phase
 from geodl.nets import Output
 
 

@@ -11,7 +11,8 @@ from geodl.config import MANY, Options
 from geodl.data.batches import Batch
 from geodl.data.images import Images
 from geodl.losses import margin_ranking
-from geodl.methods.method import Losses, Method, Phase, Schedule, Stage, register
+from geodl.methods.method import Losses, Method, Schedule, Stage, register
+from geodl.model.phase import Phase
 from geodl.nets import CosineHead, Output
 
 

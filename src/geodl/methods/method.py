@@ -7,135 +7,22 @@ fine-tuning are further ones.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
-from geodl.core.keys import derive
-from geodl.core.ranks import Ranks, global_mean
-from geodl.data.batches import Batch, Batches, Transform
-from geodl.data.images import Images, concat
-from geodl.losses import DISTILLATIONS, Distillation, FeatureOptions
-from geodl.model.classifiers import Adapted
-from geodl.model.features import Features
+from geodl.data.batches import Batch, Batches
+from geodl.losses import DISTILLATIONS, FeatureOptions
 from geodl.model.memory import Memory, quota
-from geodl.nets import Network, Output
+from geodl.model.phase import Phase
+from geodl.nets import Output
 
 Losses = Iterator[tuple[str, Tensor | None]]
 """The named parts of a loss, whose sum is minimized; a part that is None is left out."""
-
-
-@dataclass
-class Phase:
-    """What a method sees of one phase.
-
-    The classes known before are the head's first ``old`` rows; the ``new`` ones follow. ``images``
-    holds this phase's training images without those held out; ``memory`` is what the phase before
-    left (with newly held-out images added).
-    """
-
-    index: int
-    config: RunConfig
-    transform: Transform
-    network: Network
-    teacher: Network | None
-    images: Images
-    memory: Memory
-    old: int
-    new: int
-    read: Callable[..., Features]
-    """``read(images, mirror=False)``: the network's features of un-augmented images, in eval mode."""
-    device: torch.device
-    ranks: Ranks = field(default_factory=Ranks)
-    before: Features | None = None
-    """The teacher's features of the images at hand."""
-    now: Features | None = None
-    """The network's features of the images at hand, once no stage will move it any more."""
-    optimized: Memory | None = None
-    """The memory for the next phase where a stage has made it."""
-    adapted: Adapted | None = None
-    """How the network was adapted to the images before it is frozen."""
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """The run's precision, for what a loss runs besides its stage's module, such as the teacher."""
-
-    @property
-    def training_images(self) -> Images:
-        """The phase's images and the exemplars: D_t and M of the paper's Algorithm 1."""
-        kept = self.memory.images
-        return self.images if kept is None else concat([self.images, kept])
-
-    @property
-    def at_hand(self) -> Images:
-        """All there is of this phase's classes: its images, and exemplars of returning classes."""
-        kept = self.memory.images
-        if kept is None:
-            return self.images
-        back = torch.isin(kept.labels, self.images.labels)
-        return concat([self.images, kept.select(back)]) if back.any() else self.images
-
-    # Parts of losses; each is a mean over the batch of all ranks.
-
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy: logits (B, C), labels (B,)."""
-        smoothing = self.config.label_smoothing
-        return self.mean(
-            F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        )
-
-    def distill(self, student: Output, teacher: Output | None) -> Tensor | None:
-        """Return the chosen distillation times its weight; None without a teacher or with none."""
-        if teacher is None or self._distillation is None:
-            return None
-        loss, old = self._distillation, self.old
-        compared = loss.compared(student, old), loss.compared(teacher, old)
-        value: Tensor = loss(*compared)
-        return loss.weight(old, self.new) * value
-
-    def mean(self, each: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Return the mean of values (B,), or of those that are counted: (B,) bool, over all ranks."""
-        return global_mean(each, self.ranks.group, counted)
-
-    def asked(self, images: Tensor) -> Output | None:
-        """Return the teacher's output for a batch; None where no loss compares with it."""
-        if self.teacher is None or self._distillation is None:
-            return None
-        with self.autocast():
-            output: Output = self.teacher(images)
-        return output
-
-    @cached_property
-    def _distillation(self) -> Distillation | None:
-        if self.config.distill == "none":
-            return None
-        kind = DISTILLATIONS[self.config.distill]
-        return kind.build(self.config.of(kind.Options), self.ranks.group)
-
-    def exemplars(self, quota: int) -> Memory:
-        """Choose the exemplars of this phase's classes and cut those of the others to the quota."""
-        candidates = self.at_hand
-        present = sorted(set(candidates.labels.tolist()))
-        features = (self.now or self.read(candidates)).pooled
-        selection = self.config.selection
-        return self.memory.update(candidates, features, present, quota=quota, selection=selection)
-
-    def batches(self, images: Images, stage: str, batch_size: int | None = None) -> Batches:
-        """Return shuffled, augmented batches; their order depends on seed, phase and stage alone."""
-        return Batches(
-            images,
-            self.transform,
-            batch_size or self.config.batch_size,
-            derive(self.config.seed, "batches", self.index, stage),
-            rank=self.ranks.rank,
-            world=self.ranks.world,
-            workers=self.config.workers,
-        )
 
 
 @dataclass(frozen=True)
@@ -220,7 +107,7 @@ class Method:
     effort: ClassVar[float] = 1.0
     """How long a phase with an old network takes, over the training of the network alone; for estimates."""
     base_loss: str = ""
-    """The loss of phase 0 by name: methods with the same one share base phases; empty: none does."""
+    """The loss of phase 0 by name: runs of methods with the same one share base phases; empty: none does."""
     joint: ClassVar[bool] = False
     """Whether every phase starts over with all images of all classes seen."""
     frozen: ClassVar[bool] = False
@@ -313,7 +200,7 @@ class Method:
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
         """Return the memory for the next phase."""
-        return phase.optimized or phase.exemplars(quota)
+        return phase.kept or phase.exemplars(quota)
 
 
 class WithoutDistillation(BaseOptions):

@@ -17,8 +17,9 @@ from geodl.data.batches import Batch, as_inputs, resized
 from geodl.data.images import ArrayImages
 from geodl.methods.bilevel import Pixels, draw, halves, unrolled
 from geodl.methods.lucir import Lucir, LucirOptions
-from geodl.methods.method import Losses, Phase, Schedule, Stage, register
+from geodl.methods.method import Losses, Schedule, Stage, register
 from geodl.model.memory import Memory
+from geodl.model.phase import Phase
 
 
 class MnemonicsOptions(LucirOptions):
@@ -53,7 +54,7 @@ class Mnemonics(Lucir):
     def stages(self, phase: Phase) -> Iterator[Stage]:
         """Return LUCIR's stages, then that of the exemplars, from the herded ones on."""
         yield from super().stages(phase)
-        share = self.share(phase.old + phase.new)
+        share = self.share(phase.classes)
         if share and self.options.outer_steps:
             yield self._exemplar_stage(phase, phase.exemplars(share))
 
@@ -105,7 +106,7 @@ class Problem:
     def finish(self) -> None:
         """Make the memory for the next phase."""
         images = ArrayImages(self.pixels.stored(), self.start.labels)
-        self.phase.optimized = replace(self.herded, images=images)
+        self.phase.kept = replace(self.herded, images=images)
 
     def _tasks(
         self, batch: Batch, step: int, generator: Generator

@@ -14,6 +14,17 @@ from geodl.core.tensors import shaped
 
 
 @dataclass(frozen=True)
+class ClassRow:
+    """How good the predictions of one class are: `right` of the `judged` images; accuracy and its 95 % interval in %, where there are any."""
+
+    name: str
+    judged: int = 0
+    right: int = 0
+    accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Confusion:
     """A confusion matrix.
 
@@ -73,6 +84,21 @@ class Confusion:
     def per_class(self) -> dict[str, float]:
         """The accuracy in % on each class; nan for a class without images."""
         return {name: self.rate([i]) for i, name in enumerate(self.classes)}
+
+    @property
+    def rows(self) -> list[ClassRow]:
+        """The classes one by one."""
+        judged, right = self.counts.sum(dim=1).tolist(), self.counts.diagonal().tolist()
+        found = []
+        for i, name in enumerate(self.classes):
+            known = (judged[i], right[i], self.rate([i]), self.interval_of([i]))
+            found.append(ClassRow(name, *known) if judged[i] else ClassRow(name))
+        return found
+
+    @property
+    def weakest(self) -> list[ClassRow]:
+        """The classes, the weakest first, those without images last."""
+        return sorted(self.rows, key=lambda row: (not row.judged, row.accuracy or 0.0, -row.judged))
 
     def rate(self, classes: Iterable[int]) -> float:
         """Return the accuracy in % on the images of some classes, by position; nan where there are none."""
@@ -185,35 +211,25 @@ def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
 class Trajectory:
     """What one classifier could do after each phase.
 
-    groups:     the classes (positions in the learning order) that each phase adds; of any sizes.
-    confusions: one for each phase done, over the test images of the classes seen by then.
+    confusions: one for each phase done, over the test images of the classes seen by then, those that it added last.
     """
 
-    groups: Sequence[Sequence[int]]
     confusions: Sequence[Confusion]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.confusions) <= len(self.groups):
-            raise DataError(
-                f"{len(self.confusions)} phases evaluated: allowed are 1 to {len(self.groups)}"
-            )
-        for phase, found in enumerate(self.confusions):
-            if len(found.classes) <= max(self._seen(phase)):
-                raise DataError(
-                    f"the confusion matrix of phase {phase} lacks class {max(self._seen(phase))}"
-                )
+        sizes = [len(found.classes) for found in self.confusions]
+        if not sizes or sizes != sorted(sizes):
+            raise DataError(f"phases with {sizes} classes: one or more are needed, none with fewer")
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
         """Return the trajectory of every classifier that all of these metrics.json have, one for each phase."""
-        sizes = [0, *(len(each["classes"]) for each in metrics)]
-        groups = [range(*pair) for pair in itertools.pairwise(sizes)]
         phases = [confusions_of(each) for each in metrics]
         found = {}
         for name in phases[-1] if phases else ():
             confusions = [phase[name] for phase in phases if name in phase]
             if len(confusions) == len(phases):
-                found[name] = cls(groups, confusions)
+                found[name] = cls(confusions)
         return found
 
     @property
@@ -221,19 +237,22 @@ class Trajectory:
         """The names of the classes of the last phase, in the learning order."""
         return self.confusions[-1].classes
 
-    def _seen(self, phase: int) -> list[int]:
-        return [c for group in self.groups[: phase + 1] for c in group]
+    @property
+    def groups(self) -> list[range]:
+        """The classes, by position, that each phase added."""
+        ends = [len(found.classes) for found in self.confusions]
+        return [range(*pair) for pair in itertools.pairwise([0, *ends])]
 
     @property
     def accuracy(self) -> list[float]:
         """A_t: the accuracy on all classes seen up to each phase t."""
-        return [found.rate(self._seen(t)) for t, found in enumerate(self.confusions)]
+        return [found.accuracy for found in self.confusions]
 
     @property
     def matrix(self) -> list[list[float]]:
         """Group x phase accuracies; nan before the group is learned."""
         rows = []
-        for g, group in enumerate(self.groups[: len(self.confusions)]):
+        for g, group in enumerate(self.groups):
             known = [found.rate(group) for found in self.confusions[g:]]
             rows.append([math.nan] * g + known)
         return rows
@@ -241,8 +260,7 @@ class Trajectory:
     @property
     def per_class(self) -> dict[str, float]:
         """The last model's accuracy on each class seen, in the learning order; nan without test images."""
-        seen = sorted(self._seen(len(self.confusions) - 1))
-        return {self.classes[c]: self.confusions[-1].rate([c]) for c in seen}
+        return self.confusions[-1].per_class
 
     @property
     def final(self) -> float | None:
@@ -278,9 +296,6 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything by name, ready for JSON: classes by their names, None where there is no number."""
-        groups = []
-        for group in self.groups[: len(self.confusions)]:
-            groups.append([self.classes[c] for c in group])
         return {
             "accuracy": _numbers(self.accuracy),
             "final": self.final,
@@ -289,7 +304,7 @@ class Trajectory:
             "forgetting": self.forgetting,
             "mean_forgetting": self.mean_forgetting,
             "backward_transfer": self.backward_transfer,
-            "groups": groups,
+            "groups": [list(self.classes[group.start : group.stop]) for group in self.groups],
             "matrix": [_numbers(row) for row in self.matrix],
             "per_class": {name: finite(value) for name, value in self.per_class.items()},
         }

@@ -15,6 +15,7 @@ from geodl.core.content import interpreting
 from geodl.core.devices import device_kind
 from geodl.core.errors import ConfigError
 from geodl.core.tensors import part
+from geodl.core.text import raised
 from geodl.data.batches import Transform
 from geodl.data.images import Images
 from geodl.data.names import class_name
@@ -50,8 +51,11 @@ class Weights:
         tensors = self._tensors
         # A cosine head has a scale. Neither a seed nor first weights are needed: all are loaded.
         head: Literal["cosine", "linear"] = "cosine" if "head.scale" in tensors else "linear"
-        with interpreting(Path(f"network {self._name}")):
-            network = build_network(self._name, len(tensors["head.alpha"]), head=head)
+        where = Path(f"network {self._name}")
+        with interpreting(where):
+            classes = len(tensors["head.alpha"])
+        network = build_network(self._name, classes, head=head)
+        with interpreting(where):
             network.load(tensors)
             wrong = [key for key, each in network.state_dict().items() if not each.isfinite().all()]
             if wrong:
@@ -212,7 +216,10 @@ class Model:
         classifiers = {}
         for name in record["classifiers"]:
             mine = part(tensors, name) | part(statistics, name)
-            found = classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
+            try:
+                found = classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
+            except (AttributeError, RuntimeError) as error:  # no tensors do that to sound code
+                raise ConfigError(f"classifier {name}: {raised(error)}") from error
             if found.classes not in (None, len(classes)):
                 raise ValueError(f"{name}: {found.classes} classes, not {len(classes)}")
         return cls(

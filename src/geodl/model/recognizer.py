@@ -1,6 +1,7 @@
 """From pictures of any kind to the likeliest classes: whatever cannot be read is skipped and named, never in the way."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -68,10 +69,7 @@ class Recognizer:
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Predictions:
-        """Predict images of any kind (see `as_images`); `strict` makes the first that cannot be read a DataError.
-
-        threshold: an image whose `score` is below it is unknown; -inf: none is; None: as it was fitted.
-        """
+        """Predict images of any kind, as `Predicting.predict` does."""
         check_wishes(top, threshold, workers)
         judging = self
         if threshold is not None:
@@ -99,3 +97,45 @@ class Recognizer:
         judged = (answers.probabilities, answers.unknown, answers.measure)
         probabilities, unknown, measure = (each.numpy() for each in judged)
         yield from named(names, self.classes, probabilities, unknown, measure, top)
+
+
+class Predicting(ABC):
+    """What can make a recognizer predicts."""
+
+    @abstractmethod
+    def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
+        """Return what predicts as the model is now, for many calls."""
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        classifier: str | None = None,
+        accelerator: str = "auto",
+        top: int = 1,
+        threshold: float | None = None,
+        strict: bool = False,
+        workers: int | None = None,
+        listener: Listener = ignore,
+    ) -> Predictions:
+        """Predict the classes of images, in order.
+
+        Args:
+            images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of these.
+            classifier: its name; None: the preferred one of the model.
+            accelerator: auto, cpu or cuda.
+            top: how many of the likeliest classes each prediction names.
+            threshold: `score` below which an image is unknown; -inf: none is; None: as fitted.
+            strict: raise a DataError for the first image that cannot be read, instead of skipping it
+                and naming it in `skipped`.
+            workers: threads that decode images; 0: the calling thread does; None: one more than torch uses.
+            listener: called with each event (`geodl.core.events`).
+        """
+        return self.recognizer(classifier, accelerator).predict(
+            images,
+            top=top,
+            threshold=threshold,
+            strict=strict,
+            workers=workers,
+            listener=listener,
+        )

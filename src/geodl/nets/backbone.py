@@ -64,6 +64,9 @@ class Backbone(nn.Module):
         """Return the file of pre-trained weights that an extra installs; None where there is none."""
         return None
 
+    def fix_size(self, size: int) -> None:
+        """Prepare for images of size x size pixels alone, before the network is traced."""
+
     def graph(self) -> bytes | None:
         """Return the ONNX graph of all levels, batch norms folded, for images of any size; None: there is none."""
         return None

@@ -237,8 +237,23 @@ def _on_grid(features: Tensor, cells: int) -> Tensor:
     """Average a map (B, d, h, w) over cells x cells cells, no more than it has pixels, and flatten; (B, d) stays."""
     if features.ndim != 4:
         return features
-    height, width = features.shape[2:]
-    return F.adaptive_avg_pool2d(features, (min(cells, height), min(cells, width))).flatten(1)
+    height, width = map(int, features.shape[2:])  # numbers, also while it is traced
+    rows, columns = min(cells, height), min(cells, width)
+    # For ONNX, which has no such pooling.
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        left, right = _averages(rows, height), _averages(columns, width)
+        return (left @ features @ right.T).flatten(1)
+    return F.adaptive_avg_pool2d(features, (rows, columns)).flatten(1)
+
+
+def _averages(cells: int, pixels: int) -> Tensor:
+    """Return the matrix (cells, pixels) that averages as adaptive pooling does."""
+    table = []
+    for cell in range(cells):
+        start, end = cell * pixels // cells, -(-(cell + 1) * pixels // cells)
+        inside = end - start
+        table.append([0.0] * start + [1 / inside] * inside + [0.0] * (pixels - end))
+    return torch.tensor(table)
 
 
 def _at_least_float32(features: Tensor) -> Tensor:

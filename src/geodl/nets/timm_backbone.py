@@ -60,6 +60,12 @@ class TimmBackbone(Backbone):
         """Return timm's own name of a tensor."""
         return key.removeprefix("model.")
 
+    def fix_size(self, size: int) -> None:
+        """Resample the position embedding of a ViT once: ONNX cannot."""
+        dynamic = getattr(self.model, "dynamic_img_size", False)
+        if dynamic and getattr(self.model, "pos_embed", None) is not None:
+            self.model.set_input_size(img_size=(size, size))
+
     def _top(self, features: Tensor) -> Tensor:
         if features.ndim == 4:
             return features.permute(0, 3, 1, 2) if self.channels_last else features

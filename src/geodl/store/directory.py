@@ -31,7 +31,12 @@ from geodl.store.head import (
     read_head,
     write_head,
 )
-from geodl.store.progress import drop_checkpoints, load_checkpoint, save_checkpoint
+from geodl.store.progress import (
+    drop_checkpoints,
+    has_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -306,6 +311,11 @@ class Directory:
         self._require_lock()
         save_checkpoint(self.path, self._head.generation, tensors, state)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is a checkpoint of the phase in work, which may turn out to be damaged."""
+        return has_checkpoint(self.path, self._head.generation)
+
     def load_progress(self) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
         """Read the last checkpoint of the phase in work, verified; None where there is none that is sound.
 
@@ -351,11 +361,16 @@ def reading(path: Path, read: Callable[[Directory], T]) -> T:
     return read(Directory(path))
 
 
-def remove_directory(path: Path) -> None:
-    """Remove a directory and all it holds; refuse one that is being written or is not geodl's."""
+def remove_directory(path: Path, *, unless_learned: bool = False) -> None:
+    """Remove a directory and all it holds; refuse one that is being written or is not geodl's.
+
+    unless_learned: leave one that has a complete phase as it is.
+    """
     path = path.resolve()
     read_head(path)
     with locked(path), files.writing(path):
+        if unless_learned and read_head(path).phases:
+            return
         # It disappears in one instant: a kill leaves no half of it.
         files.move(path, files.temporary_for(path))
     with files.writing(path.parent):

@@ -19,11 +19,7 @@ LIMIT = 2**30  # bytes
 def append_event(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
     """Append one line: the time, the kind, the fields, a checksum of the line."""
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
-    event = {"time": time, "kind": kind} | dict(fields)
-    for name, value in fields.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            event[name] = str(value)
-    line = canonical_json(event)
+    line = canonical_json({"time": time, "kind": kind} | _spelled(fields))
     line = line[:-1] + f', "crc32": "{zlib.crc32(line):08x}"}}\n'.encode()
     # Not fsynced: a kill loses nothing, and a lost line after a power failure harms nothing.
     with writing(path), open_in_place(path, "a+b") as file:
@@ -34,6 +30,18 @@ def append_event(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
             ):  # a line torn by a kill or a full disk stays alone on its line
                 file.write(b"\n")
         file.write(line)
+
+
+def _spelled(value: Any) -> Any:
+    """Return a value in which numbers that JSON does not have are words: nan, inf."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case Mapping():
+            return {key: _spelled(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_spelled(each) for each in value]
+    return value
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -35,6 +35,12 @@ def save_checkpoint(
     write_sealed(file, canonical_json(state) + b"\n" + tensor_file(tensors))
 
 
+def has_checkpoint(path: Path, generation: int) -> bool:
+    """Return whether there is a checkpoint that began from a generation, without reading it."""
+    file = _file(path, generation)
+    return files.is_directory(file.parent) and file.is_file()
+
+
 def load_checkpoint(
     path: Path, generation: int
 ) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":

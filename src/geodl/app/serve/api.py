@@ -1,7 +1,6 @@
 """The HTTP interface under /api/v1: predict, teach, change, look, take away."""
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
@@ -14,6 +13,7 @@ from fastapi.security import HTTPBearer
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, StreamingResponse
 
+from geodl.app.export import can_export
 from geodl.app.serve import schemas
 from geodl.app.serve.batching import Answer
 from geodl.app.serve.exports import Kind
@@ -269,9 +269,8 @@ def model(here: Here, trusted: Trusted) -> dict[str, Any]:
     if not trusted:  # where an image came from is private
         for step in facts["steps"]:
             step.pop("image", None)
-    onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     name = printable(here.path.resolve().name)
-    return facts | {"name": name, "read_only": here.read_only, "onnx": onnx}
+    return facts | {"name": name, "read_only": here.read_only, "onnx": can_export()}
 
 
 @reading.get("/classes", response_model=list[schemas.KnownClass], tags=["model"])
@@ -340,8 +339,9 @@ def remove(wanted: schemas.Remove, here: Here) -> dict[str, Any]:
     here.writer.insist_idle()
     if wanted.for_good:
         here.writer.insist_none_of(wanted.name)
-        here.tray.drop(label=wanted.name)
     here.model.remove(wanted.name, for_good=wanted.for_good)
+    if wanted.for_good:
+        here.tray.drop(label=wanted.name)
     return model(here, True)
 
 

@@ -17,14 +17,15 @@ from torch.nn.functional import normalize
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.limits import Refused
+from geodl.app.state import State
 from geodl.core.decoding import Item, megapixels, read_bytes
+from geodl.core.errors import StoreError
 from geodl.data.batches import Transform, resized
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.squares import square
 from geodl.model.page import thumbnail
 from geodl.model.predictions import Prediction
 from geodl.model.recognizer import Recognizer
-from geodl.store import stamp
 
 MOST = 64
 """Images in one pass of the network."""
@@ -34,9 +35,13 @@ MOST = 64
 class Current:
     """A complete state, ready to predict."""
 
-    version: Any
+    state: State
     recognizer: Recognizer
-    validation: Images | None
+
+    @property
+    def validation(self) -> Images | None:
+        """The stored validation images."""
+        return self.state.validation
 
     @property
     def side(self) -> int:
@@ -87,28 +92,21 @@ class Predictor:
     def __init__(self, model: IncrementalClassifier) -> None:
         self._model = model
         self._current: Current | None = None
-        self._seen: tuple[int, int, int] | None = (
-            None  # the stamp of the directory before it was read
-        )
         self._reading, self._predicting = threading.Lock(), threading.Lock()
         self._waiting: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
 
     def current(self) -> Current:
-        """Return the last complete state; it is read again only where the model has changed."""
+        """Return the last complete state; it is made ready again only where the model has changed."""
         with self._reading:
-            seen = stamp(self._model.path)
-            if self._current is None or seen is None or seen != self._seen:
-                self._current = self._read()
-                self._seen = seen
+            try:
+                state = self._model.state()
+            except StoreError:
+                if self._model.version is None:
+                    raise Refused(409, "the model has learned nothing yet") from None
+                raise
+            if self._current is None or self._current.state is not state:
+                self._current = Current(state, state.model.recognizer(accelerator="auto"))
             return self._current
-
-    def _read(self) -> Current:
-        version = self._model.version
-        if version is None:
-            raise Refused(409, "the model has learned nothing yet")
-        if self._current is not None and self._current.version == version:
-            return self._current
-        return Current(version, self._model.recognizer(), self._model.validation)
 
     def measure(self, images: Sequence[Item]) -> tuple[Transform, float]:
         """Return how to decode pictures, and the megapixels that this takes."""

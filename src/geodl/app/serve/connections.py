@@ -138,28 +138,21 @@ class _Listening(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-class _OnceAMinute(logging.Filter):
-    """Lets each kind of message through once a minute, with the number of those left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a message is logged."""
-        kind, now = str(record.msg)[:80], time.monotonic()
-        last, left_out = self._seen.get(kind, (-math.inf, 0))
-        if now - last < 60:
-            self._seen[kind] = (last, left_out + 1)
-            return False
-        if len(self._seen) > 100:
-            self._seen.clear()
-        self._seen[kind] = (now, 0)
-        record.msg = f"{record.msg} (and {left_out} times more)" if left_out else record.msg
-        return True
+_logged: dict[str, tuple[float, int]] = {}
 
 
-_ONCE_A_MINUTE = _OnceAMinute()
+def _once_a_minute(record: logging.LogRecord) -> bool:
+    """Let each kind of message through once a minute, with the number of those left out."""
+    kind, now = str(record.msg)[:80], time.monotonic()
+    last, left_out = _logged.get(kind, (-math.inf, 0))
+    if now - last < 60:
+        _logged[kind] = (last, left_out + 1)
+        return False
+    if len(_logged) > 100:
+        _logged.clear()
+    _logged[kind] = (now, 0)
+    record.msg = f"{record.msg} (and {left_out} times more)" if left_out else record.msg
+    return True
 
 
 def bind(host: str, port: int = 0) -> socket.socket:
@@ -192,5 +185,5 @@ def server_of(app: FastAPI) -> uvicorn.Server:
     )
     server = _Listening(app, config)
     for name in ("uvicorn.error", "asyncio", "python_multipart.multipart", log.name):
-        logging.getLogger(name).addFilter(_ONCE_A_MINUTE)
+        logging.getLogger(name).addFilter(_once_a_minute)
     return server

@@ -82,6 +82,11 @@ class Job:
         images = FileImages(tuple(files), rows, tuple(counts))
         return cls(Intake("the upload", images, shown), counts, ended)
 
+    @property
+    def trains(self) -> bool:
+        """Whether training has begun."""
+        return self._stage is not None
+
     @staticmethod
     def name_of(label: str, name: str) -> str:
         """Return how an image is named where it is skipped."""
@@ -172,8 +177,12 @@ class Teacher:
 
     def insist_none_of(self, name: str) -> None:
         """Refuse to remove a class for good whose images wait to be learned."""
-        if any(name in job.facts.classes for job in self._in("waiting")):
-            raise Refused(409, f"images of {name!r} wait to be learned; cancel that job first")
+        for job in self._in("waiting"):
+            if name in job.facts.classes:
+                raise Refused(409, f"images of {name!r} wait to be learned; cancel that job first")
+            if isinstance(job.source, Path):
+                words = f"a folder waits to be learned, which may hold images of {name!r}"
+                raise Refused(409, f"{words}; cancel that job first")
 
     @property
     def teaching(self) -> bool:
@@ -197,7 +206,7 @@ class Teacher:
             job.skip(learned.skipped or [(each.name, each.reason) for each in job.facts.skipped])
             self._end(job, "done")
         except Interrupted:
-            if not self._closing:
+            if job.trains and not self._closing:  # else the checkpoint is not its own
                 with suppress(StoreError):  # another program writes, or nothing is there yet
                     IncrementalClassifier(self.path).give_up()
             self._end(job, "cancelled")

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
+from geodl.app.kept import Kept
 from geodl.app.serve import schemas
 from geodl.app.serve.api import REFUSALS, Here, model, needs_token
 from geodl.app.serve.server import Server
@@ -20,7 +21,7 @@ pictures = APIRouter(
 )
 
 
-@pictures.get("", response_model=list[schemas.Kept])
+@pictures.get("", response_model=list[Kept])
 def listed(here: Here) -> Any:
     """List the images with doubtful classes, the surest mistakes first, then the other pictures that the model keeps."""
     return [] if here.model.version is None else here.model.kept()

@@ -96,22 +96,6 @@ class Confused(BaseModel):
     of: int
 
 
-class Kept(BaseModel):
-    """A picture that the model keeps, or a doubtful image of which it keeps the features alone: `use` is None then.
-
-    likely: the class that it looks like, so sure (`confidence`, 0 to 1), where its own is doubtful.
-    """
-
-    model_config = ConfigDict(from_attributes=True)
-
-    id: str
-    label: str
-    name: str
-    use: Literal["exemplar", "validation"] | None
-    likely: str | None
-    confidence: float | None
-
-
 class Model(BaseModel):
     """What the model knows; `read_only`, `redo` and `onnx` say what this server can do with it.
 

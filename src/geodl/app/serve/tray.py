@@ -69,7 +69,7 @@ class Tray:
                 wanted = key in keys or item.facts.label == label
                 if wanted and item.facts.job is None:
                     self._remove(key)
-            self.version += 1
+                    self.version += 1
 
     def expire(self) -> None:
         """Drop what nobody has taught for too long."""

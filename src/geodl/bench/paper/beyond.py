@@ -155,7 +155,7 @@ def beyond(
     for t, scenario in scenarios.items():
         for name, after in found.items():
             confusions = [after[end] for end in _ends(scenario)]
-            results[t][name] = Trajectory(scenario.groups, confusions).to_dict()
+            results[t][name] = Trajectory(confusions).to_dict()
     return results
 
 

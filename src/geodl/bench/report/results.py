@@ -154,6 +154,8 @@ class Run:
             return None
         found = [words for preset in (None, *presets()) if (words := _words(config, preset))]
         more = ["--threads", str(threads)] if threads else []
+        for name in self.environment.get("imports", ()):
+            more += ["--import", name]
         return shlex.join(["geodl", "run", *min(found, key=len), *more]) if found else None
 
 

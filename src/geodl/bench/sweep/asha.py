@@ -11,7 +11,7 @@ from typing import Any
 
 from geodl.bench.sweep.cluster import RETRIES, connect, resources, wait_for_lock
 from geodl.bench.sweep.jobs import FOLDER, Job, completed
-from geodl.bench.sweep.runner import STOPPED, TURN, JobState, Process, Told, launch
+from geodl.bench.sweep.runner import STOPPED, TURN, Process, Told, launch
 from geodl.bench.sweep.status import METRICS, value_of, worst
 from geodl.config import RunConfig
 from geodl.core.errors import Interrupted
@@ -133,17 +133,12 @@ def _trial(jobs: list[Job], metric: str, halt: Path) -> type[Any]:
 
 
 def _watch(jobs: list[Job], halt: Path, told: Told, stop: Callable[[], bool]) -> Any:
-    """Make what hears from Tune how the trials stand, and passes on the wish to stop."""
+    """Make what hears from Tune which trials run, and passes on the wish to stop."""
     from ray import tune
-
-    names: dict[str, JobState] = {"RUNNING": "running", "TERMINATED": "complete", "ERROR": "failed"}
 
     class Watch(tune.Callback):  # type: ignore[misc]
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            states: dict[Job, JobState] = dict.fromkeys(jobs, "waiting")
-            for trial in trials:
-                states[jobs[trial.config["job"]]] = names.get(trial.status, "waiting")
-            told(states)
+            told([jobs[trial.config["job"]] for trial in trials if trial.status == "RUNNING"])
             if stop() and not halt.exists():
                 atomic_write(halt, b"")
 

@@ -253,11 +253,14 @@ def _whole(key: str) -> bool:
 
 def base_of(config: RunConfig) -> str:
     """Return what tells base phases apart, as far as the options tell; runs that agree on it train theirs once."""
+    method = build(config)
+    if not method.base_loss:
+        return config.hash()
     names = {*SECTIONS["Data"].model_fields, *SECTIONS["Images"].model_fields, "weights"}
     if config.base != 0 and config.phases:
         names.remove("phases")
     data = config.model_dump(mode="json", include=names)
-    return fingerprint([base_options(build(config), max(config.base or 0, 1)), data])
+    return fingerprint([base_options(method, max(config.base or 0, 1)), data])
 
 
 def bases_first(jobs: Sequence[Job]) -> list[Job]:

@@ -6,10 +6,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -25,9 +25,7 @@ TURN = 0.2
 """Seconds between two looks at what runs."""
 STOPPED = "stopped; progress is saved; the same command continues"
 
-JobState = Literal["waiting", "running", "complete", "failed", "stopped"]
-JobStates = Mapping[Job, JobState]
-Told = Callable[[JobStates], None]
+Told = Callable[[Collection[Job]], None]
 
 
 class Running(Protocol):
@@ -56,7 +54,7 @@ def run_all(
     jobs: Sequence[Job],
     engine: Engine,
     *,
-    told: Told = lambda states: None,
+    told: Told = lambda running: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[Job, str]:
     """Run the jobs, in their order, as many at a time as the engine takes; return those that failed and why.
@@ -64,11 +62,10 @@ def run_all(
     Args:
         jobs: none of them complete; those that were begun go on.
         engine: where they run.
-        told: hears, several times a second, how every job stands.
+        told: hears, several times a second, which jobs run, and in the end that none does.
         stop: whether the user wants to stop: all save their progress, then Interrupted is raised.
     """
     waiting, running, failed = deque(jobs), dict[Job, Running](), dict[Job, str]()
-    states: dict[Job, JobState] = dict.fromkeys(jobs, "waiting")
     try:
         while waiting or running:
             if stop():
@@ -77,17 +74,17 @@ def run_all(
             while waiting and len(running) < engine.places:
                 job = waiting.popleft()
                 job.prepare()
-                running[job], states[job] = engine.start(job), "running"
+                running[job] = engine.start(job)
+            told(running)
             for job, error in [(job, each.result()) for job, each in running.items()]:
                 if error is not None:
                     del running[job]
-                    states[job] = "failed" if error else "complete"
                 if error:
                     failed[job] = error
                     atomic_write(job.file("error"), error.encode())
-            told(states)
             if running:
                 time.sleep(TURN)
+        told(running)
     finally:
         for each in running.values():
             each.kill()

@@ -2,9 +2,9 @@
 
 from typing import Self
 
-from geodl.model.classifiers.base import Evidence
 from geodl.model.classifiers.nearest import NearestMean
 from geodl.model.features import Features, class_means
+from geodl.model.phase import Phase
 
 
 class Ame(NearestMean):
@@ -16,7 +16,7 @@ class Ame(NearestMean):
     oracle = True
 
     @classmethod
-    def fit(cls, evidence: Evidence) -> Self | None:
+    def fit(cls, phase: Phase) -> Self | None:
         """Return None: it is never part of a model."""
         return None
 

@@ -20,11 +20,12 @@ from geodl.closed_form.kept_features import KeptFeatures, fit, same_image
 from geodl.closed_form.primal import Statistics
 from geodl.closed_form.sampled import moved_within
 from geodl.config import RunConfig
+from geodl.core.devices import return_memory
 from geodl.core.errors import TrainingError
 from geodl.core.keys import derive
-from geodl.core.tensors import part
+from geodl.core.tensors import part, shaped
 from geodl.core.text import listed
-from geodl.model.classifiers.base import Adapted, Classifier, Evidence, Scorer, Stored, Tensors
+from geodl.model.classifiers.base import Adapted, Classifier, Scorer, Stored, Tensors
 from geodl.model.classifiers.fitting import (
     ClosedFormOptions,
     Sums,
@@ -33,6 +34,7 @@ from geodl.model.classifiers.fitting import (
     mirrors,
 )
 from geodl.model.features import Features
+from geodl.model.phase import Phase
 from geodl.nets import Network
 
 UNNAMED = -1
@@ -73,17 +75,18 @@ class ClosedForm(Classifier):
         return wanted
 
     @classmethod
-    def fit(cls, evidence: Evidence) -> Self:
+    def fit(cls, phase: Phase) -> Self:
         """Add the phase's images to what is kept of all images, and solve."""
-        last = evidence.previous.get(cls.name)
+        last = phase.previous.get(cls.name)
         assert last is None or isinstance(last, cls)
         if last is not None and last.state is None:
             raise TrainingError("only the newest phase keeps the sums that learning continues from")
+        return_memory()  # a fit makes and frees many large matrices
         switched = last is not None and isinstance(last.state, Sums)
-        keeps = evidence.config.of(ClosedFormOptions).keep_features and not switched
-        fitted, judged, turned, state = (fit_features if keeps else fit_sums)(evidence, last)
-        adapted = evidence.adapted or (last.adapted if last else None)
-        return cls(fitted, judged, mirrors(evidence.config), turned, state, adapted)
+        keeps = phase.config.of(ClosedFormOptions).keep_features and not switched
+        fitted, judged, turned, state = (fit_features if keeps else fit_sums)(phase, last)
+        adapted = phase.adapted or (last.adapted if last else None)
+        return cls(fitted, judged, mirrors(phase.config), turned, state, adapted)
 
     @property
     def keeps(self) -> bool:
@@ -110,10 +113,7 @@ class ClosedForm(Classifier):
         turned = tuple(moved.get(each, each - (each > row)) for each in self.turned)
         if isinstance(self.state, KeptFeatures):
             return replace(self._refitted(self.state.without(row)), turned=turned)
-        sums = self.state
-        if sums is not None:
-            sample = None if sums.sample is None else sums.sample.without(row)
-            sums = replace(sums, statistics=sums.statistics.without(row), sample=sample)
+        sums = self.state and self.state.without(row)
         rest = self.judged.without(row)
         fitted = self.fitted.without(row)
         return replace(self, fitted=fitted, judged=rest, turned=turned, state=sums)
@@ -186,11 +186,11 @@ class ClosedForm(Classifier):
         if "labels" in tensors:
             state = KeptFeatures.from_tensors(tensors)
         elif "gram" in tensors:
-            gamma = tensors.get("gamma")
+            gamma = shaped(tensors["gamma"], "gamma").item() if "gamma" in tensors else None
             sample = part(tensors, "sample")
             state = Sums(
                 Statistics.from_tensors(tensors),
-                None if gamma is None else float(gamma),
+                gamma,
                 KeptFeatures.from_tensors(sample) if sample else None,
             )
         fitted = Fitted.from_tensors(tensors, derive(config.seed, "expansion"))
@@ -266,4 +266,4 @@ def _turned(tensors: Tensors) -> tuple[int, ...]:
     """Return the classes that mirroring changes; an earlier version has not kept which."""
     if "turned" in tensors:
         return tuple(tensors["turned"].tolist())
-    return () if bool(tensors.get("mirrors", True)) else (UNNAMED,)
+    return () if bool(tensors.get("mirrors", torch.tensor(True)).all()) else (UNNAMED,)

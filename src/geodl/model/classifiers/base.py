@@ -6,8 +6,8 @@ it keeps; the model stores that as named tensors.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import torch
@@ -18,11 +18,10 @@ from geodl.closed_form.novelty import Novelty
 from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
 from geodl.core.errors import TrainingError
-from geodl.core.ranks import Ranks
 from geodl.core.tensors import shaped
 from geodl.data.images import Images, short_hashes
 from geodl.model.features import Features
-from geodl.model.memory import Memory
+from geodl.model.phase import Phase
 from geodl.nets import Network
 
 Tensors = dict[str, Tensor]
@@ -90,8 +89,11 @@ class Scorer:
         return self.finite(torch.cat([self(*some) for some in zip(*views, strict=True)]))
 
     def finite(self, scores: Tensor) -> Tensor:
-        """Return scores as they are; NaN or infinite ones, as of weights that overflow, are an error, and so is such a scale."""
-        if not bool((self.scale * scores).isfinite().all()):
+        """Return scores as they are; an image whose largest one is NaN or infinite, as of weights that overflow, is an error.
+
+        -inf beside others is that of a class of which nothing is known.
+        """
+        if not bool((self.scale * scores).amax(1).isfinite().all()):
             words = "the model gives scores that are NaN or infinite: nothing is predicted"
             raise TrainingError(words)
         return scores
@@ -107,7 +109,7 @@ class Stored:
 
 
 class Classifier(ABC):
-    """A way to read features; `fit` makes one from the evidence of a phase and the one before."""
+    """A way to read features; `fit` makes one from a phase and the one before."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -134,7 +136,7 @@ class Classifier(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, evidence: "Evidence") -> Self | None:
+    def fit(cls, phase: Phase) -> Self | None:
         """Return the classifier after this phase; None where it is not available."""
 
     @abstractmethod
@@ -234,55 +236,6 @@ class Adapted:
         return f"Adapting the network to the images does not pay ({found}): it stays as it was."
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What classifiers are fitted from, once the network of a phase stands still.
-
-    at_hand:  this phase's images, then exemplars of returning classes.
-    count:    the first `count` of them are new: sums count only these.
-    before:   the teacher's features of `at_hand`; None without a teacher.
-    now:      the network's features of `at_hand`, with every level that a classifier wants.
-    memory:   the exemplars after selection.
-    trained:  whether the head was trained on all classes.
-    read:     ``read(images, mirror=False)``: further features; every rank calls it.
-    previous: the classifiers after the phase before, by name.
-    adapted:  how the network was adapted to these images before it was frozen; None: it was not.
-    """
-
-    config: RunConfig
-    network: Network
-    at_hand: Images
-    count: int
-    before: Features | None
-    now: Features
-    memory: Memory
-    old: int
-    new: int
-    trained: bool
-    read: Callable[..., Features]
-    device: torch.device
-    ranks: Ranks
-    previous: Mapping[str, Classifier]
-    adapted: Adapted | None = None
-    _fitted: dict[str, Classifier | None] = field(default_factory=dict)
-
-    @property
-    def classes(self) -> int:
-        """The number of classes known after the phase."""
-        return self.old + self.new
-
-    def classifier(self, name: str) -> Classifier | None:
-        """Return a classifier fitted to this evidence, once for all who ask."""
-        if name not in self._fitted:
-            self._fitted[name] = CLASSIFIERS[name].fit(self)
-        return self._fitted[name]
-
-    def fit_all(self, kinds: Iterable[type[Classifier]]) -> dict[str, Classifier]:
-        """Return all classifiers of these kinds that are available, by name."""
-        found = {kind.name: self.classifier(kind.name) for kind in kinds}
-        return {name: each for name, each in found.items() if each is not None}
-
-
 CLASSIFIERS = Registry[type[Classifier]](
     "classifier", used=lambda kind, method: kind in fittable(method.frozen)
 )
@@ -292,10 +245,13 @@ register = CLASSIFIERS.named
 
 
 def default_classifier(names: Iterable[str]) -> str:
-    """Return the classifier to use, or to show where there is room for one; no oracle."""
-    known = [CLASSIFIERS[name] for name in names if name in CLASSIFIERS]
-    honest = [kind for kind in known if not kind.oracle]
-    return min(honest, key=lambda kind: kind.preference).name
+    """Return the classifier to use, or to show where there is room for one: no oracle, and one that is there, if possible."""
+
+    def last(name: str) -> tuple[bool, bool, int]:
+        kind = CLASSIFIERS.get(name, Classifier)
+        return name not in CLASSIFIERS, kind.oracle, kind.preference
+
+    return min(names, key=last)
 
 
 def titles() -> dict[str, str]:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-from geodl.model.classifiers.base import Classifier, Evidence, Scorer
+from geodl.model.classifiers.base import Classifier, Scorer
+from geodl.model.phase import Phase
 from geodl.nets import Network
 
 
@@ -17,9 +18,9 @@ class Cnn(Classifier):
     preference = 3
 
     @classmethod
-    def fit(cls, evidence: Evidence) -> Self | None:
+    def fit(cls, phase: Phase) -> Self | None:
         """Return it where the head was trained on all classes."""
-        return cls() if evidence.trained else None
+        return cls() if phase.trained else None
 
     def scorer(self, network: Network) -> Scorer:
         """Return the logits as scores."""

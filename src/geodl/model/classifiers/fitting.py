@@ -20,8 +20,8 @@ from geodl.closed_form.sampled import judge_by_sample, sample_of
 from geodl.config import Options, RunConfig
 from geodl.core.keys import derive
 from geodl.data.images import Images
-from geodl.model.classifiers.base import Evidence
 from geodl.model.herding import first_of_each
+from geodl.model.phase import Phase
 
 if TYPE_CHECKING:
     from geodl.model.classifiers.analytic import ClosedForm
@@ -80,39 +80,44 @@ class Sums:
     gamma: float | None = None
     sample: KeptFeatures | None = None
 
+    def without(self, row: int) -> "Sums":
+        """Return the sums without a class: its images stay, as images of no class."""
+        sample = None if self.sample is None else self.sample.without(row)
+        return replace(self, statistics=self.statistics.without(row), sample=sample)
+
 
 Fitting = tuple[Fitted, LeftOut, tuple[int, ...], Sums | KeptFeatures]
 """The fields of a `ClosedForm` that a phase changes."""
 
 
-def fit_sums(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
+def fit_sums(phase: Phase, last: "ClosedForm | None") -> Fitting:
     """Add the phase's images to the sums and solve (primal form)."""
-    config, before = evidence.config, last.state if last else None
+    config, before = phase.config, last.state if last else None
     options = config.of(ClosedFormOptions)
     assert before is None or isinstance(before, Sums)
-    images, z, labels = _new(evidence)
-    adapted = _adapted_to(images, evidence, last)
+    images, z, labels = _new(phase)
+    adapted = _adapted_to(images, phase, last)
     if before is not None and before.gamma is not None:
         z = kept(z)  # as those are that the sums began with
     views: list[Blocks] = [z]
     if options.mirror_training:
-        views.append(evidence.read(images, mirror=True).levels)
+        views.append(phase.read(images, mirror=True).levels)
     if last is None:
         expand = RandomFeatures.of(z, options.expansion, derive(config.seed, "expansion"))
     else:
         # The first standardization for good: the images of earlier phases are gone.
         expand = last.fitted.expand
-    sums = Sums(expand.sums(views, labels, evidence.classes, evidence.ranks, evidence.device))
+    sums = Sums(expand.sums(views, labels, phase.classes, phase.ranks, phase.device))
     if before is not None:
         sums = replace(before, statistics=before.statistics + sums.statistics)
     sums = replace(sums, statistics=sums.statistics.rounded())
     if sums.sample is not None:
         new = KeptFeatures.of(z, labels, images.clues, adapted)
-        sums = replace(sums, sample=sample_of(new, expand, evidence.classes, sums.sample))
+        sums = replace(sums, sample=sample_of(new, expand, phase.classes, sums.sample))
     turned = last.turned if last else ()
 
     def copies(rows: Tensor) -> Blocks:
-        return evidence.read(images.select(rows), mirror=True).levels
+        return phase.read(images.select(rows), mirror=True).levels
 
     averaged = mirrors(config) and not turned and not options.mirror_training
     rows = _judges(len(labels), adapted)
@@ -121,27 +126,27 @@ def fit_sums(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
     return *_solved(options.gamma, sums, expand, some, novelty), turned, sums
 
 
-def fit_features(evidence: Evidence, last: "ClosedForm | None") -> Fitting:
+def fit_features(phase: Phase, last: "ClosedForm | None") -> Fitting:
     """Fit to the features of all images (dual form), of which one that is given again counts once.
 
     Of more than MOST images only sums are kept: levels, ridge and mirroring are chosen on a part of
     them, for good.
     """
-    config, classes = evidence.config, evidence.classes
-    data, latest = _joined(evidence, last)
+    config, classes = phase.config, phase.classes
+    data, latest = _joined(phase, last)
     rows = share_of_each(data.labels, MOST if len(data.labels) <= MOST else PART)
     part = data.select(rows)
     found = fit(part, classes, derive(config.seed, "expansion"))
     turned = last.turned if last else ()
     if config.flip and not turned:
-        turned = _turned_by_mirroring(evidence, found, part, rows, latest)
+        turned = _turned_by_mirroring(phase, found, part, rows, latest)
     fitted, judged, gamma = found.fitted, found.left_out, found.gamma
     del found  # it takes as much memory as the sums
     if len(data.labels) <= MOST:
         return fitted, replace(judged, latest=latest), turned, data
     expand = replace(fitted.expand, expansion=_narrowed(fitted.expand.expansion))
     gamma = float(torch.tensor(gamma))  # as it will be read from a file
-    total = expand.sums([data.z], data.labels, classes, evidence.ranks, evidence.device)
+    total = expand.sums([data.z], data.labels, classes, phase.ranks, phase.device)
     sums = Sums(total.rounded(), gamma, sample_of(data, expand, classes))
     del total
     some = _Some([data.z], data.labels, _judges(len(data.labels), data.adapted))
@@ -165,26 +170,27 @@ def _narrowed(expansion: Expansion) -> Expansion:
     return Expansion(sizes, expansion.seed)
 
 
-def _new(evidence: Evidence) -> tuple[Images, dict[str, Tensor], Tensor]:
+def _new(phase: Phase) -> tuple[Images, dict[str, Tensor], Tensor]:
     """Return the phase's new images, their features by level and their labels.
 
     Without exemplars of a returning class: they were counted when they were new.
     """
-    count = evidence.count
-    z = {name: level[:count] for name, level in evidence.now.levels.items()}
-    return evidence.at_hand.select(torch.arange(count)), z, evidence.now.labels[:count]
+    assert phase.now is not None
+    count = len(phase.images)
+    z = {name: level[:count] for name, level in phase.now.levels.items()}
+    return phase.images, z, phase.now.labels[:count]
 
 
-def _adapted_to(images: Images, evidence: Evidence, last: "ClosedForm | None") -> Tensor | None:
+def _adapted_to(images: Images, phase: Phase, last: "ClosedForm | None") -> Tensor | None:
     """Return which images the network was adapted to, (N,) bool, also where these were removed meanwhile; None: none."""
-    adapted = evidence.adapted or (last.adapted if last else None)
+    adapted = phase.adapted or (last.adapted if last else None)
     return adapted.saw(images) if adapted else None
 
 
-def _joined(evidence: Evidence, last: "ClosedForm | None") -> tuple[KeptFeatures, Tensor]:
+def _joined(phase: Phase, last: "ClosedForm | None") -> tuple[KeptFeatures, Tensor]:
     """Return the features of all images, and the places of this phase's among them, (N,)."""
-    images, z, labels = _new(evidence)
-    known = KeptFeatures.of(z, labels, images.clues, _adapted_to(images, evidence, last))
+    images, z, labels = _new(phase)
+    known = KeptFeatures.of(z, labels, images.clues, _adapted_to(images, phase, last))
     before = last.state if last else None
     if not isinstance(before, KeptFeatures):
         return known, torch.arange(len(labels))
@@ -195,15 +201,15 @@ def _joined(evidence: Evidence, last: "ClosedForm | None") -> tuple[KeptFeatures
 
 
 def _turned_by_mirroring(
-    evidence: Evidence, found: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
+    phase: Phase, found: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
 ) -> tuple[int, ...]:
     """Return the classes whose mirrored copies, of this phase's images, look like another class."""
     within = torch.isin(latest, rows).nonzero().squeeze(1)
     if not len(within):
         return ()
-    images, _, labels = _new(evidence)
+    images, _, labels = _new(phase)
     sample = within[first_of_each(labels[within], MIRRORED)]
-    copies = evidence.read(images.select(sample), mirror=True).levels
+    copies = phase.read(images.select(sample), mirror=True).levels
     return turned_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
 
 

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from geodl.core.errors import ConfigError, DataError
 from geodl.geometry import unit
-from geodl.model.classifiers.base import Evidence
 from geodl.model.classifiers.nearest import NearestMean
 from geodl.model.features import class_means, filled
+from geodl.model.phase import Phase
 
 PAIRS = 1 << 22
 """The weights of a drift are formed for at most so many (sample, class) pairs at a time."""
@@ -29,16 +29,17 @@ class Ncm(NearestMean):
     preference = 2
 
     @classmethod
-    def fit(cls, evidence: Evidence) -> Self:
+    def fit(cls, phase: Phase) -> Self:
         """Take the means of the classes at hand; the others drift along."""
-        now, before = evidence.now, evidence.before
-        taken = class_means(now.pooled, now.labels, evidence.classes)
-        last = evidence.previous.get(cls.name)
+        now, before = phase.now, phase.before
+        assert now is not None
+        taken = class_means(now.pooled, now.labels, phase.classes)
+        last = phase.previous.get(cls.name)
         if last is None:
             return cls(taken)
         assert isinstance(last, Ncm)
         moved = last.means if before is None else drift(last.means, before.pooled, now.pooled)
-        return cls(filled(taken, F.pad(moved, (0, 0, 0, evidence.classes - len(moved)))))
+        return cls(filled(taken, F.pad(moved, (0, 0, 0, phase.classes - len(moved)))))
 
 
 def drift(means: Tensor, old: Tensor, new: Tensor, width: float = 0.3) -> Tensor:

@@ -4,9 +4,10 @@ from typing import Self
 
 import torch
 
-from geodl.model.classifiers.base import Evidence
+from geodl.model.classifiers.ncm import Ncm
 from geodl.model.classifiers.nearest import NearestMean
 from geodl.model.features import class_means, filled
+from geodl.model.phase import Phase
 
 
 class Nme(NearestMean):
@@ -18,16 +19,16 @@ class Nme(NearestMean):
     preference = 1
 
     @classmethod
-    def fit(cls, evidence: Evidence) -> Self | None:
+    def fit(cls, phase: Phase) -> Self | None:
         """Take the means of the exemplars; a class without any stands by its NCM mean."""
-        images = evidence.memory.images
+        images = phase.kept and phase.kept.images
         if images is None:
             return None
-        sides = (False, True) if evidence.config.flip else (False,)
-        views = [evidence.read(images, mirror=side) for side in sides]
+        sides = (False, True) if phase.config.flip else (False,)
+        views = [phase.read(images, mirror=side) for side in sides]
         pooled = torch.cat([view.pooled for view in views])
         labels = torch.cat([view.labels for view in views])
-        means = class_means(pooled, labels, evidence.classes)
-        others = evidence.classifier("ncm")
-        assert isinstance(others, NearestMean)
+        means = class_means(pooled, labels, phase.classes)
+        others = phase.classifier(Ncm)
+        assert others is not None
         return cls(filled(means, others.means))
