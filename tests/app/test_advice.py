@@ -78,10 +78,10 @@ def test_adapting_is_offered_where_many_images_are_mistaken(adapt, right, images
 
 def test_pairs_are_counted_both_ways():
     found = mixed_up(confusion([8, 1, 1], [3, 7, 0], [0, 0, 10]))
-    pairs = [(pair["names"], pair["wrong"], pair["images"]) for pair in found]
+    pairs = [(pair.names, pair.wrong, pair.images) for pair in found]
     assert pairs == [(("b", "a"), 4, 20), (("a", "c"), 1, 20)]
-    assert found[0]["ways"] == [("b", "a", 3, 10), ("a", "b", 1, 10)]
-    assert found[1]["ways"] == [("a", "c", 1, 10)]
+    assert found[0].ways == (("b", "a", 3, 10), ("a", "b", 1, 10))
+    assert found[1].ways == (("a", "c", 1, 10),)
     assert mixed_up(confusion([5, 0], [0, 5])) == []
 
 
@@ -108,8 +108,8 @@ def test_advice_names_what_would_help():
     few = said([400, 0, 0], [0, 400, 0], [0, 0, 400], images=(50, 9, 3))
     assert few["Very few images"].startswith("b (9), c (3).")
     wide = said([9, 1, 0], [0, 10, 0], [0, 0, 10])
-    assert wide["Do not trust the accuracy too far"].startswith(
-        "It rests on 30 images: it may as well be 83 % or 99 %."
+    assert wide["The accuracy is uncertain"].startswith(
+        "It was measured on 30 images: it may as well be 83 % or 99 %."
     )
     assert list(said([5])) == ["Add a second class"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.helpers.folders import QUICK
 
-from geodl.app import before, choices, learning, state
+from geodl.app import choices, estimates, state, step
 from geodl.app.choices import checked, choose_start, stands_still, training_asked
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, install
@@ -21,7 +21,7 @@ def test_the_estimate_of_the_time_waits_for_the_device(monkeypatch):
         torch.Tensor, "item", lambda tensor: waited.append(tensor.requires_grad) or item(tensor)
     )
     config = RunConfig(network="convnet", image_size=8, batch_size=2)
-    assert before.step_seconds(config, images=10, classes=2) > 0
+    assert estimates.step_seconds(config, images=10, classes=2) > 0
     assert sum(waited) == 4  # one step to warm up and three
 
 
@@ -63,9 +63,9 @@ def test_with_pretrained_weights_their_features_are_read_in_closed_form(monkeypa
 def test_before_a_long_training_one_is_asked_and_told_what_would_serve_better(
     classifier, weeks, monkeypatch
 ):
-    for module in (choices, learning):
+    for module in (choices, step):
         monkeypatch.setattr(module, "has_pretrained", lambda: False)
-    monkeypatch.setattr(before, "step_seconds", lambda *_, **__: 500.0)
+    monkeypatch.setattr(estimates, "step_seconds", lambda *_, **__: 500.0)
     heard = []
     with pytest.raises(ConfigError, match="not confirmed: nothing was learned"):
         classifier.learn(weeks[0], listener=heard.append, confirm=lambda seconds: seconds < 500)

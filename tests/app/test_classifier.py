@@ -115,7 +115,7 @@ def test_new_names_that_are_easily_mistaken_are_told(classifier, digits):
     names = [other.get(name, name) for name in names]
     told = dict(classifier.learn(digits.train.pixels[20:40], names, **QUICK).skipped)
     assert "a new class, although the model knows 'digit 1'" in told["Digit 1"]
-    assert "also said of images unlike all classes" in told["unknown"]
+    assert "label of images unlike all classes" in told["unknown"]
 
 
 def test_without_exemplars_no_image_is_kept(classifier, weeks):

@@ -10,7 +10,7 @@ from PIL import ExifTags, Image
 
 from geodl.app.choices import has_pretrained
 from geodl.app.classifier import IncrementalClassifier
-from geodl.app.series import clues_of, stem_and_frame, way_of_grouping
+from geodl.app.series import check_grouping, clues_of, stem_and_frame
 from geodl.closed_form.series import series_of
 from geodl.core.errors import ConfigError, DataError
 from geodl.data.intake import take
@@ -54,8 +54,8 @@ def test_else_unlike_images_are_alone(films, way):
 def test_what_cannot_be_a_way_is_refused():
     for wrong in ("names", "(a)(b)", "(", "film"):
         with pytest.raises(ConfigError, match=r"group_by = .*auto, name, time, folder, none"):
-            way_of_grouping(wrong)
-    assert way_of_grouping(r"(.*)_\d+") == r"(.*)_\d+"
+            check_grouping(wrong)
+    check_grouping(r"(.*)_\d+")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import torch
 from benchmarks.labels import learned, measure
 from tests.helpers.tiny import dataset, shown
 
-from geodl.app import state
+from geodl.app import edits, state
 from geodl.app.classifier import IncrementalClassifier
-from geodl.app.finding import find
 from geodl.app.ledger import UNKNOWN_KEY, Ledger
+from geodl.app.lookup import find
 from geodl.app.page import owner, render
 from geodl.cli.own_display import say_learned
 from geodl.closed_form import kept_features
@@ -357,11 +357,11 @@ def test_a_kept_picture_of_an_older_model_is_found_by_its_identity(model):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_network_holds_a_class_only_where_it_was_adapted(kept, right, monkeypatch):
-    monkeypatch.setattr(state, "build", lambda config: SimpleNamespace(trains=lambda phase: True))
+    monkeypatch.setattr(edits, "build", lambda config: SimpleNamespace(trains=lambda phase: True))
     last = state.load(Directory(right.path))
     closed = replace(last.model.default, adapted=Adapted(torch.empty(0), 9, 5, 6, kept))
     last = replace(last, model=replace(last.model, classifiers={"analytic": closed}))
-    assert ("network" in state.traces(last, "class 1")) == kept
+    assert ("network" in edits.traces(last, "class 1")) == kept
 
 
 @pytest.mark.slow

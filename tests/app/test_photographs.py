@@ -11,8 +11,8 @@ import torch
 from tests.helpers.shapes import QUICK, SHAPES, pictures
 
 from geodl import IncrementalClassifier, Learner
-from geodl.app.before import step_seconds, timed
 from geodl.app.choices import has_pretrained
+from geodl.app.estimates import step_seconds, timed
 from geodl.cli import app
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError
@@ -241,8 +241,8 @@ def test_how_long_it_takes_is_told_early_and_asked_where_it_is_long(tmp_path, mo
     """By what is read, large photographs decoded included: no network is built for an estimate."""
     heard, asked = [], []
     x, y = pictures(("disc", "square"), 6)
-    monkeypatch.setattr("geodl.app.learning.LONG", 0.0)
-    monkeypatch.setattr("geodl.app.before.LOOK", 0.0)
+    monkeypatch.setattr("geodl.app.step.LONG", 0.0)
+    monkeypatch.setattr("geodl.app.estimates.LOOK", 0.0)
     monkeypatch.setattr("geodl.data.squares.BATCH", 4)
     monkeypatch.setattr("geodl.learning.timing.build_network", None)
     how = {"listener": heard.append, "confirm": asked.append}

@@ -8,6 +8,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from tests.helpers.tiny import dataset, shown
 
+from geodl.app import edits
 from geodl.app import state as states
 from geodl.app.classifier import IncrementalClassifier
 from geodl.data import squares
@@ -31,7 +32,7 @@ def test_in_closed_form_not_even_hashes_of_a_removed_class_are_left(tmp_path):
     earlier = replace(states.load(Directory(model.path)), seen=before.seen)  # of version 0.2
     model.remove("class 2")
     for name in ("class 1", "class 2"):
-        earlier = states.without(earlier, name, again=True)
+        earlier = edits.removed(earlier, name, again=True)
     model.remove("class 2", for_good=True)
     kept = b"".join(path.read_bytes() for path in model.path.rglob("*") if path.is_file())
     assert not any(key.tobytes() in kept for key in gone)

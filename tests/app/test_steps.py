@@ -291,7 +291,7 @@ def test_what_cannot_be_removed_for_good_stays_as_it_was(model, monkeypatch):
     with pytest.raises(ConfigError, match="class 'nothing'"):
         model.remove("nothing", for_good=True)
     monkeypatch.setattr("geodl.app.classifier.remove", lambda path: None)
-    with pytest.raises(StoreError, match="cannot be removed; remove it yourself: it holds images"):
+    with pytest.raises(StoreError, match="cannot be removed; remove it yourself"):
         model.remove("class 0", for_good=True)
     assert model.classes == ("class 0", "class 1")
     assert folder.exists()
@@ -318,7 +318,7 @@ def test_export_does_not_overwrite_unless_told(model, typed, tmp_path):
     pytest.importorskip("onnxruntime", reason="the extra `onnx` is not installed")
     file = tmp_path / "model.onnx"
     file.write_text("mine")
-    with pytest.raises(ConfigError, match=r"model\.onnx is there already; --force replaces it"):
+    with pytest.raises(ConfigError, match=r"model\.onnx exists already; --force replaces it"):
         typed("export", model.path, file)
     assert file.read_text() == "mine"
     assert "2 classes" in typed("export", model.path, file, "--force").out

@@ -54,7 +54,7 @@ def runtime(pytestconfig):
     folder = Path(pytestconfig.cache.mkdir("onnxruntime-web"))
     if not all((folder / name).is_file() for name in web.RUNTIME):
         try:
-            found = web._packed()
+            found = web.fetched()
         except GeodlError as error:
             pytest.skip(str(error))
         for name, content in found.items():
