@@ -114,7 +114,7 @@ def test_removed_for_good_old_uploads_are_gone_too(taught, typed):
     said = " ".join(typed("remove", taught.path, "digit 0", "--for-good").out.split())
     assert "no image of it is left" in said
     assert "the network, which was trained on it too," in said
-    assert "hashes of its images, which tell whether a given picture was learned, stay" in said
+    assert "hashes of its images, which tell whether a picture was learned, stay" in said
     assert not folder.parent.exists()
 
 

@@ -1,1 +1,1 @@
-"""Models of a person's own images: `IncrementalClassifier` and its learn steps, edits, advice, page and export."""
+"""Models of a user's own images: `IncrementalClassifier` and its learn steps, edits, advice, page and export."""

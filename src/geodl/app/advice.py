@@ -19,7 +19,7 @@ ENOUGH = 2
 SCRATCH = 100
 """With fewer images a class, training a network from scratch is called hard."""
 UNLIKE, MANY = 95.0, 300
-"""Below this accuracy in %, on at least so many images, adapting the network is suggested."""
+"""Below this accuracy in %, on at least this many images, adapting the network is suggested."""
 
 ONLY_SUMS = (
     f"More than {MOST:,} images: from now on the model keeps sums over all images, and the features of a sample of each class to measure "

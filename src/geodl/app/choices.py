@@ -59,22 +59,22 @@ Choice = tuple[str, str, str]
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Check the user's options before anything is read or written; return their parsed values."""
-    wanted = {key: value for key, value in options.items() if value is not None}
-    if wanted.pop("whole", False):
-        wanted["crop"] = "whole"
-    method = wanted.get("method")
+    chosen = {key: value for key, value in options.items() if value is not None}
+    if chosen.pop("whole", False):
+        chosen["crop"] = "whole"
+    method = chosen.get("method")
     if method is not None and method not in OFFERED:
         raise ConfigError(f"method = {method!r}: allowed values are {', '.join(OFFERED)}")
-    kind = method or ("lucir" if training_asked(wanted) else CLOSED_FORM["method"])
-    start = {"method": kind} | ({} if in_closed_form(kind) else {"distill": "geodesic"})
-    adapts = wanted.get("adapt", "no") != "no"  # then the weights are those of `choose_start`
-    start |= {"network": PRETRAINED, "pretrained": "weights" not in wanted} if adapts else {}
-    config = configure([Layer(YOURS, start | wanted)]).config
+    method = method or ("lucir" if training_asked(chosen) else CLOSED_FORM["method"])
+    start = {"method": method} | ({} if in_closed_form(method) else {"distill": "geodesic"})
+    if adapts(chosen):  # a pre-trained network, as in `choose_start`
+        start |= {"network": PRETRAINED, "pretrained": "weights" not in chosen}
+    config = configure([Layer(YOURS, start | chosen)]).config
     allowed = _inherited(config) + [key for key in COMMON if key in SET]
-    for key in wanted:
+    for key in chosen:
         if key not in allowed:
             raise ConfigError(f"{key}: not an option of learn; allowed are {', '.join(allowed)}")
-    return {key: config[key] for key in wanted}
+    return {key: config[key] for key in chosen}
 
 
 def _inherited(config: RunConfig) -> list[str]:
@@ -102,9 +102,13 @@ def in_closed_form(method: str | None) -> bool:
 
 def stands_still(start: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
     """Return whether the network of a new model in closed form does not change, so that features can be computed while reading."""
-    adapts = options.get("adapt", "no") != "no"
     has_weights = bool(start.get("pretrained") or options.get("weights"))
-    return not adapts and "mean" in start and has_weights
+    return has_weights and "mean" in start and not adapts(options)
+
+
+def adapts(options: Mapping[str, Any]) -> bool:
+    """Return whether the network is adapted to the first images, or that is tried."""
+    return str(options.get("adapt", "no")) != "no"
 
 
 def has_pretrained() -> bool:
@@ -128,8 +132,8 @@ def choose_start(side: int, options: Mapping[str, Any], kind: str) -> dict[str, 
         start |= CLOSED_FORM
     if options.get("weights") is not None:
         start["pretrained"] = False
-    given = ("image_size", "pretrained", "mean", "std")
-    return start | {key: options[key] for key in given if options.get(key) is not None}
+    fixed = ("image_size", "pretrained", "mean", "std")
+    return start | {key: options[key] for key in fixed if options.get(key) is not None}
 
 
 def start_of(side: int, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,20 +188,20 @@ def choose(
     colors: of the images, if a network is trained on them and does not expect other ones; last: the configuration of the
     step before; mirrors: whether mirroring keeps the class of an image.
     """
-    wanted, first = dict(options), last is None
+    user, first = dict(options), last is None
     made: dict[str, Any] = {}
     if last is None:
         values = _first_values(colors, start)
     else:
         _refuse_other(last, options)
         for key in ("weights", "pretrained"):  # of a network that exists already
-            wanted.pop(key, None)
-        values = _later_values(last, wanted)
+            user.pop(key, None)
+        values = _later_values(last, user)
         made = {key: values[key] for key in last.fixed_in_model() if key in values}
-    kind, both = device_kind(str(wanted.get("accelerator", "auto"))), values | wanted
+    kind, both = device_kind(str(user.get("accelerator", "auto"))), values | user
     part = "" if both.get("crop") == "whole" else ": its middle square"
     reasons = {
-        "method": _why_method(both, training_asked(wanted) if first else None),
+        "method": _why_method(both, training_asked(user) if first else None),
         "network": _why_network(both, kind, first=first),
         "image_size": f"what the network sees of a picture{part}",
     }
@@ -212,7 +216,7 @@ def choose(
             "lr": "the highest learning rate",
         }
     chosen = [Layer(why, {key: values.pop(key)}) for key, why in reasons.items()]
-    return configure([Layer("chosen", values), *chosen, Layer(MADE, made), Layer(YOURS, wanted)])
+    return configure([Layer("chosen", values), *chosen, Layer(MADE, made), Layer(YOURS, user)])
 
 
 def _first_values(colors: Colors | None, start: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,9 +231,9 @@ def _first_values(colors: Colors | None, start: Mapping[str, Any]) -> dict[str, 
     return values | dict(start)
 
 
-def _later_values(last: RunConfig, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _later_values(last: RunConfig, user: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a later step inherits, without those of another method or distillation than it uses."""
-    parts = {key: wanted.get(key, last[key]) for key in ("method", "distill")}
+    parts = {key: user.get(key, last[key]) for key in ("method", "distill")}
     used = configure([Layer(YOURS, parts)]).config.flat()
     return {key: last[key] for key in _inherited(last) if key in used}
 
@@ -251,13 +255,13 @@ def _schedule(images: int, *, first: bool, foreign: bool, kind: str) -> dict[str
     }
 
 
-def _refuse_other(last: RunConfig, wanted: Mapping[str, Any]) -> None:
-    asked = training_asked({key: value for key, value in wanted.items() if key != "network"})
-    if asked and in_closed_form(last.method) and "method" not in wanted:
+def _refuse_other(last: RunConfig, user: Mapping[str, Any]) -> None:
+    asked = training_asked({key: value for key, value in user.items() if key != "network"})
+    if asked and in_closed_form(last.method) and "method" not in user:
         raise ConfigError(
             f"{asked}: only training uses it, and this model is in closed form; learn a new model to train"
         )
-    last.insist_on_fixed(wanted)
+    last.insist_on_fixed(user)
 
 
 def explain(found: Effective, classes: int) -> list[Choice]:
@@ -286,7 +290,7 @@ def _why_method(options: Mapping[str, Any], asked: str | None) -> str:
     """Return how the model learns, and which option led to that."""
     if not in_closed_form(str(options["method"])):
         how = f"trained, with {options['distill']} distillation"
-    elif options.get("adapt", "no") != "no":
+    elif adapts(options):
         how = "closed form on pre-trained features, adapted to the first images and then frozen"
     else:
         how = "closed form on frozen pre-trained features"
@@ -298,8 +302,8 @@ def _why_network(options: Mapping[str, Any], kind: str, *, first: bool) -> str:
     has_weights = options.get("pretrained") or options.get("weights")
     if not in_closed_form(str(options["method"])) or not has_weights:
         return f"for pictures of this size on this machine ({kind})"
-    adapts = first and options.get("adapt", "no") != "no"
-    return "trained on other images" + ("" if adapts else " and not trained further")
+    further = "" if first and adapts(options) else " and not trained further"
+    return f"trained on other images{further}"
 
 
 def _why_flip(flip: bool, colors: Colors | None) -> str:

@@ -92,9 +92,9 @@ class IncrementalClassifier(Predicting):
         from geodl.app.series import check_grouping
         from geodl.app.step import LearnStep
 
-        for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
-            if not callable(given):
-                raise ConfigError(f"{name}: expected a function, got {type(given).__name__}")
+        for name, function in (("listener", listener), ("stop", stop), ("confirm", confirm)):
+            if not callable(function):
+                raise ConfigError(f"{name}: expected a function, got {type(function).__name__}")
         chosen = checked(options)
         check_grouping(group_by)
         if isinstance(images, str | Path):
@@ -345,8 +345,8 @@ class IncrementalClassifier(Predicting):
 
     def _refuse_inside(self, folder: Path) -> None:
         # Not resolve(), which fails on circular links.
-        here, there = (Path(os.path.realpath(path)) for path in (self.path, folder))
-        if here == there or there in here.parents or here in there.parents:
+        model, images = (Path(os.path.realpath(path)) for path in (self.path, folder))
+        if model == images or images in model.parents or model in images.parents:
             raise ConfigError(
                 f"model {self.path} and images {folder}: one is inside the other; use separate folders"
             )

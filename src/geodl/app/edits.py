@@ -84,7 +84,7 @@ def traces(state: State, name: str) -> str:
     if build(state.config).trains(steps[0] - 1) and (adapted is None or adapted.kept):
         found.append("the network, which was trained on it too,")
         if adapted is not None or not in_closed_form(state.config.method):
-            found.append("hashes of its images, which tell whether a given picture was learned,")
+            found.append("hashes of its images, which tell whether a picture was learned,")
     if default.stored().sums:
         found.append("sums over the features of all images, in which it had its share,")
     return " and ".join(found)

@@ -36,13 +36,13 @@ def closed_form(state: State) -> ClosedForm:
     return found
 
 
-def find(state: State, given: Any) -> Found:
+def find(state: State, images: Any) -> Found:
     """Return learned images, each once, by files, arrays, names, or values of `Kept.id`."""
     by_features = closed_form(state).kept_labels() is not None
     learned = {key: place for place, key in enumerate(state.ledger.keys.tolist())}
     keys: dict[int, int] = {}  # by place
     pixels: dict[int, Tensor] = {}
-    for part in given if isinstance(given, list | tuple) else [given]:
+    for part in images if isinstance(images, list | tuple) else [images]:
         key = _named(state, part) if isinstance(part, str | Path) else None
         if key is not None and key in learned and by_features:
             keys[learned[key]] = key
@@ -61,28 +61,28 @@ def find(state: State, given: Any) -> Found:
     return Found(*found, ArrayImages(torch.stack([pixels[place] for place in keys]), labels))
 
 
-def _named(state: State, given: str | Path) -> int | None:
+def _named(state: State, image: str | Path) -> int | None:
     """Return the key of a learned or stored image by its identity or name; None for a file or an unknown name."""
-    name, learned = str(given), state.ledger.keys.tolist()
+    name, learned = str(image), state.ledger.keys.tolist()
     stored = dict(
         zip(short_hashes(list(state.stored)).tolist(), state.stored.values(), strict=True)
     )
     if IDENTITY.fullmatch(name) and (key := int(name, 16)) in {*learned, *stored}:
         return key
-    if Path(given).exists():
+    if Path(image).exists():
         return None
     pairs = zip(learned, state.ledger.names, strict=True)
     keys = [key for key, known in pairs if known == name]
     keys = keys or [key for key, source in stored.items() if source == name]
     if len(keys) > 1:
-        raise DataError(f"{given}: {len(keys)} learned images have this name; give the file")
+        raise DataError(f"{image}: {len(keys)} learned images have this name; use the file")
     return keys[0] if keys else None
 
 
-def _read(state: State, given: Any) -> Tensor:
+def _read(state: State, source: Any) -> Tensor:
     """Return the pixels (N, 3, size, size) of a file, a folder or an array."""
     size, whole = state.transform.size, state.transform.whole
-    pictures, names, skipped = as_images(given if hasattr(given, "shape") else [given])
+    pictures, names, skipped = as_images(source if hasattr(source, "shape") else [source])
     parts, bad = [torch.empty(0, 3, size, size, dtype=torch.uint8)], list(skipped)
     for _, pixels, unread in squares(pictures, size, 1, whole):
         parts.append(pixels)

@@ -94,13 +94,13 @@ class Outcome:
             order = (~left_out.mistaken).long().argsort(stable=True)
         order = order[self._counted[order]]
         before = self.last.validation if self.last else None
-        have = self.last.checks if self.last else Counter[int]()
+        counts = self.last.checks if self.last else Counter[int]()
         if before is not None:
             shown = short_hashes(before.item_digests())
             order = order[~torch.isin(short_hashes(ready.digests), shown)[order]]
         chosen = torch.zeros(len(labels), dtype=torch.bool)
         for label in ready.present:
-            lacking = min(self.config.exemplars, VALIDATION) - have[label]
+            lacking = min(self.config.exemplars, VALIDATION) - counts[label]
             chosen[order[labels[order] == label][: max(lacking, 0)]] = True
         added = pictures_of(
             ready.originals.select(chosen),

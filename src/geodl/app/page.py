@@ -140,13 +140,13 @@ def _band(low: float, high: float) -> str:
     return f"{100 * low:.0f} to {100 * high:.0f} %" if low else f"under {100 * high:.0f} %"
 
 
-def _pictures(state: State, model: Model | None, wanted: bool) -> dict[str, Any] | None:
+def _pictures(state: State, model: Model | None, visible: bool) -> dict[str, Any] | None:
     """Return the misclassified pictures among the validation images, the most certain mistakes first."""
     checks = state.validation
     if model is None or checks is None or not len(checks):
         return None
-    if not wanted:
-        return {"wanted": False}
+    if not visible:
+        return {"visible": False}
     judged = model.judged(checks)
     sure = judged.confidences
     wrong = ((judged.predictions != judged.labels) & (judged.predictions >= 0)).nonzero().squeeze(1)
@@ -162,17 +162,17 @@ def _pictures(state: State, model: Model | None, wanted: bool) -> dict[str, Any]
         }
         shown.append(picture | _shown(state, checks, i))
     judged_images = int((judged.predictions >= 0).sum())
-    return {"wanted": True, "judged": judged_images, "wrong": len(wrong), "shown": shown}
+    return {"visible": True, "judged": judged_images, "wrong": len(wrong), "shown": shown}
 
 
-def _doubtful(state: State, wanted: bool) -> list[dict[str, Any]]:
-    """Return the images that look mislabelled, the most certain mistakes first; `wanted`: with the stored pictures."""
+def _doubtful(state: State, visible: bool) -> list[dict[str, Any]]:
+    """Return the images that look mislabelled, the most certain mistakes first; `visible`: with the stored pictures."""
     found = []
     for each in doubtful(state):
         sure = 100 * (each.confidence or 0)
         picture = {"own": each.label, "other": each.likely, "sure": sure, "file": each.name}
         picture["data"] = ""
-        if wanted and each.use:
+        if visible and each.use:
             picture |= _shown(state, *find(state, each.id))
         found.append(picture)
     return found

@@ -239,13 +239,13 @@ def set_aside(ready: Prepared, last: State | None) -> Tensor:
 
     Near-duplicates stay on one side. A returning class gives more as long as it has fewer than ten.
     """
-    have = last.checks if last else Counter[int]()
+    counts = last.checks if last else Counter[int]()
     held = torch.zeros(len(ready.images), dtype=torch.bool)
     for label in ready.present:
         mine = (ready.images.labels == label).nonzero().squeeze(1)
-        wanted = min(VALIDATION, ready.classes[label].images // 5) - have[label]
+        lacking = min(VALIDATION, ready.classes[label].images // 5) - counts[label]
         fresh = [int(i) for i in mine if ready.fresh[i]]
-        limit = min(wanted, len(fresh) // 2)
+        limit = min(lacking, len(fresh) // 2)
         if limit <= 0:
             continue
         pixels = resized(ready.images.select(mine), SIDE).pixels.flatten(1).float()

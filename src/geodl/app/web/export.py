@@ -59,16 +59,17 @@ def export_web(
     return done | {"file": str(folder), "bytes": directory_size(folder)}
 
 
-def _runtime(given: Path | None) -> dict[str, bytes]:
+def _runtime(directory: Path | None) -> dict[str, bytes]:
     """Return the files of onnxruntime-web by name."""
-    if given is None:
+    if directory is None:
         return fetched()
-    places = (given, given / "dist", given / "node_modules" / "onnxruntime-web" / "dist")
+    dist = directory / "node_modules" / "onnxruntime-web" / "dist"
+    places = (directory, directory / "dist", dist)
     for place in places:
         if all((place / file).is_file() for file in RUNTIME):
             return {file: (place / file).read_bytes() for file in RUNTIME}
     raise ConfigError(
-        f"--runtime {given}: {', '.join(RUNTIME)} of onnxruntime-web are needed there"
+        f"--runtime {directory}: {', '.join(RUNTIME)} of onnxruntime-web are needed there"
     )
 
 
