@@ -33,7 +33,18 @@ TRAINED = {"method": "lucir", "network": "convnet", "epochs": 2, "threads": 1, "
 
 
 FROZEN = {"method": "analytic", "network": "convnet", "train_base": False, "keep_features": True}
-RESEARCH = ("phase", "NME", "NCM", "CNN", "principal", "loss", "average", "forgetting", "epoch")
+RESEARCH = (
+    "phase",
+    "NME",
+    "NCM",
+    "CNN",
+    "principal",
+    "loss",
+    "average accuracy",
+    "average 1",
+    "forgetting",
+    "epoch",
+)
 
 
 @pytest.fixture(scope="session")
@@ -203,7 +214,7 @@ def test_one_class_and_none(models, tmp_path):
     assert "Add a second class" in text
     assert "classes now" not in text
     make_model(tmp_path / "empty")
-    assert "Nothing was learned yet." in shown(tmp_path / "empty")
+    assert "Nothing has been learned yet." in shown(tmp_path / "empty")
 
 
 def test_several_models_are_compared_as_runs_are(models):
