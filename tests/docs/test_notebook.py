@@ -65,5 +65,5 @@ def test_your_own_photographs(tmp_path, monkeypatch, plots):
     _, own = NOTEBOOKS
     after = run(own)
     assert after["model"].classes == ("daisy", "poppy", "sunflower", "cornflower", "mallow")
-    assert after["found"].accuracy > 80
+    assert after["result"].accuracy > 80
     assert len(plots.get_fignums()) == 2
