@@ -105,11 +105,8 @@ def test_what_the_parts_compute(folder):
     assert wide.train.pixels[0, 0, 0].tolist() == ([0] * 4 + [255] * 4) * 2
 
 
-@pytest.mark.parametrize("file", ["log_to_csv.py", "objects.py"])
-def test_the_scripts_of_the_page_run(folder, file):
-    subprocess.run([sys.executable, file], check=True, timeout=300, cwd=folder)
-    if file == "log_to_csv.py":
-        assert len((folder / "losses.csv").read_text().splitlines()) == 4
+def test_the_script_with_objects_runs(folder):
+    subprocess.run([sys.executable, "objects.py"], check=True, timeout=300, cwd=folder)
 
 
 def test_a_command_imports_before_it_knows_its_options(folder):
