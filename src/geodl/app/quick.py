@@ -108,10 +108,10 @@ def _predicted(
     """Predict by a graph; None if an image cannot be read or the graph cannot be run."""
     began = time.perf_counter()
     try:
-        session = session_of(graph)
-        about = about_of(session)
-        pixels = [seen(image, about) for image in images]
-        answers = [run(session, each[None]) for each in pixels]
+        session = _session(graph)
+        about = _about(session)
+        pixels = [np.ascontiguousarray(seen(image, about)[None]) for image in images]
+        answers = [session.run(None, {"pixels": each}) for each in pixels]
     except Exception:  # the errors of onnxruntime have no other base class
         return None
     probabilities, scores = (np.concatenate(each) for each in zip(*answers, strict=True))
@@ -134,7 +134,7 @@ def seen(image: Path, about: About) -> NDArray[np.uint8]:
     return pixels.transpose(2, 0, 1)
 
 
-def session_of(graph: bytes) -> Any:
+def _session(graph: bytes) -> Any:
     """Return a session with one thread: a photograph takes less time than waking up more."""
     import onnxruntime
 
@@ -144,15 +144,9 @@ def session_of(graph: bytes) -> Any:
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def about_of(session: Any) -> About:
+def _about(session: Any) -> About:
     """Return the metadata of a graph."""
     found = session.get_modelmeta().custom_metadata_map
-    seen, classes = json.loads(found["preprocessing"]), tuple(json.loads(found["labels"]))
-    lowest = float(found.get("threshold", "-inf"))
-    return About(classes, seen["size"], seen["crop"] == "whole", lowest)
-
-
-def run(session: Any, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return probabilities (N, C) and scores (N,) for pixels: uint8 (N, 3, size, size)."""
-    probabilities, scores = session.run(None, {"pixels": np.ascontiguousarray(pixels)})
-    return probabilities, scores
+    classes, transform = tuple(json.loads(found["labels"])), json.loads(found["preprocessing"])
+    threshold = float(found.get("threshold", "-inf"))
+    return About(classes, transform["size"], transform["crop"] == "whole", threshold)
