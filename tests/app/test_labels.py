@@ -223,7 +223,8 @@ def test_a_picture_known_under_another_class_is_moved_on_request(model, right):
     assert [each["images"] for each in model.info()["classes"]] == [14, 14, 14]
 
 
-def test_sums_give_an_image_back(sums, right):
+def test_sums_give_an_image_back(sums, made, tmp_path):
+    right = made("right sums", NAMES, tmp_path)
     assert {each.name for each in sums.doubtful()} == {"class 1/image 3", "class 2/image 20"}
     off = np.abs(scores(sums) - scores(right)).max()
     assert "class 0/image 13" not in {each["from"] for each in sums.info()["stored"]}
