@@ -296,7 +296,7 @@ class Directory:
             data = _encoded(name, content)
             digest = hashlib.sha256(data).hexdigest()
             if not _holds(folder / digest, data):
-                files.write_own(folder / digest, data)
+                files.atomic_write(folder / digest, data)
             found[name] = (digest, len(data))
         return found
 

@@ -219,7 +219,7 @@ def write_head(path: Path, head: Head) -> None:
     """Replace head.json, which is the commit; the copy comes first, since all that it names is there."""
     content = head.content()
     for name in (COPY, HEAD):
-        files.write_own(path / name, content)
+        files.atomic_write(path / name, content)
 
 
 def _parsed(path: Path, name: str) -> Head:
