@@ -82,7 +82,9 @@ class Cache:
     def keep_latest(self, suffix: str, most: int) -> None:
         """Remove all but the `most` latest entries with a suffix."""
         with suppress(OSError):  # another process may remove the same files
-            entries = sorted(self._entries.glob(f"*{suffix}"), key=lambda path: -path.stat().st_mtime)
+            entries = sorted(
+                self._entries.glob(f"*{suffix}"), key=lambda path: -path.stat().st_mtime
+            )
             for path in entries[most:]:
                 path.unlink()
 

@@ -1,4 +1,4 @@
-"""Labelled images from one file: a zip archive of class folders, or a CSV table of files and labels."""
+"""Labelled images from a zip archive of class folders or a CSV table of files and labels."""
 
 import csv
 import io
@@ -16,21 +16,21 @@ from geodl.data.images import FileImages
 from geodl.data.names import numbered
 
 LARGEST = 2 << 30
-"""Bytes of pictures that are read from one archive: they are kept in memory."""
+"""Maximum number of unpacked bytes of an archive, which is read into memory."""
 HEADS = {"file", "filename", "image", "path"}
-"""Names of the first column that make the first line of a table a headline."""
+"""Names of the first column by which a header line is recognized."""
 
 Row = tuple[str, Item, str]
-"""Where an image comes from, the image, its label."""
+"""The origin of an image, the image, its label."""
 
 
 def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skips]:
-    """Return the labelled images of a zip archive or a CSV table, where each comes from, and what was skipped."""
+    """Return the labelled images of a zip archive or a CSV table, the origin of each, and the skipped files."""
     try:
         rows, skipped = _archive(path) if path.suffix.lower() == ".zip" else (_table(path), [])
     except DataError:
         raise
-    except Exception as error:  # each kind of compression has its own
+    except Exception as error:  # each kind of compression has its own exceptions
         raise DataError(f"{shown(path)}: cannot be read ({one_line(error)})") from None
 
     def check() -> None:
@@ -54,7 +54,7 @@ def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...],
 
 
 def _archive(path: Path) -> tuple[list[Row], Skips]:
-    """Read the class folders of a zip archive, which may lie inside one folder; nothing is unpacked to the disk."""
+    """Read the class folders of a zip archive, which may be inside one folder; nothing is unpacked to the disk."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = []
         for info in archive.infolist():
@@ -66,10 +66,10 @@ def _archive(path: Path) -> tuple[list[Row], Skips]:
         if total > LARGEST:
             limit = f"at most {readable(LARGEST)} are read"
             raise DataError(f"{shown(path)}: {readable(total)} unpacked, {limit}; unpack it")
-        above = {parts[0] for parts, _ in members if len(parts) > 1}
+        outer = {parts[0] for parts, _ in members if len(parts) > 1}
         deep = any(len(parts) > 2 for parts, _ in members)
         inside = (archive.read(info) for parts, info in members if len(parts) == 2)
-        skip = 1 if len(above) == 1 and deep and not any(map(_is_image, inside)) else 0
+        skip = 1 if len(outer) == 1 and deep and not any(map(_is_image, inside)) else 0
         rows: list[Row] = []
         skipped: Skips = []
         for parts, info in members:
@@ -89,7 +89,7 @@ def _is_image(content: bytes) -> bool:
 
 
 def _table(path: Path) -> list[Row]:
-    """Read a table whose first two columns are a file, relative to the table, and its label."""
+    """Read a table whose first two columns are a file (relative to the table) and its label."""
     text = read_file(path).decode("utf-8-sig")
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     table = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)

@@ -13,8 +13,7 @@ import torch
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.keys import derive
 from geodl.data.batches import transform_of
-from geodl.data.images import Images, concat
-from geodl.data.intake import with_rows
+from geodl.data.images import Images, concat, with_rows
 from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.loop import Trainer
 from geodl.learning.shared_base import SharedBase, run_stages

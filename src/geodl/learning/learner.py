@@ -16,8 +16,8 @@ from geodl.core.events import Listener, ignore
 from geodl.core.files import as_path
 from geodl.core.text import one_line
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import Images, insist_on_images
-from geodl.data.intake import labelled, with_rows
+from geodl.data.images import Images, insist_on_images, with_rows
+from geodl.data.intake import labelled
 from geodl.data.names import class_name
 from geodl.learning.algorithm import initial_backbone, learn, merged
 from geodl.learning.checkpoint import Checkpoints

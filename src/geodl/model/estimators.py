@@ -25,7 +25,7 @@ from geodl.data.batches import Transform, evaluation
 from geodl.data.dataset import insist
 from geodl.data.images import ArrayImages
 from geodl.data.intake import as_images
-from geodl.data.squares import squares, typical_side
+from geodl.data.squares import sizes_of, squares
 from geodl.model.features import features_of
 from geodl.model.herding import first_of_each
 from geodl.nets import Own, build_network, expected_images, reading_copy
@@ -335,7 +335,7 @@ class ImageFeatures(
         expected = expected_images(self.backbone) if isinstance(self.backbone, str) else {}
         fields = RunConfig.model_fields
         self.transform_ = Transform(
-            self.image_size or expected.get("image_size") or typical_side(as_images(X)[0]),
+            self.image_size or expected.get("image_size") or sizes_of(as_images(X)[0]).side,
             expected.get("mean", fields["mean"].default),
             expected.get("std", fields["std"].default),
         )
