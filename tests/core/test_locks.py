@@ -77,15 +77,13 @@ def test_one_holder_of_a_lock_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"pid": "x", "host": 5}', '{"pid": 1}', "\x00", "[" * 99_999]
+    "content", ["", "[]", '{"pid": "x", "host": 5}', '{"pid": 1}', "[" * 99_999]
 )
-def test_odd_words_about_the_holder_are_no_matter(tmp_path, content):
+def test_a_damaged_name_of_the_holder_does_not_matter(tmp_path, content):
+    expected = pytest.raises(StoreError, match="is being written by another process: wait")
     with locked(tmp_path):
         (tmp_path / "writer.json").write_text(content)
-        with (
-            pytest.raises(StoreError, match="is being written by another process: wait"),
-            locked(tmp_path),
-        ):
+        with expected, locked(tmp_path):
             pass
 
 

@@ -58,7 +58,7 @@ X = np.zeros((4, 2, 2), dtype=np.uint8)
         ({"x_test": X}, "x_test and y_test come together"),
         ({"y_train": [0, 1]}, "4 images with 2 labels given"),
         ({"y_train": np.zeros((4, 3), int)}, "class list: a name or a number"),
-        ({"y_train": np.int64(0)}, "one name or number an image"),
+        ({"y_train": np.int64(0)}, "one name or number per image"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(options, words):

@@ -90,13 +90,6 @@ def test_one_rule_names_labels_of_all_types(labels, classes, rows, names):
     assert found.dtype == torch.int64
 
 
-def test_labels_of_two_phases_in_different_types_are_the_same_classes():
-    learner = Learner(**QUICK, method="analytic")
-    for kind in (np.int64, np.float64, np.int8, str):
-        learner.learn(PIXELS, DATA.train.labels.numpy().astype(kind))
-    assert learner.classes == ("0", "1")
-
-
 @given(st.text())
 def test_a_name_that_is_taken_can_be_printed_and_taken_again(text):
     try:
@@ -128,7 +121,7 @@ def test_names_that_do_not_fit_the_labels_are_refused():
         take(PIXELS, numbers, ["a", "a"])
     with pytest.raises(DataError, match="label 1 has no name: 1 class name given"):
         take(PIXELS, numbers, ["a"])
-    with pytest.raises(DataError, match="a list of class names is needed"):
+    with pytest.raises(DataError, match="expected a list of class names"):
         take(PIXELS, numbers, "ab")
     with pytest.raises(DataError, match="label 'c' is not one of the classes given"):
         take(PIXELS, labels("a", "c"), ["a", "b"])
@@ -189,9 +182,9 @@ def test_images_of_geodl_are_taken_as_they_are():
     found = take(DATA.train)
     assert (found.classes, len(found.names)) == (DATA.classes, len(DATA.train))
     assert torch.equal(found.images.labels, DATA.train.labels)
-    with pytest.raises(DataError, match="ndarray given"):
+    with pytest.raises(DataError, match="got ndarray"):
         next(evaluation(PIXELS, Transform(8, (0, 0, 0), (1, 1, 1))))
-    with pytest.raises(DataError, match="ndarray given"):
+    with pytest.raises(DataError, match="got ndarray"):
         Batches(PIXELS, Transform(8, (0, 0, 0), (1, 1, 1)), 2, 0)
 
 
@@ -242,13 +235,15 @@ def test_wrong_arguments_are_refused(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} = "):
             model.predict(PIXELS, **wrong)
-    with pytest.raises(ConfigError, match="accelerator = 'tpu': auto, cpu and cuda are allowed"):
+    with pytest.raises(
+        ConfigError, match="accelerator = 'tpu': allowed values are auto, cpu, cuda"
+    ):
         model.predict(PIXELS, accelerator="tpu")
     with pytest.raises(ConfigError, match="accelerator = None"):
         device_kind(None)
     with pytest.raises(ConfigError, match="classifier = 5"):
         model.predict(PIXELS, classifier=5)
-    with pytest.raises(ConfigError, match="data_dir: int given"):
+    with pytest.raises(ConfigError, match="data_dir: expected a file or folder"):
         load("folder", 5)
     with pytest.raises(ConfigError, match=r"data = .*allowed values"):
         load(5)

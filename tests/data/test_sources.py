@@ -38,7 +38,7 @@ def test_unknown_names_and_options(tmp_path, monkeypatch, arguments, options, er
 
 def test_a_dataset_checks_its_labels():
     images = ArrayImages(torch.zeros(2, 3, 2, 2, dtype=torch.uint8), torch.tensor([0, 2]))
-    with pytest.raises(DataError, match="labels go from 0 to 2, 0 to 1 allowed"):
+    with pytest.raises(DataError, match="labels from 0 to 2: allowed are 0 to 1"):
         Dataset("odd", images, images, ("a", "b"), "")
     with pytest.raises(DataError, match="0 training images"):
         Dataset("none", images.select([]), images, ("a", "b"), "")

@@ -153,7 +153,7 @@ def test_weights_have_timms_own_names(timm_calls, tmp_path):
 
 
 def test_unknown_models_and_tags_are_refused(timm_calls):
-    with pytest.raises(ConfigError, match="no model 'swim'; the names nearest to it are timm:swin"):
+    with pytest.raises(ConfigError, match="no model 'swim'; similar names are timm:swin"):
         build_network("timm:swim", 3, head="cosine")
     with pytest.raises(ConfigError, match=r"cannot build 'map\.none': Invalid pretrained tag"):
         build_network("timm:map.none", 3, head="cosine")
@@ -167,7 +167,7 @@ def test_a_timm_that_cannot_be_imported_is_explained(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    with pytest.raises(ConfigError, match=r"beside this torch: operator torchvision::nms"):
+    with pytest.raises(ConfigError, match=r"with this torch: operator torchvision::nms"):
         build_network("timm:map", 3, head="cosine")
 
 

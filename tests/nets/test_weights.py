@@ -78,7 +78,7 @@ def test_other_names_are_matched_by_order_and_shape_with_a_word(state, tmp_path,
     torch.save(renamed(state) | {"classifier.weight": torch.ones(9, 64)}, tmp_path / "other.pth")
     assert same(loaded(tmp_path / "other.pth"), state)
     order, left = (record.getMessage() for record in caplog.records)
-    assert "other.pth: the names are those of another program; matched by order" in order
+    assert "other.pth: unknown names of tensors; matched by order" in order
     assert "other.pth: not used: classifier.weight" in left
 
 

@@ -211,23 +211,17 @@ def test_what_was_undone_is_redone_exactly(model):
         assert model.version is None
 
 
-def test_another_commit_ends_what_could_be_redone(model):
-    with model.lock():
-        model.undo()
-        commit(model, 5)
-        assert (steps(model), model.undone()) == ([0, 1, 5], [])
-        assert model.load_progress() is None, "not that of the phase that was undone"
-    assert len(list((model.path / "objects").iterdir())) == 12
-
-
-def test_every_state_has_a_version_of_its_own(model):
+def test_another_commit_ends_what_could_be_redone_and_every_state_has_a_version(model):
     seen = [model.version]
     with model.lock():
         for change in (model.undo, lambda: commit(model, 5), model.undo, model.redo):
             change()
             seen.append(model.version)
+            assert model.load_progress() is None, "not that of the phase that was undone"
+        assert (steps(model), model.undone()) == ([0, 1, 5], [])
     assert len(set(seen)) == len(seen)
     assert Directory(model.path).version == seen[-1]
+    assert len(list((model.path / "objects").iterdir())) == 12
 
 
 def test_files_of_any_name_and_kind_are_stored_once(tmp_path):
@@ -273,15 +267,6 @@ def test_of_forgotten_states_only_what_lasts_is_kept(model):
         commit(model, 7, states=1)
     assert [list(model.phase(t).files) for t in range(3)] == [[], [], []]
     assert len(list((model.path / "objects").iterdir())) == 4, "nothing of the others is left"
-
-
-def test_three_hundred_phases(tmp_path):
-    store = make_model(tmp_path / "model")
-    with store.lock():
-        for _ in range(300):
-            commit(store, states=4, lasting=["metrics.json"])
-    assert Directory(store.path).phase(299).json("extra.json") == {"t": 299}
-    assert (store.path / "head.json").stat().st_size < 300_000
 
 
 def test_a_directory_is_removed_whole_and_nothing_else_is(tmp_path):
