@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from PIL import Image
 from tests.helpers.pictures import bomb, picture
 
 from geodl.app.classifier import IncrementalClassifier
@@ -73,23 +72,6 @@ def test_an_empty_class_folder_and_a_class_of_bad_files(model, folder):
     assert result.classes == ("cat", "dog")
     assert dict(result.skipped)["bird"] == "no images in this class folder"
     assert "truncated" in dict(result.skipped)["fish/a.png"]
-
-
-def test_a_class_that_differs_in_case_from_a_known_one_is_pointed_out(model, folder, tmp_path):
-    model.learn(folder, **QUICK)
-    picture(tmp_path / "more" / "Cat" / "a.png", 77)
-    result = model.learn(tmp_path / "more", **QUICK)
-    assert "the model knows 'cat'; if they are one, undo" in dict(result.skipped)["Cat"]
-    assert result.new == ("Cat",)
-
-
-def test_equal_pixels_in_two_classes_are_left_out_everywhere(model, folder):
-    Image.open(folder / "dog" / "0.png").save(folder / "cat" / "twin.png", compress_level=0)
-    result = model.learn(folder, **QUICK)
-    assert result.images == 5
-    reasons = dict(result.skipped)
-    assert "dog/0.png in another class" in reasons["cat/twin.png"]
-    assert "cat/twin.png in another class" in reasons["dog/0.png"]
 
 
 def test_no_name_breaks_a_line(model, folder):

@@ -81,7 +81,7 @@ dumps = pytest.mark.parametrize(
 
 
 @dumps
-@pytest.mark.parametrize("inside", ["cifar-100-python", "cifar100/cifar-100-python", "."])
+@pytest.mark.parametrize("inside", ["cifar100/cifar-100-python", "."])
 def test_cifar_python_folder(tmp_path, tiny, dump, inside):
     write_parts(tmp_path, tiny, dump, inside)
     check_cifar(load("cifar100", tmp_path), tiny)

@@ -6,8 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from geodl.data.trivial import LEVELS, OPERATIONS, augmented, trivial
@@ -147,15 +145,6 @@ def test_the_numbers_name_operation_level_and_sign(name):
             np.testing.assert_array_equal(found, np.asarray(OPERATIONS[name](x, sign * level / 30)))
 
 
-@given(numbers=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3))
-def test_any_numbers_give_a_picture_of_the_same_size(numbers):
-    x = picture(9, (20, 28))
-    before = x.copy()
-    found = trivial(Image.fromarray(x), numbers)
-    assert (found.size, found.mode) == ((20, 28), "RGB")
-    np.testing.assert_array_equal(x, before)
-
-
 def test_the_largest_numbers_are_in_range(monkeypatch):
     top = math.nextafter(1, 0)
     seen = []
@@ -181,14 +170,13 @@ def test_all_operations_and_levels_are_equally_likely(monkeypatch):
     assert all(count == (2 if level == 0 else 1) for (_, level), count in counts.items())
 
 
-def test_a_batch_is_its_pictures_and_the_same_each_time():
+def test_a_batch_is_its_pictures():
     rng = torch.Generator().manual_seed(1)
-    pixels = torch.stack([torch.tensor(picture(seed)) for seed in range(64)])
+    pixels = torch.stack([torch.tensor(picture(seed, (20, 28))) for seed in range(64)])
     numbers = torch.rand(64, 3, generator=rng, dtype=torch.float64)
     before = pixels.clone()
     found = augmented(pixels, numbers, trivial)
-    assert (found.dtype, found.shape) == (torch.uint8, (64, 32, 32, 3))
+    assert (found.dtype, found.shape) == (torch.uint8, (64, 28, 20, 3))
     assert pixels.equal(before)
-    assert found.equal(augmented(pixels, numbers, trivial))
     for x, three, y in zip(pixels.numpy(), numbers.tolist(), found.numpy(), strict=True):
         np.testing.assert_array_equal(np.asarray(trivial(Image.fromarray(x), three)), y)

@@ -46,15 +46,6 @@ def test_heads_equal_numpy():
     np.testing.assert_allclose(linear(features()).detach().numpy(), expected, atol=1e-6)
 
 
-def test_scale_is_learned_and_survives_growth():
-    head = CosineHead(4, 3, scale=10.0)
-    train(head, "sgd")
-    learned = head.scale.item()
-    assert learned != 10.0
-    head.grow(2, seed=1)
-    assert head.scale.item() == learned
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_growth_keeps_old_rows_and_their_correction(kind):
     head = kind(4, 3)

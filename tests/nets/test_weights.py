@@ -63,12 +63,6 @@ def test_a_checkpoint_may_hold_more_than_the_weights(state, tmp_path, key):
     assert same(loaded(tmp_path / "checkpoint.pth"), state)
 
 
-def test_a_network_written_here_gives_its_backbone(tmp_path):
-    network = build_network("resnet8", 3, head="cosine", seed=5)
-    file = save(network.state_dict(), tmp_path / "model.safetensors")
-    assert same(loaded(file), network.backbone.state_dict())
-
-
 def test_files_without_counters_of_batches_fit(state, tmp_path):
     old = {key: value for key, value in state.items() if "num_batches" not in key}
     assert same(loaded(save(old, tmp_path / "old.pth")), state)
@@ -165,7 +159,7 @@ def test_a_pickle_runs_no_code(state, tmp_path):
 def test_an_old_torch_reads_no_pickle(state, tmp_path, monkeypatch):
     torch.save(state, tmp_path / "weights.pth")
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.5.1+cpu"))
-    with pytest.raises(ConfigError, match=r"weights.pth: torch 2.5.1\+cpu .* torch 2.6 or newer"):
+    with pytest.raises(ConfigError, match=r"weights.pth: .*torch 2.5.1\+cpu .* torch 2.6 or newer"):
         loaded(tmp_path / "weights.pth")
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0"))
     assert same(loaded(tmp_path / "weights.pth"), state)
