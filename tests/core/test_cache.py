@@ -1,4 +1,4 @@
-"""The cache: found again by content, damage dropped, never in the way of a run."""
+"""The cache: entries by key, damage, locks, links, and disks that fail."""
 
 import errno
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ KEY = fingerprint({"data": "digits", "seed": 0, "classes": [3, 1]})
 TENSORS = {"w": torch.arange(4.0)}
 
 
-def test_what_is_put_is_found_again_and_only_by_its_key(tmp_path):
+def test_entries_are_found_by_their_key(tmp_path):
     cache = Cache(tmp_path)
     assert cache.load(KEY) is None
     assert cache.size() == 0
@@ -38,7 +38,7 @@ def test_a_damaged_entry_is_dropped_and_can_be_put_again(tmp_path):
     assert path.exists()
 
 
-def test_clear_frees_what_size_says_and_touches_nothing_else(tmp_path):
+def test_clear_removes_all_entries_and_nothing_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     cache = Cache(tmp_path)
     cache.put(KEY, TENSORS)

@@ -1,4 +1,4 @@
-"""JSON, checksums and tensors: equal bytes for equal values, damage found, odd content one kind of error."""
+"""JSON, checksums and tensor files: canonical bytes, detection of damage, errors that name the file."""
 
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def test_json_that_could_not_be_read_again_is_not_written(monkeypatch):
     "fail",
     [lambda: {}["x"], lambda: None.x, lambda: int("\x1b"), lambda: 1 / 0, lambda: len(5)],
 )
-def test_a_reader_of_odd_content_names_the_file(tmp_path, fail):
+def test_errors_about_unexpected_content_name_the_file(tmp_path, fail):
     expected = pytest.raises(StoreError, match="odd is damaged, or not a geodl file")
     with expected as error, interpreting(tmp_path / "odd"):
         fail()

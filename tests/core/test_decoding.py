@@ -1,4 +1,4 @@
-"""Decoding of pictures of any format and mode; formats that are never opened; damaged files."""
+"""Decoding of images in all formats and modes, formats that are never opened, damaged files."""
 
 import io
 import os
@@ -39,7 +39,7 @@ def test_plain_modes_keep_their_values():
     assert np.array_equal(rgb(encode(Image.fromarray(bits)))[:, :, 1], bits * np.uint8(255))
 
 
-def test_transparency_is_laid_on_white():
+def test_transparent_images_are_put_on_white():
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putdata([0, 1])
@@ -74,7 +74,7 @@ def test_cmyk_is_not_a_negative():
         ("TIFF", np.array([[0, 255, 65535]], np.uint16), [0, 1, 255]),
     ],
 )
-def test_deep_pictures_are_scaled_not_clipped(kind, values, expected):
+def test_deep_images_are_scaled_not_clipped(kind, values, expected):
     assert rgb(encode(Image.fromarray(values), kind))[0, :, 2].tolist() == expected
 
 
@@ -159,7 +159,7 @@ def test_a_pipe_or_a_device_is_not_opened(tmp_path, read):
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) show\n%%EOF\n"
 
 
-def test_no_picture_starts_a_program(tmp_path, monkeypatch):
+def test_no_image_starts_a_program(tmp_path, monkeypatch):
     ghostscript = tmp_path / "gs"
     ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     ghostscript.chmod(stat.S_IRWXU)
@@ -179,14 +179,14 @@ def test_other_formats_are_not_read(kind):
 
 
 @pytest.mark.parametrize("kind", sorted({*decoding.FORMATS} - {"HEIF"}))
-def test_the_formats_of_the_list_are_read(kind):
+def test_listed_formats_are_read(kind):
     if kind not in decoding.formats():
         pytest.skip(f"this Pillow does not read {kind}")
     found = rgb(encode(Image.new("RGB", (16, 12), (200, 100, 50)), kind))
     assert np.abs(found.astype(int) - [200, 100, 50]).max() <= 8
 
 
-def test_heic_is_read_where_its_package_is_installed(monkeypatch):
+def test_heic_is_read_if_its_package_is_installed(monkeypatch):
     with monkeypatch.context() as without:
         without.setattr(decoding, "formats", lambda: ("JPEG",))
         with pytest.raises(DataError, match=r"\[heif\]"):
@@ -224,7 +224,7 @@ def with_more_scans(jpeg, number):
     return jpeg[:end] + jpeg[start:end] * number + jpeg[end:]
 
 
-def test_a_jpeg_of_very_many_scans_is_refused():
+def test_a_jpeg_file_with_too_many_scans_is_refused():
     """A file of a megabyte can hold 40,000 scans, each of which takes as long to decode as the picture."""
     progressive = encode(Image.fromarray(noise(64, 64)), "JPEG", progressive=True)
     assert open_image(with_more_scans(progressive, 80), at_least=8).size == (8, 8)
@@ -278,13 +278,13 @@ def test_a_very_large_jpeg_file_is_never_held_in_memory(ended, tmp_path):
 
 
 @pytest.mark.parametrize("progressive", [True, False])
-def test_what_looks_like_a_scan_in_a_comment_or_after_the_end_is_none(progressive):
+def test_scan_markers_in_comments_and_after_the_end_are_not_counted(progressive):
     photo, odd = Image.fromarray(noise(64, 64)), b"\xff\xda" * 200
     content = encode(photo, "JPEG", progressive=progressive, comment=odd) + odd
     assert open_image(content).size == (64, 64)
 
 
-def test_a_large_picture_below_pillows_own_limit_is_refused(monkeypatch):
+def test_a_large_image_below_pillows_own_limit_is_refused(monkeypatch):
     monkeypatch.setattr(decoding, "PIXEL_LIMIT", 100)
     assert check_header(encode(Image.new("RGB", (10, 10)))) == (10, 10)
     with pytest.raises(DataError, match="10 x 11 pixels"):
@@ -306,7 +306,7 @@ def test_damaged_exif_does_not_lose_the_image(monkeypatch, owner, method, size):
     assert open_image(content).size == size
 
 
-def test_a_picture_in_memory_is_left_as_it_is():
+def test_an_image_in_memory_is_not_changed():
     content = encode(Image.new("RGB", (3, 2), "red"), "JPEG", exif=turned(6))
     image = Image.open(io.BytesIO(content))
     assert upright_rgb(image).size == (2, 3)
@@ -321,7 +321,7 @@ def test_a_picture_in_memory_is_left_as_it_is():
     cut=st.integers(0, len(SOUND)),
 )
 @pytest.mark.filterwarnings("ignore")
-def test_damage_anywhere_gives_a_picture_or_a_data_error(position, value, cut):
+def test_any_damage_results_in_an_image_or_a_data_error(position, value, cut):
     damaged = bytearray(SOUND)
     damaged[position] = value
     for content in (bytes(damaged), SOUND[:cut]):

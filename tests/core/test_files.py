@@ -1,4 +1,4 @@
-"""Atomic files: old or new after every fault; only regular files are read; nothing is made or removed through a link."""
+"""Atomic writes, reads of regular files only, and links."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ def refuse(*arguments, **options):
 
 @pytest.mark.parametrize("step", STEPS_OF_A_WRITE)
 @pytest.mark.parametrize("failure", [Killed(), OSError(errno.ENOSPC, "No space left on device")])
-def test_a_write_that_breaks_off_leaves_the_old_or_the_new_content(
+def test_an_interrupted_write_leaves_the_old_or_the_new_content(
     tmp_path, monkeypatch, step, failure
 ):
     def crash(name, path):
@@ -41,7 +41,7 @@ def test_a_write_that_breaks_off_leaves_the_old_or_the_new_content(
         assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_failing_fsync_is_not_taken_for_success(tmp_path, monkeypatch):
+def test_a_failing_fsync_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(StoreError, match="Read-only"):
         atomic_write(tmp_path / "file", b"content")
@@ -108,7 +108,7 @@ def test_a_link_to_a_regular_file_is_read(tmp_path):
     assert read_file(tmp_path / "link") == b"content"
 
 
-def test_sizes_are_looked_at_before_a_file_is_read(tmp_path):
+def test_sizes_are_checked_before_reading(tmp_path):
     path = tmp_path / "huge"
     path.write_bytes(b"")
     os.truncate(path, 2**42)
@@ -120,7 +120,7 @@ def test_sizes_are_looked_at_before_a_file_is_read(tmp_path):
         read_file(path)
 
 
-def test_a_file_that_fails_while_it_is_read_is_named(tmp_path, monkeypatch):
+def test_a_failing_read_names_the_file(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.write_bytes(b"content")
 
@@ -135,7 +135,7 @@ def test_a_file_that_fails_while_it_is_read_is_named(tmp_path, monkeypatch):
 # -- links
 
 
-def test_folders_are_made_below_a_directory_but_not_through_a_link(tmp_path):
+def test_folders_are_not_made_through_a_link(tmp_path):
     (tmp_path / "outside").mkdir()
     (tmp_path / "named").symlink_to("outside")  # the directory that the user names may be a link
     assert make_below(tmp_path / "named", "a", "b") == tmp_path / "named" / "a" / "b"
@@ -148,7 +148,7 @@ def test_folders_are_made_below_a_directory_but_not_through_a_link(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_leftovers_behind_a_link_stay(tmp_path):
+def test_leftovers_behind_a_link_are_kept(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / f"{files.TEMPORARY}x").write_text("mine")

@@ -1,4 +1,4 @@
-"""The lock of a directory: one holder at a time, who is named; freed by a kill; on systems without fcntl, too."""
+"""The lock of a directory: one holder, who is named; released by a kill; also without fcntl."""
 
 import json
 import os
@@ -30,7 +30,7 @@ print("free", is_locked(path), flush=True)
 
 @pytest.mark.parametrize("without", ["None", "__import__('fcntl')"])
 @pytest.mark.parametrize("end", ["kill", "leave"])
-def test_a_second_writer_is_told_who_holds_the_lock_until_that_one_ends(tmp_path, without, end):
+def test_the_error_of_a_second_writer_names_the_holder(tmp_path, without, end):
     code = [sys.executable, "-W", "ignore", "-c", HOLDER.format(without=without), str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(code, **pipes) as first:

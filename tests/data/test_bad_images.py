@@ -1,4 +1,4 @@
-"""What users' folders hold besides good images: each is handled or named in one plain line, and the rest goes on."""
+"""Unusable files in a user's folders are reported in one line each, and the rest is used."""
 
 import os
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_bad_files_are_named_and_the_rest_is_learned(model, folder, name):
     assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
-def test_an_empty_class_folder_and_a_class_of_bad_files(model, folder):
+def test_empty_classes_and_classes_of_bad_files_are_skipped(model, folder):
     (folder / "bird").mkdir()
     (folder / "fish").mkdir()
     truncated(folder / "fish" / "a.png")  # its header is good: only decoding tells

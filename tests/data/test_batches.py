@@ -157,7 +157,7 @@ def test_augmentation_is_new_with_each_seed_epoch_and_step_and_the_global_state_
 
 
 @pytest.mark.parametrize("crop", ["pad", "resized"])
-def test_entering_an_epoch_late_changes_nothing(crop):
+def test_resuming_an_epoch_changes_nothing(crop):
     for images in (small(), photos()):
         batches = Batches(images, plain(crop=crop), 3, seed=0)
         for start in range(len(batches) + 1):
@@ -235,7 +235,7 @@ def test_memory_and_files_agree():
     assert same(list(evaluation(images, PLAIN)), list(evaluation(encoded, PLAIN)))
 
 
-def test_fit_is_what_the_transform_does_at_each_use():
+def test_resized_images_equal_those_of_the_transform():
     fitted = resized(photos(), 8, workers=2)
     assert fitted.pixels.shape == (6, 3, 8, 8)
     assert torch.equal(fitted.labels, photos().labels)
@@ -325,7 +325,7 @@ def test_extreme_shapes():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_file_is_named(tmp_path, workers):
+def test_damaged_files_are_named(tmp_path, workers):
     path = tmp_path / "broken.jpg"
     path.write_bytes(b"nothing")
     images = FileImages((*photos().items, path), torch.arange(7))

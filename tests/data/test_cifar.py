@@ -1,4 +1,4 @@
-"""CIFAR-100 in all its layouts, and files that only look like it."""
+"""CIFAR-100 in all layouts, and files that only look like it."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Folders of class folders: what is found, what is skipped and why, how datasets are made of them."""
+"""Folders of class folders: scanning, skipped files, splits, ImageNet."""
 
 import os
 from pathlib import Path
@@ -51,7 +51,7 @@ ODD = {
 }
 
 
-def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
+def test_unusable_files_are_named_and_the_rest_is_read(tmp_path):
     good = {"cat/1.png": 1, "cat/7.png": 7, "Cat/2.png": 2, "dog/3.png": 3, "dog/wrong.jpg": 4}
     bad = {"cat/notes.txt": b"hello", "cat/zero.png": b"", "hopeless/a.png": b"no", "empty": None}
     bad |= {"dog/copy of cat.png": 1, "stray.png": 5, "cat/short.png": png(9, (40, 40))[:2000]}
@@ -73,7 +73,7 @@ def test_everything_odd_is_named_and_the_rest_goes_on(tmp_path):
         assert words in reasons[name]
 
 
-def test_strict_stops_at_the_first(tmp_path, monkeypatch):
+def test_strict_stops_at_the_first_problem(tmp_path, monkeypatch):
     tree(tmp_path, {"a/1.png": 1, "a/bad.png": b"no", "b/2.png": 2, "c": None})
     tree(tmp_path, {f"b/{i}.png": 3 for i in range(3, 1500)})
     read = []
@@ -88,7 +88,7 @@ def test_strict_stops_at_the_first(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_is_no_reason_to_skip_anything(tmp_path, strict):
+def test_files_that_are_not_skipped(tmp_path, strict):
     """Hidden files, copies inside a class, linked class folders, names composed differently."""
     tree(tmp_path, {"root/a/1.png": 1, "root/a/again.png": 1, "root/.cache/x.png": b"no"})
     tree(tmp_path, {"root/.DS_Store": b"no", "root/a/.x.png": b"no", "elsewhere/3.png": 3})

@@ -121,7 +121,7 @@ def test_pack_decodes_small_pictures_of_one_size(tmp_path):
     assert pack(some) is some
 
 
-def test_pack_leaves_pictures_that_exif_turns():
+def test_pack_does_not_change_rotated_images():
     exif = Image.Exif()
     exif[0x0112] = 6
     items = tuple(encode(Image.new("RGB", (4, 6)), exif=e) for e in (Image.Exif(), exif))
@@ -132,7 +132,7 @@ def test_pack_leaves_pictures_that_exif_turns():
 # --------------------------------------------------------------------------------------------------------- tensors
 
 
-def test_tensors_give_the_images_back_without_the_original_files(images):
+def test_stored_images_do_not_need_the_original_files(images):
     for each in (images, images.select([])):
         digest, tensors = each.digest(), to_tensors(each)
         for path in getattr(each, "items", ()):
@@ -177,7 +177,7 @@ def test_references_of_a_stranger_are_never_read(tmp_path, monkeypatch, data_dir
                 read(found.items[0])
 
 
-def test_paths_that_are_not_text_can_be_stored_and_named(tmp_path):
+def test_paths_with_undecodable_bytes_are_stored_and_shown(tmp_path):
     # The byte E9, as an old system would have written é.
     path = Path(str(tmp_path) + "/caf\udce9.png")
     path.write_bytes(encode(Image.new("RGB", (4, 4))))

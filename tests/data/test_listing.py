@@ -21,7 +21,7 @@ def zipped(path, files, inside=""):
 
 
 @pytest.mark.parametrize("inside", ["", "photos/"])
-def test_an_archive_is_taken_as_its_folder_is(tmp_path, inside):
+def test_an_archive_is_read_like_a_folder(tmp_path, inside):
     odd = {".DS_Store": b"x", "cat/.hidden.png": b"x", "__MACOSX/cat/1.png": b"x"}
     found = take(zipped(tmp_path / "photos.zip", FILES | odd, inside))
     folder = take(tree(tmp_path / "photos", FILES))
@@ -63,7 +63,7 @@ def test_a_table_of_files_and_labels(tmp_path, sign, head):
         take(tmp_path / "labels.csv", strict=True)
 
 
-def test_spaces_and_quotes_around_entries_are_no_part_of_them(tmp_path):
+def test_spaces_and_quotes_around_entries_are_removed(tmp_path):
     text = 'file, label\ncat/1.png, daisy\n"cat/2.png" , "daisy" \n dog/3.png,a rose\n , \n'
     found = take(table(tmp_path / "labels.csv", text))
     assert found.classes == ("a rose", "daisy")
@@ -85,7 +85,7 @@ def test_damaged_compression_is_refused_in_one_line(tmp_path, kind):
 
 
 @pytest.mark.timeout(60)
-def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
+def test_unusable_files_are_named(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe.png")
     os.mkfifo(tmp_path / "pipe.zip")
     (tmp_path / "bad.zip").write_bytes(b"PK")

@@ -1,4 +1,4 @@
-"""Names of classes, odd arrays and wrong arguments: refused by an error of the package, before anything is learned."""
+"""Class names, labels, odd arrays and wrong arguments."""
 
 import warnings
 
@@ -73,14 +73,14 @@ def test_a_bad_name_is_refused_wherever_it_comes_from(tmp_path, name):
         ([2.5, 1], ["2.5", "1"], [0, 1], ("2.5", "1")),
     ],
 )
-def test_one_rule_names_labels_of_all_types(labels, classes, rows, names):
+def test_labels_of_all_types_are_numbered_by_one_rule(labels, classes, rows, names):
     found, known = numbered(plain_labels(labels), classes)
     assert (found.tolist(), known) == (rows, names)
     assert found.dtype == torch.int64
 
 
 @given(st.text())
-def test_a_name_that_is_taken_can_be_printed_and_taken_again(text):
+def test_accepted_names_are_printable_and_stable(text):
     try:
         name = class_name(text)
     except DataError:
@@ -96,7 +96,7 @@ def test_a_name_that_is_taken_can_be_printed_and_taken_again(text):
     [None, b"cat", float("nan"), ["a", "b"], 10**5000],
     ids=lambda each: type(each).__name__,
 )
-def test_a_label_that_is_no_name_is_refused(label):
+def test_labels_that_are_not_names_are_refused(label):
     named = labels("a", "b")
     named[3] = label
     with pytest.raises(DataError) as caught:
@@ -163,7 +163,7 @@ def test_other_kinds_of_numbers_are_read(kind):
     assert as_pixels(torch.ones(2, 3, 8, 8).to(kind)).max() == one
 
 
-def test_images_of_geodl_are_taken_as_they_are():
+def test_containers_of_geodl_are_accepted_unchanged():
     assert as_images(DATA.train)[0] is DATA.train
     found = take(DATA.train)
     assert (found.classes, len(found.names)) == (DATA.classes, len(DATA.train))
@@ -193,7 +193,7 @@ class Broken:
         raise RuntimeError("two\nlines")
 
 
-def test_a_dataset_that_fails_is_named():
+def test_a_failing_dataset_is_named():
     with pytest.raises(DataError, match="the Broken cannot be read as a dataset"):
         take(Broken())
     with pytest.raises(DataError, match="the dict cannot be read as a dataset"):
@@ -222,7 +222,7 @@ def test_wrong_arguments_are_refused(tmp_path):
         load(5)
 
 
-def test_every_option_that_counts_has_an_upper_bound():
+def test_every_integer_option_has_an_upper_bound():
     """The limit is in the message; the shapes of lists have none."""
     options = all_options()
     whole = [name for name, info in options.items() if info.annotation in (int, int | None)]

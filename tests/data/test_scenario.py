@@ -124,12 +124,12 @@ def test_the_defaults_are_those_of_the_command_line():
         assert len(ClassIncremental(toy(), base=base, phases=0).groups) == 1
 
 
-def test_what_is_no_dataset_is_refused():
+def test_only_datasets_are_accepted():
     with pytest.raises(DataError, match="expected a Dataset"):
         ClassIncremental("digits")
 
 
-def test_named_groups_leave_the_others_out():
+def test_classes_outside_named_groups_are_left_out():
     scenario = ClassIncremental(toy(), groups=[["c3", "c1"], np.array([7]), ["c0", 2]])
     assert scenario.classes == ("c3", "c1", "c7", "c0", "c2")
     assert [len(group) for group in scenario.groups] == [2, 1, 2]
@@ -166,7 +166,7 @@ def test_impossible_combinations(arguments, message):
         ClassIncremental(toy(), **({"base": 5, "phases": 5} | arguments))
 
 
-def test_a_share_of_each_class_is_held_out_of_all_phases():
+def test_held_out_images_are_in_no_phase():
     data = tiny.dataset(train=20)
     scenario = ClassIncremental(data, base=2, phases=2, hold_out=0.1)
     for phase in scenario:
@@ -181,7 +181,7 @@ def test_a_share_of_each_class_is_held_out_of_all_phases():
         assert torch.equal(torch.unique(together, dim=0), torch.unique(everything, dim=0))
 
 
-def test_what_is_held_out_depends_on_its_seed_and_not_on_the_cut_into_phases():
+def test_held_out_images_depend_on_the_seed_and_not_on_the_groups():
     data = tiny.dataset(train=20)
     cuts = [
         ({"base": 2, "phases": 2}, 0),

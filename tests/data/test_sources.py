@@ -1,4 +1,4 @@
-"""Sources by name, what a dataset checks, and the digits."""
+"""The registry of sources, checks of datasets, and the digits."""
 
 from importlib import resources
 

@@ -1,4 +1,4 @@
-"""TrivialAugment against numpy, operation by operation."""
+"""TrivialAugment compared with NumPy, operation by operation."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite against the published networks with the published weights, and on photographs."""
+"""EfficientNet-Lite compared with the published networks, and on photographs."""
 
 import sys
 from pathlib import Path
@@ -118,7 +118,7 @@ def test_photographs_of_daisies_are_daisies(name, network, file, flowers):
 
 
 @torch.no_grad()
-def test_copies_to_read_with_keep_every_level(network):
+def test_copies_for_reading_keep_every_level(network):
     x = images(97)
     plain, quick, quickest = (
         each.with_levels(x, network.level_names)[1]

@@ -1,4 +1,4 @@
-"""Growing heads: what they compute, how they grow, and that no optimizer reaches a frozen row."""
+"""Growing heads: logits, growth, frozen rows, imprinting, correction."""
 
 import numpy as np
 import pytest

@@ -200,7 +200,7 @@ def test_levels_are_the_maps_of_the_stages_on_a_grid(name, size):
 
 @pytest.mark.parametrize("name", LEVELS)
 @torch.no_grad()
-def test_the_deepest_level_is_what_the_head_gets(name):
+def test_the_deepest_level_is_the_input_of_the_head(name):
     network = small(name).eval()
     assert network.level_names == LEVELS[name]
     (deepest,) = network.with_levels(pictures(32), [f"{LEVELS[name][-1]}@1"])[1].values()
@@ -266,7 +266,7 @@ def test_levels_can_be_exported(name, size):
             assert np.abs(theirs - ours.numpy()).max() <= 1e-4 * ours.abs().max()
 
 
-def test_unknown_names_are_refused_with_what_there_is():
+def test_unknown_names_are_refused_with_allowed_values():
     for name in ("resnet33", "", 5, None):
         with pytest.raises(ConfigError, match=r"network = .* allowed values are convnet, eff"):
             build_network(name, 2, head="cosine")
@@ -286,7 +286,7 @@ def test_timm_without_its_extra(monkeypatch):
 
 @pytest.mark.parametrize("head", ["cosine", "linear"])
 @pytest.mark.parametrize("name", ["convnet", "resnet8", "resnet18", "efficientnet-lite0"])
-def test_a_teacher_gives_what_the_network_gives_in_eval_mode(name, head):
+def test_a_teacher_computes_the_same_as_the_network_in_eval_mode(name, head):
     network = small(name, head)
     network.head.freeze(torch.tensor([True, True, False, False, True]))
     network.head.correct([4], torch.tensor(0.8), torch.tensor(0.3))

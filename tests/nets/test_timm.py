@@ -1,4 +1,4 @@
-"""timm models as backbones: the wiring with a stand-in, and real models where the extra is installed."""
+"""timm models as backbones: with a stand-in, and real ones if the extra is installed."""
 
 import sys
 from types import SimpleNamespace
@@ -21,9 +21,7 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("kind", ["map", "swin", "vit"])
-def test_maps_are_pooled_and_cut_into_quarters_and_without_stages_there_is_one_level(
-    timm_calls, kind
-):
+def test_models_without_stages(timm_calls, kind):
     network = build_network(f"timm:{kind}", 3, head="cosine", pretrained=kind == "vit")
     maps = network.backbone.model.conv(IMAGES)
     output, levels = network.with_levels(IMAGES, network.level_names)
@@ -142,7 +140,7 @@ def test_a_timm_that_cannot_be_imported_is_explained(monkeypatch):
         build_network("timm:map", 3, head="cosine")
 
 
-def test_what_is_asked_about_a_model_needs_no_timm(timm_calls, monkeypatch, tmp_path):
+def test_info_and_rename_need_no_timm(timm_calls, monkeypatch, tmp_path):
     model = IncrementalClassifier(tmp_path / "m")
     data = tiny.dataset(classes=2)
     options = {"network": "timm:map", "image_size": 16, "epochs": 1, "threads": 1}

@@ -1,4 +1,4 @@
-"""Weights from files of others: matched by name, under a prefix, or by order; and files that do not fit or would run code."""
+"""Weights from files: matching by name, prefix or order; files that do not fit or contain code."""
 
 import os
 import pickle
@@ -68,7 +68,7 @@ def test_files_without_counters_of_batches_fit(state, tmp_path):
     assert same(loaded(save(old, tmp_path / "old.pth")), state)
 
 
-def test_other_names_are_matched_by_order_and_shape_with_a_word(state, tmp_path, caplog):
+def test_other_names_are_matched_by_order_and_shape_with_a_warning(state, tmp_path, caplog):
     torch.save(renamed(state) | {"classifier.weight": torch.ones(9, 64)}, tmp_path / "other.pth")
     assert same(loaded(tmp_path / "other.pth"), state)
     order, left = (record.getMessage() for record in caplog.records)
@@ -79,7 +79,7 @@ def test_other_names_are_matched_by_order_and_shape_with_a_word(state, tmp_path,
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("smaller", ["resnet8", "resnet20"])
 @pytest.mark.parametrize("prefix", ["", "backbone."])
-def test_weights_of_a_larger_network_are_refused_by_its_name(tmp_path, suffix, smaller, prefix):
+def test_weights_of_another_network_are_refused_with_its_name(tmp_path, suffix, smaller, prefix):
     state = build_network("resnet32", 2, head="cosine").backbone.state_dict()
     content = {prefix + key: value for key, value in state.items()}
     content |= {"fc.weight": torch.ones(9, 64), "fc.bias": torch.ones(9)}
@@ -101,7 +101,7 @@ def test_a_pipe_is_not_opened(tmp_path, suffix):
         loaded(tmp_path / f"pipe{suffix}")
 
 
-def test_no_order_is_trusted_that_may_be_another(state, tmp_path):
+def test_tensors_are_not_matched_by_an_uncertain_order(state, tmp_path):
     other = renamed(state)
     for name, content in (
         ("sorted.pth", sorted(other.items())),  # mean before weight: shapes alone would fit

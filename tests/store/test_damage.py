@@ -1,4 +1,4 @@
-"""Damaged directories: a wrong bit is found by whatever reads it, a lost head is replaced, nothing hangs or leads outside."""
+"""Damaged directories: every flipped bit is found, a lost head is replaced, odd files and links do no harm."""
 
 import os
 import shutil
@@ -104,7 +104,7 @@ IRREGULAR = ["folder", "pipe", "socket", "loop"]
 
 @pytest.mark.parametrize("how", ["missing", "short", "long", "link", "zeros", *IRREGULAR])
 @pytest.mark.timeout(60)
-def test_the_error_names_the_file_and_what_to_do(store, how):
+def test_errors_name_the_damaged_file_and_a_remedy(store, how):
     spoil(object_of(store.path, 1, "model.safetensors"), how)
     remedy = "--fresh" if store.kind == "run" else f"`geodl undo {store.path}`"
     with pytest.raises(StoreError, match=rf"phase 1/model\.safetensors is damaged.*{remedy}"):
@@ -142,7 +142,7 @@ def test_a_damaged_step_that_is_not_needed_or_was_undone(tmp_path):
         assert model.completed() == 2
 
 
-def test_an_object_that_was_damaged_is_written_again_by_a_commit_that_shares_it(run):
+def test_a_damaged_object_is_rewritten_by_a_commit_that_shares_it(run):
     path = object_of(run.path, 0, "memory.safetensors")
     path.write_bytes(b"x" * path.stat().st_size)
     with run.lock():
@@ -150,7 +150,7 @@ def test_an_object_that_was_damaged_is_written_again_by_a_commit_that_shares_it(
     run.verify()
 
 
-def test_what_cannot_be_read_now_is_not_given_up(run, monkeypatch):
+def test_unreadable_files_are_not_reported_as_damaged(run, monkeypatch):
     def fail(*arguments):
         raise PermissionError(13, "Permission denied")
 
@@ -184,7 +184,7 @@ def test_a_lost_head_is_replaced_by_its_copy_exactly(tmp_path, how, name):
         assert contents(model.path) == before
 
 
-def test_where_both_heads_are_lost_it_is_said(run):
+def test_losing_both_heads_is_an_error(run):
     for name in ("head.json", "head-copy.json"):
         (run.path / name).write_text("{")
     with pytest.raises(StoreError, match=r"head\.json is damaged"):
@@ -223,7 +223,7 @@ def spoil_progress(path, how, outside):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", HOW)
-def test_damaged_progress_is_dropped_and_the_work_goes_on(run, tmp_path, how, caplog):
+def test_damaged_progress_is_dropped_and_work_resumes(run, tmp_path, how, caplog):
     spoil_progress(run.path, how, tmp_path / "outside")
     assert Directory(run.path).load_progress() is None, "who only reads goes on without it"
     assert caplog.messages == []

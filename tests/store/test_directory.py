@@ -1,4 +1,4 @@
-"""Directories: the same configuration or an error; phases, undo, redo; files shared, dropped and forgotten."""
+"""Directories: configuration, phases, undo and redo, shared and forgotten files, removal."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_another_number_of_threads_is_refused_unless_the_change_is_allowed(tmp_p
     assert event["differences"] == ["threads is 1 there and 2 now"]
 
 
-def test_fresh_removes_what_geodl_wrote_and_nothing_else(tmp_path):
+def test_fresh_removes_only_files_of_geodl(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         commit(run)
@@ -96,7 +96,7 @@ def test_fresh_removes_what_geodl_wrote_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_directory_of_somebody_else_is_refused_and_untouched(tmp_path, fresh):
+def test_a_foreign_directory_is_refused_and_untouched(tmp_path, fresh):
     for name in ("config.json", "head.json"):
         (tmp_path / name).write_text('{"architectures": ["other"]}')
         with pytest.raises(StoreError, match=r"not a geodl (directory|file)"):
@@ -131,7 +131,7 @@ def test_directories_of_other_versions_are_refused_in_one_line(tmp_path):
             make(path, fresh=fresh)
 
 
-def test_phases_come_back_in_order_and_drop_the_progress(tmp_path):
+def test_phases_are_read_back_in_order_and_drop_the_progress(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         save_progress(run, 1)
@@ -240,7 +240,7 @@ def test_files_of_any_name_and_kind_are_stored_once(tmp_path):
         again.phase(1).json("a.json")
 
 
-def test_only_the_newest_phase_keeps_what_only_it_needs(tmp_path):
+def test_newest_only_files_are_removed_from_older_phases(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         for t in range(3):
@@ -252,7 +252,7 @@ def test_only_the_newest_phase_keeps_what_only_it_needs(tmp_path):
     assert state(run)["phases"][1][1] is False
 
 
-def test_of_forgotten_states_only_what_lasts_is_kept(model):
+def test_forgotten_states_keep_only_lasting_files(model):
     with model.lock():
         for _ in range(2):
             commit(model, states=3, lasting=["metrics.json"])
@@ -269,7 +269,7 @@ def test_of_forgotten_states_only_what_lasts_is_kept(model):
     assert len(list((model.path / "objects").iterdir())) == 4, "nothing of the others is left"
 
 
-def test_a_directory_is_removed_whole_and_nothing_else_is(tmp_path):
+def test_remove_directory_removes_nothing_else(tmp_path):
     run = make(tmp_path / "run")
     with run.lock(), pytest.raises(StoreError, match="is being written by"):
         remove_directory(run.path)

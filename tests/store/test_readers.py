@@ -1,4 +1,4 @@
-"""Who reads a directory while others write to it, and the events of a run."""
+"""Readers beside a writer, and the log of events."""
 
 import zlib
 
@@ -34,7 +34,7 @@ def test_a_reader_sees_one_state_whatever_a_writer_does(model):
     assert reading(model.path, read) == (8, 8)
 
 
-def test_a_reader_starts_again_where_its_files_are_gone(model):
+def test_a_reader_retries_if_its_files_are_gone(model):
     reads = []
 
     def read(store):
@@ -72,7 +72,7 @@ def test_events_keep_their_order_and_survive_torn_lines(tmp_path):
     assert all(event["time"].endswith("+00:00") for event in events)
 
 
-def test_lines_that_are_no_events_are_passed_over(tmp_path):
+def test_invalid_lines_are_skipped(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         run.events("learned", phase=0, seconds=1.5)

@@ -14,7 +14,7 @@ from geodl.data.images import Images, with_rows
 
 ORDERS = ("lucir-1993", "icarl-1993", "natural", "seed")
 
-# The order of iCaRL's and PODNet's experiments on 100 classes. Also called "seed 1993", but no NumPy shuffle gives it.
+# The order of iCaRL's and PODNet's experiments on 100 classes. Also called "seed 1993", but not the result of a NumPy shuffle.
 _ICARL = """
 87 0 52 58 44 91 68 97 51 15 94 92 10 72 49 78 61 14 8 86 84 96 18 24 32
 45 88 11 4 67 69 66 77 47 79 93 29 50 57 83 17 81 41 12 37 59 25 20 80 73
