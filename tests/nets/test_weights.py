@@ -58,14 +58,10 @@ def test_names_are_found_under_a_prefix_beside_other_tensors(state, tmp_path, su
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model"])
-def test_a_checkpoint_may_hold_more_than_the_weights(state, tmp_path, key):
-    torch.save({"epoch": 3, key: state, "optimizer": {"lr": 0.1}}, tmp_path / "checkpoint.pth")
+def test_a_checkpoint_may_hold_more_than_the_weights_and_no_counters(state, tmp_path, key):
+    old = {name: value for name, value in state.items() if "num_batches" not in name}
+    torch.save({"epoch": 3, key: old, "optimizer": {"lr": 0.1}}, tmp_path / "checkpoint.pth")
     assert same(loaded(tmp_path / "checkpoint.pth"), state)
-
-
-def test_files_without_counters_of_batches_fit(state, tmp_path):
-    old = {key: value for key, value in state.items() if "num_batches" not in key}
-    assert same(loaded(save(old, tmp_path / "old.pth")), state)
 
 
 def test_other_names_are_matched_by_order_and_shape_with_a_warning(state, tmp_path, caplog):
@@ -91,14 +87,6 @@ def test_weights_of_another_network_are_refused_with_its_name(tmp_path, suffix, 
     build_network("resnet32", 2, head="cosine", weights=file)
     with pytest.raises(DataError, match=r"missing.*they fit the network resnet32"):
         build_network("resnet18", 2, head="cosine", weights=file)
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_a_pipe_is_not_opened(tmp_path, suffix):
-    os.mkfifo(tmp_path / f"pipe{suffix}")
-    with pytest.raises(DataError, match="not a regular file"):
-        loaded(tmp_path / f"pipe{suffix}")
 
 
 def test_tensors_are_not_matched_by_an_uncertain_order(state, tmp_path):
@@ -165,15 +153,14 @@ def test_an_old_torch_reads_no_pickle(state, tmp_path, monkeypatch):
     assert same(loaded(tmp_path / "weights.pth"), state)
 
 
-@pytest.mark.parametrize(
-    "content", [[1, 2], {}, {"epoch": 3}, torch.ones(3), {"state_dict": {"lr": 0.1}}]
-)
+@pytest.mark.parametrize("content", [[1, 2], {}, torch.ones(3), {"state_dict": {"lr": 0.1}}])
 def test_a_file_without_named_tensors_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "weights.pth")
     with pytest.raises(DataError, match=r"weights.pth hold no tensors by name"):
         loaded(tmp_path / "weights.pth")
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_files_that_cannot_be_read_are_refused_in_one_line(state, tmp_path, suffix):
     file = tmp_path / f"weights{suffix}"
@@ -183,5 +170,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(state, tmp_path, suff
         with pytest.raises(DataError, match=rf"weights{suffix} cannot be read") as caught:
             loaded(file)
         assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match=rf"nowhere{suffix} cannot be read"):
-        loaded(tmp_path / f"nowhere{suffix}")
+    os.mkfifo(tmp_path / f"pipe{suffix}")  # which opening would wait for
+    for name in ("nowhere", "pipe"):
+        with pytest.raises(DataError, match=rf"{name}{suffix} cannot be read"):
+            loaded(tmp_path / f"{name}{suffix}")
