@@ -113,10 +113,9 @@ class Directory:
 
     def _resume(self, record: dict[str, Any], must_match: Sequence[str], allowed: bool) -> None:
         self._refuse("configuration", differences(self.config, record["config"]), "--fresh")
-        changed = []
-        for key in must_match:
-            then, now = self.environment.get(key), record["environment"].get(key)
-            changed += differences(then, now, key)
+        then = {key: self.environment.get(key) for key in must_match}
+        now = {key: record["environment"].get(key) for key in must_match}
+        changed = differences(then, now)
         if not allowed:
             self._refuse("environment", changed, "--allow-environment-change to continue, --fresh")
         elif changed:
