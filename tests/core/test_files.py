@@ -61,11 +61,6 @@ def test_a_pipe_or_a_device_is_not_replaced(tmp_path, kind):
     assert Path("/dev/null").is_char_device()
 
 
-def test_a_missing_directory_is_named(tmp_path):
-    with pytest.raises(StoreError, match=r"nowhere/file .*No such file or directory"):
-        atomic_write(tmp_path / "nowhere" / "file", b"content")
-
-
 def test_files_have_the_permissions_of_ordinary_files(tmp_path):
     (tmp_path / "ordinary").write_bytes(b"")
     atomic_write(tmp_path / "file", b"")

@@ -227,14 +227,6 @@ def test_too_few_images_for_the_processes():
 # --------------------------------------------------------------------------------------------------------- files
 
 
-def test_memory_and_files_agree():
-    images = small()
-    encoded = FileImages(tuple(images.encoded(i) for i in range(20)), images.labels)
-    in_files = Batches(encoded, PLAIN, 6, 0, workers=2)
-    assert same(collect(Batches(images, PLAIN, 6, 0)), collect(in_files))
-    assert same(list(evaluation(images, PLAIN)), list(evaluation(encoded, PLAIN)))
-
-
 def test_resized_images_equal_those_of_the_transform():
     fitted = resized(photos(), 8, workers=2)
     assert fitted.pixels.shape == (6, 3, 8, 8)

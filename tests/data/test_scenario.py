@@ -58,16 +58,6 @@ def test_other_orders():
     assert class_order("seed", names, 1993) == class_order("lucir-1993", names)
 
 
-def test_labels_are_positions_in_the_learning_order():
-    scenario = ClassIncremental(toy(), base=4, phases=3, order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
-    assert scenario.groups == ((0, 1, 2, 3), (4, 5), (6, 7), (8, 9))
-    assert scenario.classes == ("c9", "c8", "c7", "c6", "c5", "c4", "c3", "c2", "c1", "c0")
-    assert scenario.train(1).labels.tolist() == [5, 4, 5, 4]
-    assert original(scenario.train(1)) == [4, 5, 4, 5]
-    assert sorted(scenario.test(1).labels.tolist()) == [0, 1, 2, 3, 4, 5]
-    assert [scenario.seen(phase) for phase in range(4)] == [4, 6, 8, 10]
-
-
 @given(count=st.integers(1, 40), seed=st.integers(0, 5), data=st.data())
 def test_groups_partition_the_images(count, seed, data):
     cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=6))) if count > 1 else []

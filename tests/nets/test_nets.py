@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from tests.helpers.phases import changed, weights_of
 from torch import nn
 
-from geodl.core.errors import ConfigError, MissingExtraError
+from geodl.core.errors import ConfigError
 from geodl.nets import (
     BACKBONES,
     CosineHead,
@@ -276,12 +275,6 @@ def test_unknown_names_are_refused_with_allowed_values():
         build_network("resnet8", 2, head="cos")
     with pytest.raises(ConfigError, match=r"'resnet8': allowed .*-lite0, efficientnet-lite2"):
         build_network("resnet8", 2, head="cosine", pretrained=True)
-
-
-def test_timm_without_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(MissingExtraError, match=r"timm:resnet18 needs .*\[timm\]"):
-        build_network("timm:resnet18", 2, head="cosine")
 
 
 @pytest.mark.parametrize("head", ["cosine", "linear"])
