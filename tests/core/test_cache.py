@@ -130,7 +130,7 @@ def test_one_process_makes_an_entry_and_a_claim_ends_with_its_process(tmp_path):
         (None, "/xdg", "/xdg/geodl"),
         (None, None, "HOME/.cache/geodl"),
         ("", "", "HOME/.cache/geodl"),
-        (None, "relative", "HOME/.cache/geodl"),  # the XDG standard has relative paths ignored
+        (None, "relative", "HOME/.cache/geodl"),  # the XDG standard: relative paths are ignored
     ],
 )
 def test_where_the_cache_lives(tmp_path, monkeypatch, geodl, xdg, expected):

@@ -115,7 +115,7 @@ def tensors(draw):
 
 
 def back(tensors):
-    """Give what is read again of tensors."""
+    """Return tensors after writing and reading."""
     return parse_tensors(tensor_file(tensors), PATH)
 
 
@@ -136,7 +136,7 @@ def test_shared_strided_and_trained_tensors_can_be_stored():
     given = {"weight": weight, "transposed": weight.mT, "row": weight[1], "same": weight}
     found = back(given)
     assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
-    found["row"].add_(1)  # what was read is ordinary memory, and each tensor has its own
+    found["row"].add_(1)  # tensors are writable and share no memory
     assert torch.equal(found["same"], weight)
     assert not found["weight"].requires_grad
 

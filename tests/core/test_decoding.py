@@ -23,7 +23,7 @@ def rgb(item):
 
 
 def turned(orientation):
-    """Return EXIF data that say how a picture is turned."""
+    """Return EXIF data with an orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return exif
@@ -102,7 +102,7 @@ def test_reduced_decoding_keeps_enough_pixels():
     assert open_image(encode(Image.new("RGB", (64, 64))), at_least=8).size == (64, 64)
 
 
-# --------------------------------------------------------------------------------------------------- bad pictures
+# --------------------------------------------------------------------------------------------------- -- bad images
 
 
 SOUND = encode(Image.fromarray(noise(12, 12, 3)))
@@ -214,14 +214,14 @@ def test_large_jpegs_are_reduced_while_they_are_decoded(monkeypatch):
 
 
 def with_more_scans(jpeg, number):
-    """Return a JPEG file in which the first scan comes so many times more."""
+    """Return a JPEG file with more copies of the first scan."""
     start = jpeg.index(b"\xff\xda\0\x08")
     end = jpeg.index(b"\xff\xc4", start)
     return jpeg[:end] + jpeg[start:end] * number + jpeg[end:]
 
 
 def test_a_jpeg_file_with_too_many_scans_is_refused():
-    """A file of a megabyte can hold 40,000 scans, each of which takes as long to decode as the picture."""
+    """A file of a megabyte can hold 40,000 scans, each of which takes as long to decode as the whole image."""
     progressive = encode(Image.fromarray(noise(64, 64)), "JPEG", progressive=True)
     assert open_image(with_more_scans(progressive, 80), at_least=8).size == (8, 8)
     bomb = with_more_scans(progressive, 100)
@@ -232,7 +232,7 @@ def test_a_jpeg_file_with_too_many_scans_is_refused():
 
 
 def color_by_color(scans, *, before=b"", tables=b"", hidden=b""):
-    """Return a JPEG file that is not progressive, of so many scans, nearly all of them of ten bytes.
+    """Return a JPEG file, not progressive, with a number of scans, most of them of ten bytes.
 
     before, tables: what comes before it and before its frame; hidden: what comes in the first of these scans.
     """

@@ -50,7 +50,7 @@ def test_two_ranks(tmp_path):
     whole = torch.arange(5.0)
     for name, mean in (("mean", squares), ("some", some)):
         value, slope = gradient(mean, whole, None)
-        # what data-parallel training does
+        # as data-parallel training does
         averaged = torch.cat([outcome[name][1] for outcome in outcomes]) / 2
         torch.testing.assert_close(averaged, slope)
         for outcome in outcomes:

@@ -67,7 +67,7 @@ def test_bad_files_are_named_and_the_rest_is_learned(model, folder, name):
 def test_empty_classes_and_classes_of_bad_files_are_skipped(model, folder):
     (folder / "bird").mkdir()
     (folder / "fish").mkdir()
-    truncated(folder / "fish" / "a.png")  # its header is good: only decoding tells
+    truncated(folder / "fish" / "a.png")  # its header is intact
     result = model.learn(folder, **QUICK)
     assert result.classes == ("cat", "dog")
     assert dict(result.skipped)["bird"] == "no images in this class folder"

@@ -20,7 +20,7 @@ from geodl.data.trivial import trivial
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.5)
 PLAIN = Transform(8, (0.0, 0.0, 0.0), (1 / 255,) * 3)
-"""Gives the pixels as they are, in 0..255."""
+"""Returns the pixels unchanged, in 0..255."""
 
 
 def small(count=20, size=8, seed=0):
@@ -58,7 +58,7 @@ def same(one, other):
     )
 
 
-# ------------------------------------------------------------------------------------------------ what a batch holds
+# ------------------------------------------------------------------------------------------------ content of a batch
 
 
 def test_form_of_a_batch():
@@ -105,7 +105,7 @@ def numbers(columns, purpose):
 
 
 def jittered(x, brightness, contrast, saturation):
-    """Colour jitter of one picture (3, H, W) in 0..255, written as it is defined."""
+    """Color jitter of one image (3, H, W) in 0..255, from the definition."""
     grey = np.array([0.299, 0.587, 0.114])
     x = np.clip(x * brightness, 0, 255)
     x = np.clip(contrast * x + (1 - contrast) * np.tensordot(grey, x, 1).mean(), 0, 255)
@@ -135,7 +135,7 @@ def test_trivial_augment_is_that_of_pillow_after_crop_and_flip(crop):
         assert np.allclose(expected, y.permute(1, 2, 0).numpy(), atol=1e-2)
 
 
-# ----------------------------------------------------------------------------------- what it does not depend on
+# --------------------------------------------------------------------------------- independence and resuming
 
 
 def test_augmentation_is_new_with_each_seed_epoch_and_step_and_the_global_state_does_not_matter():
@@ -256,7 +256,7 @@ def one(pixels):
 
 
 def stripes():
-    """A picture of 24 x 8 pixels: red, then green, then blue, a third each."""
+    """Return an image of 24 x 8 pixels: a third red, a third green, a third blue."""
     pixels = np.zeros((8, 24, 3), dtype=np.uint8)
     for channel in range(3):
         pixels[:, 8 * channel : 8 * channel + 8, channel] = 255

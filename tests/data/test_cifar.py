@@ -21,7 +21,7 @@ NAMES = [f"class {i:02d}" for i in range(100)]
 
 
 class OldPickler(pickle._Pickler):
-    """Writes what Python 2 wrote: byte strings as STRING, arrays by the module's old name."""
+    """Writes pickles as Python 2 did: byte strings as STRING, arrays with the old module name."""
 
     dispatch: ClassVar = dict(pickle._Pickler.dispatch)
 

@@ -132,7 +132,7 @@ def test_natural_order():
 
 
 def fruit(count):
-    """Name so many pictures of each of two classes."""
+    """Return names and seeds of `count` images of each of two classes."""
     return {
         f"{name}/{i}.png": k + i for k, name in ((0, "fig"), (50, "kiwi")) for i in range(count)
     }

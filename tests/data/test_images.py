@@ -159,7 +159,7 @@ def test_references_of_a_stranger_are_never_read(tmp_path, monkeypatch, data_dir
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path / "other" / ".." / "private"):
         stranger = FileImages((Reference(path, hashlib.sha256(png).digest()),), torch.tensor([0]))
         tensors = to_tensors(stranger)
-        if data_dir == ".":  # inside the data directory, what is no regular file is not opened
+        if data_dir == ".":  # in the data directory, only regular files are opened
             if path.name == "pipe":
                 with pytest.raises(DataError, match="not a regular file"):
                     from_tensors(tensors, tmp_path)

@@ -14,7 +14,7 @@ from geodl.data.scenario import class_order
 
 
 def toy(classes=10, per_class=2):
-    """Each image's pixels tell its class in the dataset."""
+    """Return a dataset whose pixels are the labels."""
     labels = torch.arange(classes).repeat(per_class)
     pixels = labels.to(torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2).contiguous()
     images = ArrayImages(pixels, labels)

@@ -64,7 +64,7 @@ def test_digits(digits):
     assert digits.train.pixels.shape[1:] == (3, 8, 8)
     for part in (digits.train, digits.test):
         assert torch.equal(part.pixels[:, 0], part.pixels[:, 2])
-    # Runs are told apart by it, so it must never change; it is that of the digits as scikit-learn has them.
+    # It identifies runs, so it must never change; scikit-learn's digits have the same.
     assert digits.fingerprint == "75ee60481dd4837f780bad01f000328f254a103ac112afd71c8ff4870870b3f0"
     assert load("digits").train.digest() == digits.train.digest()
     counts = [torch.bincount(part.labels) for part in (digits.test, digits.train)]

@@ -15,7 +15,7 @@ STRENGTHS = (-1.0, -17 / 30, -1 / 30, 0.0, 0.2, 22 / 30, 1.0)
 
 
 def picture(seed=0, size=(32, 32)):
-    """Return a picture with smooth parts, noise, and channels of different range."""
+    """Return an image with smooth parts, noise, and channels of different ranges."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
@@ -35,7 +35,7 @@ def numbers_for(name, level=0, sign=1):
 
 
 def moved(x, source):
-    """Take pixels from where `source` says, the nearest, black outside; and say which of them are far from a boundary."""
+    """Sample the nearest pixels at `source`, black outside; also return which of them are far from a boundary."""
     height, width = x.shape[:2]
     rows, columns = np.mgrid[:height, :width] + 0.5
     at = np.stack(source(columns, rows))
@@ -53,7 +53,7 @@ def test_geometric_operations(s, size):
     cos, sin = math.cos(math.radians(135 * s)), math.sin(math.radians(135 * s))
 
     def turned(u, v):
-        # Counter-clockwise: a pixel comes from where the opposite turn brings it (y points down).
+        # Counterclockwise: the source of a pixel is the opposite rotation (y points down).
         dx, dy = u - center_x, v - center_y
         return center_x + cos * dx - sin * dy, center_y + sin * dx + cos * dy
 
@@ -95,7 +95,7 @@ def test_enhancements_go_from_or_to_a_poorer_picture(s):
     for name, other in poorer.items():
         expected = np.clip(other + (1 + 0.99 * s) * (x - other), 0, 255)
         found = np.asarray(OPERATIONS[name](Image.fromarray(pixels), s)).astype(float)
-        assert np.abs(found - expected).max() <= 2, name  # rounding, of the poorer picture too
+        assert np.abs(found - expected).max() <= 2, name  # rounding, also of the other image
         assert np.abs(found - x).max() > 5 or abs(s) < 0.3, name
 
 

@@ -158,7 +158,7 @@ def test_it_can_be_built_without_the_weights(monkeypatch):
 def test_padding_is_tensorflows(side, stride, kernel):
     convolution = SameConv2d(1, 1, kernel, stride, bias=False).double()
     image = torch.randn(side, side, generator=torch.Generator().manual_seed(side)).double()
-    # From the definition: ceil(side / stride) windows, the padding as even as it can be, the odd pixel at the end.
+    # From the definition: ceil(side / stride) windows, even padding, an odd pixel at the end.
     outputs = int(np.ceil(side / stride))
     before = max((outputs - 1) * stride + kernel - side, 0) // 2
     wanted = np.zeros((outputs, outputs))

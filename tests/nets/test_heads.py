@@ -162,7 +162,7 @@ def test_imprinted_rows_are_means_at_the_mean_norm_of_the_old_rows(rows):
         head.weight.copy_(torch.tensor([[3.0, 4.0], [0.0, 1.0], [8.0, 8.0], [9.0, 9.0]]))
     head.freeze(torch.tensor([True, True, False, False]))
     head.imprint(rows, torch.tensor([[0.3, 0.4], [-2.0, 0.0]], dtype=torch.float64))
-    assert head.frozen.tolist() == [True, True, False, False]  # what is frozen stays so
+    assert head.frozen.tolist() == [True, True, False, False]  # still frozen
     # Old norms 5 and 1 have mean 3; (0.3, 0.4) / 0.5 * 3 = (1.8, 2.4).
     expected = torch.tensor([[3.0, 4.0], [0.0, 1.0], [-3.0, 0.0], [1.8, 2.4]])
     torch.testing.assert_close(head.rows().detach(), expected)

@@ -55,7 +55,7 @@ def small(name: str = "resnet8", head: str = "cosine") -> Network:
 
 
 class Given(nn.Module):
-    """A backbone that gives its input back."""
+    """A backbone that returns its input."""
 
     def forward(self, x):
         return x
@@ -190,7 +190,7 @@ def test_levels_are_the_maps_of_the_stages_on_a_grid(name, size):
     wanted = ["".join(pair) for pair in itertools.product(LEVELS[name], grids)]
     _, blocks = network.with_levels(pictures(size), wanted[::-1])
     assert list(blocks) == wanted[::-1]
-    assert len(maps) == len(LEVELS[name])  # one pass gives all of them
+    assert len(maps) == len(LEVELS[name])  # in one pass
     for level, values in zip(LEVELS[name], maps, strict=True):
         for grid, count in grids.items():
             expected, found = cells(values, min(count, values.shape[2])), blocks[level + grid]
@@ -231,7 +231,7 @@ def test_levels_and_logits_under_autocast_are_computed_in_float32(head):
 
 
 class Levels(nn.Module):
-    """What an export needs: features of all levels as a tuple."""
+    """Returns the features of all levels as a tuple, for export."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()

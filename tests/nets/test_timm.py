@@ -37,7 +37,7 @@ def test_models_without_stages(timm_calls, kind):
 
 
 class Staged(StandIn):
-    """A model that also gives what it has between its stages, the maps as (B, d, h, w)."""
+    """A model that also returns the maps of its stages, as (B, d, h, w)."""
 
     def __init__(self, stages: int) -> None:
         super().__init__("swin")

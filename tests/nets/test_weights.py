@@ -16,7 +16,7 @@ from geodl.nets import build_network
 
 @pytest.fixture
 def state():
-    """Make the state of a small backbone, other than that of seed 0."""
+    """Return the state of a small backbone with another seed than 0."""
     state = build_network("resnet8", 3, head="cosine", seed=5).backbone.state_dict()
     return OrderedDict((key, value.contiguous()) for key, value in state.items())
 
@@ -26,7 +26,7 @@ def loaded(file: Path) -> dict[str, torch.Tensor]:
 
 
 def save(content, file: Path) -> Path:
-    """Write tensors as the name of the file says."""
+    """Write tensors in the format of the suffix."""
     contiguous = {key: value.contiguous() for key, value in content.items()}
     save_file(contiguous, file) if file.suffix == ".safetensors" else torch.save(contiguous, file)
     return file
@@ -39,7 +39,7 @@ def same(one, other) -> bool:
 
 
 def renamed(state) -> OrderedDict[str, torch.Tensor]:
-    """Give all layers the names of another program, in the same order."""
+    """Return tensors with other names of layers, in the same order."""
     layers = {}
     return OrderedDict(
         (f"part{layers.setdefault(layer, len(layers))}.{leaf}", value)

@@ -48,7 +48,7 @@ def run(tmp_path):
 
 
 def spoil(path, how):
-    """Damage a file: what is in it, or by what is put in its place."""
+    """Change the content of a file, or put something else in its place."""
     data = path.read_bytes()
     path.unlink()
     changed = {"empty": b"", "short": data[:-1], "long": data + b" "}
@@ -64,7 +64,7 @@ def spoil(path, how):
 
 
 def every_read(path):
-    """Everything that reading gives; a part that is refused gives its error."""
+    """Return the results of all reads, or their errors."""
     reads = {"record": lambda: (lambda run: [run.config, run.environment])(Directory(path))}
     reads |= {
         name: partial(lambda name: Directory(path).phase(1).read(name), name) for name in FILES
