@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -236,8 +238,10 @@ def _decoded(
         for plan in plans:
             yield plan, images.pixels[plan.indices]
     else:
-        groups = ((plan, _tasks(images, plan, transform)) for plan in plans)
-        for plan, squares in in_threads(_square, groups, workers, _AHEAD):
+        work = partial(_square, images, transform)
+        for plan, squares in in_threads(
+            work, ((plan, _tasks(plan)) for plan in plans), workers, _AHEAD
+        ):
             yield plan, torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
@@ -269,14 +273,13 @@ def in_threads(
         pool.shutdown(cancel_futures=True)
 
 
-def _tasks(images: Images, plan: _Plan, transform: Transform) -> Iterator[tuple[Any, ...]]:
-    rows = [None] * len(plan.indices) if plan.numbers is None else plan.numbers.tolist()
-    for i, numbers in zip(plan.indices.tolist(), rows, strict=True):
-        yield images, i, numbers, transform
+def _tasks(plan: _Plan) -> Iterable[tuple[int, list[float] | None]]:
+    rows = repeat(None) if plan.numbers is None else plan.numbers.tolist()
+    return zip(plan.indices.tolist(), rows, strict=False)
 
 
 def _square(
-    images: Images, i: int, numbers: list[float] | None, transform: Transform
+    images: Images, transform: Transform, i: int, numbers: list[float] | None
 ) -> NDArray[np.uint8]:
     """Decode image i and return its square (size, size, 3): that of test time, or a random crop in training."""
     size, side = transform.size, transform.shorter_side

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,10 @@ import torch
 from torch import Tensor
 
 from geodl.config import Registry, import_installed
-from geodl.core.decoding import check_header
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.keys import derive
 from geodl.core.text import count
-from geodl.data.images import ArrayImages, Images, Some, pack
+from geodl.data.images import ArrayImages, Images, Some, pack, sampled_sizes
 from geodl.data.names import class_names
 
 Skipped = tuple[tuple[str, str], ...]
@@ -85,16 +82,13 @@ class Dataset:
         return "\n".join(lines)
 
 
-def _size(images: Images, looks: int = 200) -> str:
-    """Describe the sizes of images; of many files, an evenly spread sample is examined."""
-    if isinstance(images, ArrayImages):
-        return f"{images.pixels.shape[3]} x {images.pixels.shape[2]} pixels, in memory"
-    sizes = []
-    for item in images.items[:: max(1, math.ceil(len(images) / looks))]:
-        with suppress(DataError):
-            sizes.append(check_header(item))
+def _size(images: Images) -> str:
+    """Describe the sizes of images, or of a sample of many files."""
+    sizes = sampled_sizes(images)
     if not sizes:
         return "unknown"
+    if isinstance(images, ArrayImages):
+        return f"{sizes[0][0]} x {sizes[0][1]} pixels, in memory"
     widths, heights = zip(*sizes, strict=True)
     sample = "" if len(sizes) == len(images) else f" (of a sample of {len(sizes)})"
     largest = f"{max(widths)} x {max(heights)}"

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -221,6 +222,17 @@ def stack_pixels(items: Sequence[Item], size: tuple[int, int]) -> Tensor | None:
             return None
         pixels[i] = np.asarray(image)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def sampled_sizes(images: Images, most: int = 500) -> list[tuple[int, int]]:
+    """Return (width, height) of images: one for all images in memory, an evenly spread sample of many files."""
+    if isinstance(images, ArrayImages):
+        return [(images.pixels.shape[3], images.pixels.shape[2])]
+    sizes = []
+    for item in images.items[:: max(1, len(images) // most)]:
+        with suppress(DataError):  # reported when it is decoded
+            sizes.append(check_header(item, reduced=True))
+    return sizes
 
 
 # ----------------------------------------------------------------------------------------------------------- tensors

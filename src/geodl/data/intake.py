@@ -150,7 +150,9 @@ def _dataset(source: Any, classes: Sequence[str] | None) -> Intake:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"the {kind} cannot be read as a dataset ({reason})") from error
     if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
-        raise DataError("expected a dataset of (image, label) pairs; images without labels need `labels`")
+        raise DataError(
+            "expected a dataset of (image, label) pairs; images without labels need `labels`"
+        )
     own = getattr(source, "classes", None)
     if not isinstance(own, list | tuple) or not all(isinstance(name, str) for name in own):
         own = None

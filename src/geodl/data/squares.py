@@ -1,9 +1,8 @@
 """Decoding of images to the squares that a network sees; unusable images are reported and skipped."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import repeat
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from geodl.core.decoding import SMALLEST, Item, as_square, check_header, shown
 from geodl.core.errors import DataError
 from geodl.data.batches import in_threads
 from geodl.data.dataset import Skipped
-from geodl.data.images import ArrayImages, FileImages, Images
+from geodl.data.images import ArrayImages, FileImages, Images, sampled_sizes
 from geodl.data.intake import Intake
 
 IN_MEMORY = 1 << 28
@@ -80,14 +79,12 @@ def squares(
 
     Yields positions and uint8 pixels (b, 3, size, size) of the usable images, and position and reason of the others.
     """
-    groups = []
-    for start in range(0, len(images), BATCH):
-        part = range(start, min(start + BATCH, len(images)))
-        same = repeat(size), repeat(whole), repeat(True)
-        groups.append((part, zip(repeat(images), part, *same, strict=False)))
-    for part, found in in_threads(square, groups, workers, 2):
-        good = {i: each for i, each in zip(part, found, strict=True) if isinstance(each, Tensor)}
-        bad = [(i, each) for i, each in zip(part, found, strict=True) if isinstance(each, str)]
+    batches = (range(len(images))[start : start + BATCH] for start in range(0, len(images), BATCH))
+    work = partial(square, images, size=size, whole=whole, reduced=True)
+    for batch, results in in_threads(work, ((batch, zip(batch)) for batch in batches), workers, 2):
+        pairs = list(zip(batch, results, strict=True))
+        good = {i: result for i, result in pairs if isinstance(result, Tensor)}
+        bad = [(i, result) for i, result in pairs if isinstance(result, str)]
         empty = torch.empty(0, 3, size, size, dtype=torch.uint8)
         yield list(good), torch.stack([*good.values()]) if good else empty, bad
 
@@ -176,15 +173,11 @@ class Sizes:
     long: float
 
 
-def sizes_of(images: Images, looks: int = 500) -> Sizes:
-    """Return the sizes of images; of many files, an evenly spread sample is examined."""
-    if isinstance(images, ArrayImages):
-        height, width = images.pixels.shape[2:]
-        return Sizes(min(width, height), float(max(width, height) >= LONG * min(width, height)))
-    sides, long = [], 0
-    for item in images.items[:: max(1, len(images) // looks)]:
-        with suppress(DataError):  # reported later, when it is decoded
-            size = check_header(item, reduced=True)
-            sides.append(min(size))
-            long += max(size) >= LONG * min(size)
-    return Sizes(sorted(sides)[len(sides) // 2], long / len(sides)) if sides else Sizes(32, 0.0)
+def sizes_of(images: Images) -> Sizes:
+    """Return the sizes of images, or of a sample of many files."""
+    sizes = sampled_sizes(images)
+    if not sizes:
+        return Sizes(32, 0.0)
+    sides = sorted(min(size) for size in sizes)
+    long = sum(max(size) >= LONG * min(size) for size in sizes)
+    return Sizes(sides[len(sides) // 2], long / len(sizes))
