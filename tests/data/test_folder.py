@@ -77,8 +77,12 @@ def test_strict_stops_at_the_first_problem(tmp_path, monkeypatch):
     tree(tmp_path, {"a/1.png": 1, "a/bad.png": b"no", "b/2.png": 2, "c": None})
     tree(tmp_path, {f"b/{i}.png": 3 for i in range(3, 1500)})
     read = []
-    check = folder.check_header
-    monkeypatch.setattr(folder, "check_header", lambda *a, **k: (read.append(a), check(*a, **k)))
+    check = folder.image_problem
+    monkeypatch.setattr(
+        folder,
+        "image_problem",
+        lambda path, **options: (read.append(path), check(path, **options))[1],
+    )
     with pytest.raises(DataError, match=r"a/bad\.png: not an image$"):
         scan_folder(tmp_path, strict=True)
     assert len(read) < 1000  # the others were not read

@@ -103,6 +103,15 @@ def check_header(item: Item, *, reduced: bool = False) -> tuple[int, int]:
     return _with_image(item, lambda image: image.size, JPEG_LIMIT if reduced else PIXEL_LIMIT)
 
 
+def image_problem(item: Item, *, verify: bool = False) -> str | None:
+    """Return why an item cannot be used as an image, or None; `verify` decodes it instead of reading only its header."""
+    try:
+        open_image(item) if verify else check_header(item, reduced=True)
+    except DataError as error:
+        return str(error).removeprefix(f"{shown(item)}: ")
+    return None
+
+
 def megapixels(item: Item) -> float:
     """Return the number of pixels to decode, in millions: an eighth of a reducible JPEG file, 0 if it is no image."""
 

@@ -7,6 +7,7 @@ import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from geodl.core.decoding import check_header, open_image, read_bytes, shown
+from geodl.core.decoding import image_problem, read_bytes, shown
 from geodl.core.errors import DataError
 from geodl.core.files import is_folder
 from geodl.data.batches import in_threads
@@ -69,8 +70,9 @@ def scan_folder(
     files = _class_files(root, skipped)
     check()
     bad = set()
-    tasks = ((path, [(path, verify)]) for paths in files.values() for path in paths)
-    for path, (reason,) in in_threads(_problem, tasks, os.cpu_count() or 1, AHEAD):
+    check_image = partial(image_problem, verify=verify)
+    tasks = ((path, [(path,)]) for paths in files.values() for path in paths)
+    for path, (reason,) in in_threads(check_image, tasks, os.cpu_count() or 1, AHEAD):
         if reason is not None:
             bad.add(path)
             skipped.append((_relative(root, path), reason))
@@ -171,15 +173,6 @@ def walk(root: Path, folder: Path, visited: set[tuple[int, int]], skipped: Skips
 
 def _relative(root: Path, path: Path) -> str:
     return shown(path.relative_to(root))
-
-
-def _problem(path: Path, verify: bool) -> str | None:
-    """Return why a file is not a usable image, or None."""
-    try:
-        open_image(path) if verify else check_header(path, reduced=True)
-    except DataError as error:
-        return str(error).removeprefix(f"{shown(path)}: ")
-    return None
 
 
 def _in_several_classes(root: Path, files: ClassFiles, skipped: Skips) -> set[Path]:

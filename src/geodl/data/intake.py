@@ -40,7 +40,7 @@ class Intake:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, which labels are positions in."""
+        """The names of the classes; labels are positions in them."""
         return self.images.names
 
     @cached_property
@@ -117,13 +117,13 @@ def _folder(root: Path, strict: bool, series: bool) -> Intake:
 
 
 def _are_parts(folders: Sequence[str], paths: Sequence[Path]) -> bool:
-    """Return whether folders look like the parts of a dataset: by their names, or as the folders in them have equal names."""
+    """Return whether folders look like parts of a dataset: by their names, or because folders in them have equal names."""
     if any(len(path.parts) < 3 for path in paths):
         return False
-    holding = {path.parts[:2] for path in paths}
-    inside = Counter(name for _, name in holding)
-    named = all(folder.lower() in PARTS for folder in folders)
-    return named or len(folders) == 1 or inside.most_common(1)[0][1] > 1
+    subfolders = {path.parts[:2] for path in paths}
+    counts = Counter(name for _, name in subfolders)
+    usual = all(folder.lower() in PARTS for folder in folders)
+    return usual or len(folders) == 1 or counts.most_common(1)[0][1] > 1
 
 
 def _own(images: Images) -> Intake:

@@ -3,10 +3,9 @@
 import csv
 import io
 import zipfile
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from geodl.core.decoding import Item, check_header, shown
+from geodl.core.decoding import Item, image_problem, shown
 from geodl.core.errors import DataError
 from geodl.core.files import open_regular, read_file
 from geodl.core.text import one_line, printable, readable
@@ -39,12 +38,11 @@ def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...],
     check()
     good: list[Row] = []
     for name, item, label in rows:
-        try:
-            check_header(item, reduced=True)
-            good.append((name, item, label))
-        except DataError as error:
-            skipped.append((name, str(error).removeprefix(f"{shown(item)}: ")))
+        if reason := image_problem(item):
+            skipped.append((name, reason))
             check()
+        else:
+            good.append((name, item, label))
     if not good:
         first = f" (first: {skipped[0][0]}: {skipped[0][1]})" if skipped else ""
         raise DataError(f"{shown(path)}: no images with labels found{first}")
@@ -69,7 +67,7 @@ def _archive(path: Path) -> tuple[list[Row], Skips]:
         outer = {parts[0] for parts, _ in members if len(parts) > 1}
         deep = any(len(parts) > 2 for parts, _ in members)
         inside = (archive.read(info) for parts, info in members if len(parts) == 2)
-        skip = 1 if len(outer) == 1 and deep and not any(map(_is_image, inside)) else 0
+        skip = 1 if len(outer) == 1 and deep and all(map(image_problem, inside)) else 0
         rows: list[Row] = []
         skipped: Skips = []
         for parts, info in members:
@@ -79,13 +77,6 @@ def _archive(path: Path) -> tuple[list[Row], Skips]:
             else:
                 skipped.append((printable(info.filename), OUTSIDE))
         return rows, skipped
-
-
-def _is_image(content: bytes) -> bool:
-    with suppress(DataError):
-        check_header(content, reduced=True)
-        return True
-    return False
 
 
 def _table(path: Path) -> list[Row]:
