@@ -37,22 +37,22 @@ TRANSFORM = Transform(size=8, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3), paddin
 def phase_of(images: Images, classes: int, transform: Transform, **changes: Any) -> Phase:
     """Return a first phase whose images are all exemplars, under a plain network."""
 
-    def read(some: Images, mirror: bool = False) -> Features:
-        return features_of(Plain(192), evaluation(some, transform, batch_size=3, mirror=mirror))
+    def features(network: Plain, some: Images, mirror: bool = False) -> Features:
+        return features_of(network, evaluation(some, transform, batch_size=3, mirror=mirror))
 
     found = Phase(
         index=0,
         config=tiny.config(flip=True),
         transform=transform,
-        network=Plain(192, classes),  # type: ignore[arg-type]
+        network=(network := Plain(192, classes)),
         teacher=None,
         images=images,
         memory=Memory(),
         old=0,
-        new=classes,
-        read=read,
+        names=tuple(map(str, range(classes))),
+        features=features,
         device=torch.device("cpu"),
-        now=read(images),
+        now=features(network, images),
         kept=Memory(images),
         trained=True,
     )

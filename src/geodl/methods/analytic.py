@@ -89,7 +89,7 @@ class Analytic(Method):
                 norm_decay=False,
                 algorithm="adamw",
             )
-            yield Adaptation(phase, schedule, always=options.adapt == "yes").stage()
+            yield Adaptation(self, phase, schedule, always=options.adapt == "yes").stage()
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
         """Keep exemplars only where no features are kept: they would serve k-NME alone."""

@@ -271,6 +271,14 @@ def is_oracle(name: str) -> bool:
 
 
 def fittable(frozen: bool) -> list[type[Classifier]]:
-    """Return the classifiers that are fitted in every phase; `frozen`: the network stands still."""
+    """Return the classifiers that are fitted in every phase; frozen: whether the network is fixed after phase 0."""
     kinds = CLASSIFIERS.values()
     return [kind for kind in kinds if not kind.oracle and (frozen or not kind.needs_frozen)]
+
+
+def levels_of(
+    kinds: Iterable[type[Classifier]], network: Network, config: RunConfig
+) -> tuple[str, ...]:
+    """Return the levels of the network that some of these classifiers need."""
+    needed = [name for kind in kinds for name in kind.levels(network, config)]
+    return tuple(dict.fromkeys(needed))
