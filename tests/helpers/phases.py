@@ -54,7 +54,7 @@ class ScenarioLearner(Learner):
 
     def run(self, phase: Phase, stage: Stage, number: int = 0) -> None:
         """Run one stage to its end."""
-        StageRun(self.trainer, phase, stage, number).through()
+        StageRun(self.trainer, phase, stage, number).run()
 
     def at_stage(self, number: int, learned: int = 1) -> tuple[Phase, Stage]:
         """Learn some phases, run the next one's stages before a given one; return phase and stage."""

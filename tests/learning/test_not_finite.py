@@ -61,7 +61,7 @@ def test_the_first_loss_that_is_not_finite_is_named_however_rarely_losses_are_re
     learner.trainer.read_steps, progress = read, KeptProgress()
     phase, stage = bad_stage(learner, bad)
     with pytest.raises(TrainingError) as caught:
-        StageRun(learner.trainer, phase, stage, progress=progress).through()
+        StageRun(learner.trainer, phase, stage, progress=progress).run()
     assert f"epoch {place[0]}, step {place[1]} (ce = " in str(caught.value)
     assert "own = nan" in str(caught.value)
     assert f"checkpoint is epoch {good[0]}, step {good[1]}:" in str(caught.value)

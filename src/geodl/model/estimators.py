@@ -43,10 +43,10 @@ try:
 except ImportError:
 
     class BaseEstimator:  # type: ignore[no-redef]
-        """Stands in for the extra: the classes below can be imported, not constructed."""
+        """Replaces scikit-learn's class: the classes below can be imported, but not constructed."""
 
         def __new__(cls, *_: Any, **__: Any) -> Self:
-            """Name what to install."""
+            """Raise an error that names the extra to install."""
             raise MissingExtraError("sklearn", cls.__name__)
 
     ClassifierMixin = type("ClassifierMixin", (), {})
@@ -54,16 +54,16 @@ except ImportError:
     ClassNamePrefixFeaturesOutMixin = type("ClassNamePrefixFeaturesOutMixin", (), {})
 
 BLOCK = "x"
-"""The name of the one block of features."""
+"""The name of the only block of features."""
 CHUNK = 2048
-"""Rows that are scored at a time."""
+"""Rows scored at a time."""
 JUDGED = 512
-"""Rows that leave-one-out judges where sums are kept, at least two of each class."""
+"""With sums, the number of rows that leave-one-out validates, at least two of each class."""
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """What is kept of many rows: their sums, and a few of them for leave-one-out."""
+    """The state for many rows: their sums, and a sample of them for leave-one-out."""
 
     expand: RandomFeatures
     statistics: Statistics
@@ -85,7 +85,7 @@ class _Sums:
 
 
 class _Solved(NamedTuple):
-    """A head (M, classes), its ridge, the rows of each class, and leave-one-out scores (n, classes) of rows with labels (n,)."""
+    """A head (M, classes), its ridge, counts (classes,), and leave-one-out scores (n, classes) of rows with labels (n,)."""
 
     expand: RandomFeatures
     head: Tensor
@@ -96,7 +96,7 @@ class _Solved(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The share that leave-one-out gets right, weighted by the sizes of the classes; nan without rows."""
+        """The accuracy of leave-one-out, weighted by the sizes of the classes; nan without rows."""
         if not len(self.labels):
             return math.nan
         judged_of_each = torch.bincount(self.labels, minlength=len(self.counts))
@@ -106,15 +106,15 @@ class _Solved(NamedTuple):
 
 
 class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Ridge regression on random features, in closed form, for scikit-learn.
+    """Ridge regression on random features, in closed form, as a scikit-learn classifier.
 
-    It is what ``--method analytic`` fits on a frozen network. Classes need not be known beforehand:
+    ``--method analytic`` fits it to the features of a frozen network. Classes need not be known in advance:
     `partial_fit` adds rows of old and new classes. While there are no more rows than random features,
-    all rows are kept, and the fit is that of all rows at once. Beyond, only sums over them are kept:
-    the standardization and the ridge stay as they are, and the cut of further rows changes nothing.
+    all rows are kept, and the fit is the same as to all rows at once. With more rows, only sums are kept: the
+    standardization and the ridge are then fixed, and the result does not depend on how further rows are divided.
 
-    Features are expected to be of one kind, such as those of a network: a feature that varies a
-    thousand times less than the others counts as constant. Scale others first (``StandardScaler``).
+    Features should have similar scales, such as those of a network: a feature that varies a
+    thousand times less than the others counts as constant. Use ``StandardScaler`` otherwise.
 
     Args:
         expansion: the number of random features.
@@ -123,11 +123,11 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     Attributes:
         classes_: the classes, sorted.
-        class_count_: (classes,) rows of each class.
+        class_count_: (classes,) the number of rows of each class.
         gamma_: the ridge in use.
-        score_left_out_: accuracy of leave-one-out: each row is predicted by the fit without it.
+        score_left_out_: leave-one-out accuracy: each row is predicted by the fit without it.
             Exact while rows are kept, else estimated on the first rows of each class, about 500 in
-            all; nan for a single class.
+            total; nan for a single class.
     """
 
     def __init__(
@@ -138,18 +138,18 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from rows X: (N, d) with labels y: (N,), and from nothing before."""
+        """Fit to rows X: (N, d) with labels y: (N,)."""
         return self._learn(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Add rows X: (N, d) with labels y: (N,), of known or new classes.
 
-        classes: not needed, and not used; other estimators ask for it.
+        classes: ignored, for compatibility with other estimators.
         """
         return self._learn(X, y, getattr(self, "_state", None))
 
     def remove_class(self, label: Any) -> Self:
-        """Remove a class: exactly while rows are kept; from sums, its rows become of no class."""
+        """Remove a class: exactly while rows are kept; in sums, its rows still count, as rows of no class."""
         check_is_fitted(self)
         (found,) = np.nonzero(self._learned == label)
         if not len(found):
@@ -172,14 +172,13 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return scores.softmax(dim=1).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the likeliest class (N,) of each row."""
-        places = self._scores(X).argmax(1)
-        found: NDArray[Any] = self.classes_[places]
-        return found
+        """Return the most likely class of each row, (N,)."""
+        predictions: NDArray[Any] = self.classes_[self._scores(X).argmax(1)]
+        return predictions
 
     def _learn(self, X: Any, y: Any, before: KeptFeatures | _Sums | None) -> Self:
         if not isinstance(self.expansion, int | np.integer) or self.expansion < 1:
-            raise ConfigError(f"expansion = {self.expansion!r}: whole numbers from 1 are allowed")
+            raise ConfigError(f"expansion = {self.expansion!r}: integers from 1 are allowed")
         kinds = [np.float64, np.float32]
         rows, labels = validate_data(self, X, y, reset=before is None, dtype=kinds)
         check_classification_targets(labels)
@@ -188,7 +187,10 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         numbers = order[np.searchsorted(learned, labels, sorter=order)]
         z = {BLOCK: torch.tensor(rows)}
         given = KeptFeatures(z, torch.from_numpy(numbers), no_clues(len(numbers)))
-        seed = self._seed if before is not None else _drawn(self.random_state)
+        if before is None:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        else:
+            seed = self._seed
         if isinstance(before, _Sums):
             return self._commit(before.plus(given, len(learned)), learned, seed)
         data = given if before is None else before + given
@@ -197,7 +199,7 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return self._commit(_summed(data, self.expansion, self.gamma, seed), learned, seed)
 
     def _commit(self, state: KeptFeatures | _Sums, learned: NDArray[Any], seed: int) -> Self:
-        """Solve, and take over everything at once."""
+        """Fit, and set all attributes if that succeeds."""
         if isinstance(state, _Sums):
             found = _solved_sums(state)
         else:
@@ -220,12 +222,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return scores.double().numpy()
 
 
-def _drawn(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))
-
-
 def _joined(known: NDArray[Any] | None, labels: NDArray[Any]) -> NDArray[Any]:
-    """Return the classes in the order in which they were learned: known ones first."""
+    """Return the classes in learning order: known ones first."""
     new = np.unique(labels)
     if known is None:
         return new
@@ -237,8 +235,8 @@ def _joined(known: NDArray[Any] | None, labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _chosen_ridge(h: Tensor, kernel: Tensor, labels: Tensor) -> float:
-    """Return the ridge that leave-one-out prefers. h: (n, M); kernel: (n, n), their products."""
-    # Numbered without gaps: a class may have no row among these.
+    """Return the ridge chosen by leave-one-out. h: (n, M); kernel: (n, n), their products."""
+    # Numbered without gaps, in case some class has no row here.
     numbers = torch.unique(labels, return_inverse=True)[1]
     return choose({BLOCK: kernel}, {BLOCK: h.shape[1]}, numbers, [[BLOCK]]).gamma
 
@@ -266,7 +264,7 @@ def _solved_rows(
 
 
 def _summed(data: KeptFeatures, width: int, gamma: float | None, seed: int) -> _Sums:
-    """Return the sums over rows; standardization and ridge are decided here, for good."""
+    """Return the sums over rows, with the final standardization and ridge."""
     expand = RandomFeatures.of(data.z, width, seed)
     if gamma is None:
         some = share_of_each(data.labels, FEW)
@@ -306,8 +304,8 @@ class ImageFeatures(
         weights: a file with the backbone's weights (safetensors, .pth or .pt).
         levels: levels of the backbone whose features are joined, such as ``("stride16", "stride32@2")``;
             None: the pooled features of the last one.
-        image_size: side of the images in pixels; None: what the backbone expects, or else that of
-            the images given to `fit`.
+        image_size: side of the images in pixels; None: as the backbone expects, or else that of
+            the images passed to `fit`.
     """
 
     def __init__(
@@ -323,7 +321,7 @@ class ImageFeatures(
         self.image_size = image_size
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Build the network; nothing is learned. X: images, as for `transform`."""
+        """Build the network, without training. X: images, as for `transform`."""
         named = isinstance(self.backbone, str)
         network = build_network(
             self.backbone,
@@ -351,7 +349,7 @@ class ImageFeatures(
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Return features (N, d) of images: files, folders, PIL images, or arrays (N, H, W, C).
 
-        An image that cannot be read is an error.
+        An unreadable image is an error.
         """
         check_is_fitted(self)
         images, names, skipped = as_images(X)

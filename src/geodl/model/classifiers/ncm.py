@@ -1,4 +1,4 @@
-"""NCM: the nearest mean of all samples, moved by the drift that was seen since (SDC)."""
+"""NCM: the nearest mean of all samples, with semantic drift compensation (SDC)."""
 
 from typing import Self
 
@@ -13,11 +13,11 @@ from geodl.model.features import class_means, filled
 from geodl.model.phase import Phase
 
 PAIRS = 1 << 22
-"""The weights of a drift are formed for at most so many (sample, class) pairs at a time."""
+"""The maximum number of (sample, class) pairs whose weights are computed at a time."""
 
 
 class Ncm(NearestMean):
-    """Means of all samples, stored when a class is learned and moved along with the network."""
+    """Means of all samples, computed when a class is learned and later moved by the estimated drift."""
 
     name = "ncm"
     title = "NCM (SDC)"
@@ -30,7 +30,7 @@ class Ncm(NearestMean):
 
     @classmethod
     def fit(cls, phase: Phase) -> Self:
-        """Take the means of the classes at hand; the others drift along."""
+        """Compute the means of this phase's classes and move those of the others."""
         now, before = phase.now, phase.before
         assert now is not None
         taken = class_means(now.pooled, now.labels, phase.classes)
