@@ -1,4 +1,4 @@
-"""The parts of a bilevel problem over exemplars: pixels that move, and training on them that can be differentiated."""
+"""The parts of a bilevel problem over exemplars: their pixels as parameters, and differentiable training on them."""
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,7 +10,7 @@ from geodl.nets import Network
 
 
 class Pixels(nn.Module):
-    """Exemplars that move: values (N, 3, H, W) in grey levels 0 to 255; ``steps`` counts the moves."""
+    """Exemplars as parameters: values (N, 3, H, W) in gray levels 0 to 255; ``steps`` counts their steps."""
 
     steps: Tensor
     labels: Tensor
@@ -22,7 +22,7 @@ class Pixels(nn.Module):
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, rows: Tensor, directions: Tensor) -> Tensor:
-        """Return a number whose gradient is directions: (E, 3, H, W) at rows: (E,)."""
+        """Return a scalar with gradient `directions`: (E, 3, H, W) at rows: (E,)."""
         self.steps += 1
         return (self.values[rows] * directions).sum()
 
@@ -36,7 +36,7 @@ def unrolled(
 ) -> dict[str, Tensor]:
     """Return the weights after SGD steps on exemplars x: (E, 3, H, W), y: (E,), differentiable by x (the inner problem).
 
-    places: (steps, batch), the exemplars that each step takes.
+    places: (steps, batch), the exemplars of each step.
     """
     weights: dict[str, Tensor] = dict(network.named_parameters())
     for batch in places:
@@ -49,12 +49,12 @@ def unrolled(
 
 
 def halves(labels: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut the rows under the mask in two, by turns within each class; labels: (N,) are sorted."""
+    """Divide the rows under the mask into two halves, alternating within each class; labels: (N,), sorted."""
     rank = torch.arange(len(labels)) - torch.searchsorted(labels, labels)
     even, odd = ((mask & (rank % 2 == turn)).nonzero().squeeze(1) for turn in (0, 1))
     return even, odd
 
 
 def draw(rows: Tensor, count: int, generator: Generator) -> Tensor:
-    """Draw at most `count` of the rows, none twice."""
+    """Draw at most `count` of the rows without replacement."""
     return rows[torch.randperm(len(rows), generator=generator)[:count]]

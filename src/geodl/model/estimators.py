@@ -173,12 +173,13 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most likely class of each row, (N,)."""
-        predictions: NDArray[Any] = self.classes_[self._scores(X).argmax(1)]
+        columns = self._scores(X).argmax(1)
+        predictions: NDArray[Any] = self.classes_[columns]
         return predictions
 
     def _learn(self, X: Any, y: Any, before: KeptFeatures | _Sums | None) -> Self:
         if not isinstance(self.expansion, int | np.integer) or self.expansion < 1:
-            raise ConfigError(f"expansion = {self.expansion!r}: integers from 1 are allowed")
+            raise ConfigError(f"expansion = {self.expansion!r}: allowed values are integers from 1")
         kinds = [np.float64, np.float32]
         rows, labels = validate_data(self, X, y, reset=before is None, dtype=kinds)
         check_classification_targets(labels)

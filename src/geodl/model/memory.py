@@ -66,7 +66,7 @@ class Memory:
         """
         if len(features) != len(candidates):
             raise DataError(
-                f"{len(candidates)} candidates have {len(features)} features: one each is needed"
+                f"{len(candidates)} candidates with {len(features)} features: there must be one each"
             )
         choose = SELECTORS[selection]
         mine = members(candidates.labels, classes).values()

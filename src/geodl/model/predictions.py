@@ -102,9 +102,9 @@ def named(
 def check_wishes(top: int, threshold: float | None, workers: int | None) -> None:
     """Raise a ConfigError if the options of `predict` are not valid."""
     if not isinstance(top, int) or top < 1:
-        raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
+        raise ConfigError(f"top = {top!r}: allowed values are integers from 1")
     if workers is not None and (not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS):
-        needed = f"a whole number from 0 to {MOST_WORKERS} is needed"
-        raise ConfigError(f"workers = {workers!r}: {needed}")
+        allowed = f"allowed values are integers from 0 to {MOST_WORKERS}"
+        raise ConfigError(f"workers = {workers!r}: {allowed}")
     if threshold is not None and (not isinstance(threshold, int | float) or math.isnan(threshold)):
-        raise ConfigError(f"threshold = {threshold!r}: a number is needed")
+        raise ConfigError(f"threshold = {threshold!r}: allowed values are numbers")
