@@ -354,5 +354,5 @@ def test_what_there_is_not_is_refused():
             GeodesicDistillation()(student, teacher)
     with pytest.raises(GeodlError, match="dim = 0"):
         GeodesicDistillation(0)
-    with pytest.raises(GeodlError, match="distance = 'square'.*cosine and squared"):
+    with pytest.raises(GeodlError, match=r"distance = .square.*cosine and squared"):
         GeodesicDistillation(distance="square")

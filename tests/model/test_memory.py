@@ -114,11 +114,6 @@ def test_updating_no_class_only_cuts():
     assert cut.per_class() == dict.fromkeys(range(5), 1)
 
 
-def test_wrong_updates_are_refused():
-    with pytest.raises(DataError, match=r"2 candidates.*3 features"):
-        Memory().update(pictures([0, 0]), torch.ones(3, 2), [0], quota=1, selection="herding")
-
-
 def test_held_out_images_survive_updates():
     held = pictures([0, 1], seed=50)
     memory = replace(grow("per_class", 4)[0], held=held)

@@ -35,13 +35,13 @@ class KeptFeatures:
     """The features of all images, float16 (N, d_b) by level from shallow to deep; labels (N,).
 
     clues:   (N, 5), clues to series (`geodl.closed_form.series`).
-    adapted: (N,) bool, the images that the network was adapted to, which validate nothing; None: it was not adapted.
+    adapted: (N,) bool, the images that the network was adapted to, which validate nothing.
     """
 
     z: Mapping[str, Tensor]
     labels: Tensor
     clues: Tensor
-    adapted: Tensor | None = None
+    adapted: Tensor
 
     @classmethod
     def of(
@@ -53,23 +53,18 @@ class KeptFeatures:
     ) -> Self:
         """Return kept features, rounded before any use."""
         clues = no_clues(len(labels)) if clues is None else clues
-        return cls(kept(levels), labels, clues, adapted)
+        return cls(kept(levels), labels, clues, none_of(labels) if adapted is None else adapted)
 
     def __add__(self, other: "KeptFeatures") -> "KeptFeatures":
         z = {name: torch.cat([block, other.z[name]]) for name, block in self.z.items()}
-        labels, adapted = torch.cat([self.labels, other.labels]), None
-        if self.adapted is not None or other.adapted is not None:
-            adapted = torch.cat([self._adapted, other._adapted])
-        return KeptFeatures(z, labels, torch.cat([self.clues, other.clues]), adapted)
-
-    @property
-    def _adapted(self) -> Tensor:
-        return torch.zeros(len(self.labels)).bool() if self.adapted is None else self.adapted
+        names = ("labels", "clues", "adapted")
+        rest = [torch.cat([getattr(self, name), getattr(other, name)]) for name in names]
+        return KeptFeatures(z, *rest)
 
     def select(self, rows: Tensor) -> "KeptFeatures":
         """Return the features of some images; rows: int64 or bool."""
-        adapted = None if self.adapted is None else self.adapted[rows]
-        return KeptFeatures(selected(self.z, rows), self.labels[rows], self.clues[rows], adapted)
+        rest = (each[rows] for each in (self.labels, self.clues, self.adapted))
+        return KeptFeatures(selected(self.z, rows), *rest)
 
     def without(self, gone: int) -> "KeptFeatures":
         """Return the features without a class; later labels move up."""
@@ -92,7 +87,7 @@ class KeptFeatures:
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the fields as named tensors; the names include the order of the levels."""
         z = {f"z.{i}.{name}": block for i, (name, block) in enumerate(self.z.items())}
-        adapted = {} if self.adapted is None else {"adapted": self.adapted}
+        adapted = {"adapted": self.adapted} if self.adapted.any() else {}
         return z | {"labels": self.labels, "clues": self.clues} | adapted
 
     @classmethod
@@ -101,12 +96,11 @@ class KeptFeatures:
         keys = [key for key in tensors if key.startswith("z.")]
         keys.sort(key=lambda key: int(key.split(".")[1]))
         labels = shaped(tensors["labels"], "labels", None, dtype=torch.int64)
-        rows, adapted = len(labels), tensors.get("adapted")
+        rows = len(labels)
         z = {key.split(".", 2)[2]: shaped(tensors[key], key, rows, None) for key in keys}
         clues = tensors.get("clues", no_clues(rows))  # missing in version 0.2
         shaped(clues, "clues", rows, len(CLUES), dtype=torch.int64)
-        if adapted is not None:
-            shaped(adapted, "adapted", rows, dtype=torch.bool)
+        adapted = shaped(tensors.get("adapted", none_of(labels)), "adapted", rows, dtype=torch.bool)
         if not z or (rows and int(labels.min()) < 0):
             raise ValueError("images without features, or of no class")
         return cls(z, labels, clues, adapted)
@@ -171,7 +165,7 @@ def _chosen(h: Blocks, data: KeptFeatures, groups: Tensor) -> Choice:
         [names[start:] for start in reversed(range(len(names)))],
         balanced=True,
         groups=groups[some],
-        barred=None if data.adapted is None else data.adapted[some],
+        barred=data.adapted[some],
     )
 
 
@@ -246,6 +240,11 @@ def mirroring_changes_nothing(z: Tensor, mirrored: Tensor, labels: Tensor) -> bo
     data = KeptFeatures.of({"pixels": z}, labels)
     found = fit(data, int(labels.max()) + 1, seed=0)
     return not turned_classes(found, data, torch.arange(len(labels)), {"pixels": mirrored})
+
+
+def none_of(labels: Tensor) -> Tensor:
+    """Return a mask of none of the images: (N,)."""
+    return torch.zeros_like(labels, dtype=torch.bool)
 
 
 def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:

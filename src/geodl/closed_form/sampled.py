@@ -79,7 +79,6 @@ def judge_by_sample(
     each = [(labels == label).nonzero().squeeze(1) for label in torch.unique(labels)]
     duals = [(rows, dual_of(solved, h[rows], targets[rows])) for rows in each]
     known = (counts[labels] > (groups.unsqueeze(1) == groups).sum(1)) & (len(counts) > 1)
-    if sample.adapted is not None:
-        known &= ~sample.adapted
+    known &= ~sample.adapted
     judgement, _ = judge(duals, sample, groups, counts, known, novelty)
     return replace(judgement, rows=None)  # rows are of the phase's images

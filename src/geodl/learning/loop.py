@@ -114,13 +114,8 @@ class Trainer:
         features = features_of(reading_copy(network, self.device), batches, self.device, levels)
         if world == 1:
             return features
-
-        def gathered(part: Tensor) -> Tensor:
-            return gather_rows(part.to(self.device), self.ranks.group)[0].cpu()
-
-        gathered_levels = {name: gathered(part) for name, part in features.levels.items()}
-        return Features(
-            gathered(features.pooled), gathered(features.logits), images.labels, gathered_levels
+        return features.map(
+            lambda part: gather_rows(part.to(self.device), self.ranks.group)[0].cpu()
         )
 
     def _reporting(self, batches: Iterable[Batch], total: int) -> Iterator[Batch]:
@@ -185,8 +180,8 @@ class StageRun:
                 self._check_network()
             self.epoch, self.step = epoch + 1, 0
             if meter.count:  # an epoch resumed after its last step has no loss to report
-                means = meter.loss, meter.parts, meter.rate
-                trainer.listener(EpochEnded(*self._place, self.epoch, epochs, *means))
+                ended = self.epoch, epochs, meter.loss, meter.parts, meter.rate
+                trainer.listener(EpochEnded(*self._place, *ended))
             late = not trainer.config.checkpoint_steps
             late = late and time.monotonic() - self.saved > SAVE_SECONDS
             if last or trainer.ranks.any(late, trainer.device):

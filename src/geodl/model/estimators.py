@@ -15,7 +15,7 @@ from geodl.closed_form.choices import choose, judged, temperature
 from geodl.closed_form.dual import kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import selected
 from geodl.closed_form.fitted import Fitted
-from geodl.closed_form.kept_features import FEW, KeptFeatures, share_of_each
+from geodl.closed_form.kept_features import FEW, KeptFeatures, none_of, share_of_each
 from geodl.closed_form.primal import Statistics
 from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import no_clues
@@ -187,7 +187,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         order = np.argsort(learned)
         numbers = order[np.searchsorted(learned, labels, sorter=order)]
         z = {BLOCK: torch.tensor(rows)}
-        given = KeptFeatures(z, torch.from_numpy(numbers), no_clues(len(numbers)))
+        targets = torch.from_numpy(numbers)
+        given = KeptFeatures(z, targets, no_clues(len(targets)), none_of(targets))
         if before is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         else:

@@ -1,7 +1,8 @@
 """Features of images, which classifiers are fitted to, and class means."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -29,9 +30,13 @@ class Features:
     def chunks(self, size: int) -> Iterator["Features"]:
         """Yield the features in chunks of `size` images, at least one chunk."""
         for start in range(0, max(len(self.pooled), 1), size):
-            some = slice(start, start + size)
-            levels = {name: level[some] for name, level in self.levels.items()}
-            yield Features(self.pooled[some], self.logits[some], self.labels[some], levels)
+            rows = slice(start, start + size)
+            yield self.map(itemgetter(rows))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Features":
+        """Apply a function to each tensor."""
+        levels = {name: function(level) for name, level in self.levels.items()}
+        return Features(function(self.pooled), function(self.logits), function(self.labels), levels)
 
 
 def features_of(

@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from geodl.core.errors import DataError
 from geodl.core.keys import derive
 from geodl.core.tensors import part
 from geodl.data.images import Images, concat, from_tensors, to_tensors
@@ -64,10 +63,6 @@ class Memory:
         features: (N, d) of the candidates, un-augmented, in eval mode. For a returning class, the candidates are its old
         exemplars and its new images.
         """
-        if len(features) != len(candidates):
-            raise DataError(
-                f"{len(candidates)} candidates with {len(features)} features: there must be one each"
-            )
         choose = SELECTORS[selection]
         mine = members(candidates.labels, classes).values()
         parts = [_take(candidates, [rows[choose(features[rows], quota)] for rows in mine])]

@@ -205,10 +205,10 @@ class Adapted:
     after: int
     kept: bool
 
-    def saw(self, images: Images) -> Tensor | None:
-        """Return a mask (N,) of the images that the network was adapted to; None if it was not adapted."""
-        if not len(self.keys):
-            return None
+    def saw(self, images: Images) -> Tensor:
+        """Return a mask (N,) of the images that the network was adapted to."""
+        if not len(self.keys):  # no need to hash the images
+            return torch.zeros(len(images), dtype=torch.bool)
         return torch.isin(short_hashes(images.item_digests()), self.keys)
 
     def to_tensors(self) -> Tensors:

@@ -12,7 +12,14 @@ from geodl.closed_form.doubts import doubts_at_sight
 from geodl.closed_form.dual import targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, kept, selected
 from geodl.closed_form.fitted import Fitted, Judgement, LeftOut, calibrated
-from geodl.closed_form.kept_features import Fit, KeptFeatures, fit, share_of_each, turned_classes
+from geodl.closed_form.kept_features import (
+    Fit,
+    KeptFeatures,
+    fit,
+    none_of,
+    share_of_each,
+    turned_classes,
+)
 from geodl.closed_form.novelty import Novelty, left_out_nearness
 from geodl.closed_form.primal import Primal, Statistics
 from geodl.closed_form.random_features import RandomFeatures
@@ -121,7 +128,7 @@ def fit_sums(phase: Phase, last: "ClosedForm | None") -> Fitting:
         return phase.read(images.select(rows), mirror=True).levels
 
     averaged = mirrors(config) and not turned and not options.mirror_training
-    rows = _validation_rows(len(labels), adapted)
+    rows = _validation_rows(adapted)
     validation = _Validation(views, labels, rows, copies if averaged else None)
     novelty = last.fitted.novelty if last else Novelty.unfitted(z)
     return *_solved(options.gamma, sums, expand, validation, novelty), turned, sums
@@ -150,8 +157,7 @@ def fit_features(phase: Phase, last: "ClosedForm | None") -> Fitting:
     total = expand.sums([data.z], data.labels, classes, phase.ranks, phase.device)
     sums = Sums(total.rounded(), gamma, sample_of(data, expand, classes))
     del total
-    rows_to_validate = _validation_rows(len(data.labels), data.adapted)
-    validation = _Validation([data.z], data.labels, rows_to_validate)
+    validation = _Validation([data.z], data.labels, _validation_rows(data.adapted))
     doubts = judged.doubts and judged.doubts.at(rows)
     novelty = Novelty.unfitted(data.z)
     if fitted.novelty is not None:
@@ -183,10 +189,10 @@ def _new(phase: Phase) -> tuple[Images, dict[str, Tensor], Tensor]:
     return phase.images, z, phase.now.labels[:count]
 
 
-def _adapted_to(images: Images, phase: Phase, last: "ClosedForm | None") -> Tensor | None:
-    """Return a mask (N,) of the images that the network was adapted to, even if they were removed since; None: none."""
+def _adapted_to(images: Images, phase: Phase, last: "ClosedForm | None") -> Tensor:
+    """Return a mask (N,) of the images that the network was adapted to, even if they were removed since."""
     adapted = phase.adapted or (last.adapted if last else None)
-    return adapted.saw(images) if adapted else None
+    return adapted.saw(images) if adapted else none_of(images.labels)
 
 
 def _joined(phase: Phase, last: "ClosedForm | None") -> tuple[KeptFeatures, Tensor]:
@@ -215,9 +221,9 @@ def _turned_by_mirroring(
     return turned_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
 
 
-def _validation_rows(count: int, adapted: Tensor | None) -> Tensor:
-    """Return about JUDGED rows of `count` images, evenly spaced, without those that the network was `adapted` to."""
-    rows = torch.arange(count) if adapted is None else (~adapted).nonzero().squeeze(1)
+def _validation_rows(adapted: Tensor) -> Tensor:
+    """Return about JUDGED rows of images, evenly spaced, without those that the network was `adapted` to: (N,) bool."""
+    rows = (~adapted).nonzero().squeeze(1)
     return rows[:: max(1, len(rows) // JUDGED)]
 
 

@@ -21,7 +21,7 @@ class Nme(NearestMean):
     @classmethod
     def fit(cls, phase: Phase) -> Self | None:
         """Compute the means of the exemplars; a class without exemplars has its NCM mean."""
-        images = phase.kept and phase.kept.images
+        images = phase.kept.images if phase.kept else None
         if images is None:
             return None
         sides = (False, True) if phase.config.flip else (False,)
