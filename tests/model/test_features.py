@@ -88,14 +88,6 @@ def test_features_fed_by_evaluation_have_no_augmentation():
 # ------------------------------------------------------------------------------------------------------------- means
 
 
-def test_class_means_by_hand():
-    # Class 0: directions (1, 0) and (0, 1), whatever the lengths -> (1, 1) / sqrt 2. Class 2: (0, -1). Class 1: nothing.
-    features = torch.tensor([[3.0, 0.0], [0.0, 0.5], [0.0, -7.0]])
-    means = class_means(features, torch.tensor([0, 0, 2]), 3)
-    half = math.sqrt(0.5)
-    torch.testing.assert_close(means, torch.tensor([[half, half], [0.0, 0.0], [0.0, -1.0]]))
-
-
 def test_class_means_against_numpy():
     random = np.random.default_rng(1)
     features, labels = random.normal(size=(200, 7)).astype(np.float32), random.integers(0, 5, 200)

@@ -180,8 +180,9 @@ class StageRun:
                 self._check_network()
             self.epoch, self.step = epoch + 1, 0
             if meter.count:  # an epoch resumed after its last step has no loss to report
-                ended = self.epoch, epochs, meter.loss, meter.parts, meter.rate
-                trainer.listener(EpochEnded(*self._place, *ended))
+                phase, name = self._place
+                means = meter.loss, meter.parts, meter.rate
+                trainer.listener(EpochEnded(phase, name, self.epoch, epochs, *means))
             late = not trainer.config.checkpoint_steps
             late = late and time.monotonic() - self.saved > SAVE_SECONDS
             if last or trainer.ranks.any(late, trainer.device):

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from geodl.core.errors import ConfigError, DataError
 from geodl.geometry import unit
 from geodl.model.classifiers.nearest import NearestMean
 from geodl.model.features import class_means, filled
@@ -50,10 +49,6 @@ def drift(means: Tensor, old: Tensor, new: Tensor, width: float = 0.3) -> Tensor
     old distance to it, all on the unit sphere (Eq. 8 and 9). Returns (C, d) unit rows in the dtype of
     `means`; unknown means (zeros) stay unknown.
     """
-    if width <= 0:
-        raise ConfigError(f"drift width = {width}: it must be greater than 0")
-    if len(old) != len(new):
-        raise DataError(f"drift: {len(old)} old and {len(new)} new features; equal numbers needed")
     if len(old) == 0:
         return means
     centers, before = unit(means), unit(old)
