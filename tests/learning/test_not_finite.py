@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 from tests.helpers import tiny
-from tests.helpers.phases import KeptProgress, ScenarioLearner, changed, parts_of
+from tests.helpers.phases import KeptProgress, ScenarioLearner, parts_of
 
 from geodl.core.cache import Cache
 from geodl.core.errors import TrainingError
-from geodl.core.events import EpochEnded, Event, StepTaken
 from geodl.learning.loop import StageRun
 from geodl.methods import Losses, Phase, Schedule, Stage
 from geodl.store import Directory
@@ -61,25 +60,6 @@ def test_the_first_loss_that_is_not_finite_is_named_however_rarely_losses_are_re
     assert progress.saved
     saved = [tensor for tensors, _ in progress.saved for tensor in tensors.values()]
     assert all(tensor.isfinite().all() for tensor in saved)
-
-
-def test_on_devices_that_are_waited_for_losses_are_read_once_in_a_while(data):
-    found = []
-    for read in (1, 2):
-        heard: list[Event] = []
-        learner = ScenarioLearner(tiny.config(method="finetune"), data)
-        assert learner.trainer.read_steps == 1  # here, on a CPU, nothing is waited for
-        learner.trainer.read_steps, learner.trainer.listener = read, heard.append
-        phase, stage = bad_stage(learner, 0)
-        learner.run(phase, stage)
-        found.append((phase.network.state_dict(), heard))
-    (weights, every), (same, some) = found
-    assert not changed(weights, same)
-    for events, told in ((every, (1, 2, 3, 4, 5)), (some, (2, 4, 5))):
-        steps = [(e.epoch, e.step) for e in events if isinstance(e, StepTaken)]
-        assert steps == [(epoch, step) for epoch in (0, 1) for step in told]
-    losses = [[e.parts for e in events if isinstance(e, EpochEnded)] for events in (every, some)]
-    assert losses[0] == losses[1]
 
 
 def test_features_that_are_not_finite_name_the_place_too(run):

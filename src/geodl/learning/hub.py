@@ -45,8 +45,10 @@ def push(
     shared = _for_strangers(given or model.known, with_images)  # type: ignore[union-attr]
     with TemporaryDirectory() as folder:
         store = model_directory(Path(folder) / "model")
+        config: dict[str, Any] = shared.record()["config"]
+        config["imports"] = [Path(name).name for name in config.get("imports", ())]
         with store.lock():
-            save_model(store, shared, action={"action": "push"}, notes={"config": _config(shared)})
+            save_model(store, shared, action={"action": "push"}, notes={"config": config})
         (store.path / "README.md").write_text(card(shared, repo), encoding="utf-8")
         with _errors_of(repo):
             hub.create_repo(repo, private=private, exist_ok=True)
@@ -135,13 +137,6 @@ def _for_strangers(model: Model, with_images: bool) -> Model:
     config = model.config.model_copy(update={"data_dir": None, "weights": None})
     memory = model.memory if with_images else Memory(store_images=model.memory.store_images)
     return replace(model, config=config, memory=memory)
-
-
-def _config(model: Model) -> dict[str, Any]:
-    """Return the configuration to store, with only the names of imported files."""
-    config: dict[str, Any] = model.record()["config"]
-    config["imports"] = [Path(name).name for name in config.get("imports", ())]
-    return config
 
 
 def _repository(path: str) -> tuple[str, str | None]:

@@ -55,22 +55,19 @@ class Mnemonics(Lucir):
         """Yield LUCIR's stages, then the optimization of the exemplars, starting from the herded ones."""
         yield from super().stages(phase)
         share = self.share(phase.classes)
-        if share and self.options.outer_steps:
-            yield self._exemplar_stage(phase, phase.exemplars(share))
-
-    def _exemplar_stage(self, phase: Phase, herded: Memory) -> Stage:
-        problem = Problem(phase, self.options, herded)
         options = self.options
-        return Stage(
-            "exemplars",
-            problem.pixels,
-            phase.batches(phase.images, "exemplars"),
-            problem.loss,
-            Schedule(options.outer_steps, options.outer_rate, momentum=0.0),
-            training=False,
-            steps=1,
-            finish=problem.finish,
-        )
+        if share and options.outer_steps:
+            problem = Problem(phase, options, phase.exemplars(share))
+            yield Stage(
+                "exemplars",
+                problem.pixels,
+                phase.batches(phase.images, "exemplars"),
+                problem.loss,
+                Schedule(options.outer_steps, options.outer_rate, momentum=0.0),
+                training=False,
+                steps=1,
+                finish=problem.finish,
+            )
 
 
 class Problem:

@@ -152,7 +152,11 @@ def fit_features(phase: Phase, last: "ClosedForm | None") -> Fitting:
     del found  # it takes as much memory as the sums
     if len(data.labels) <= MOST:
         return fitted, replace(judged, latest=latest), turned, data
-    expand = replace(fitted.expand, expansion=_narrowed(fitted.expand.expansion))
+    expansion = fitted.expand.expansion
+    narrow = {
+        name: min(size, WIDEST // len(expansion.sizes)) for name, size in expansion.sizes.items()
+    }
+    expand = replace(fitted.expand, expansion=Expansion(narrow, expansion.seed))
     gamma = float(torch.tensor(gamma))  # rounded to float32, as it is stored
     total = expand.sums([data.z], data.labels, classes, phase.ranks, phase.device)
     sums = Sums(total.rounded(), gamma, sample_of(data, expand, classes))
@@ -169,13 +173,6 @@ def fit_features(phase: Phase, last: "ClosedForm | None") -> Fitting:
 def mirrors(config: RunConfig) -> bool:
     """Return whether scores are averaged over mirrored copies, if these keep the class."""
     return config.of(ClosedFormOptions).mirror and config.flip
-
-
-def _narrowed(expansion: Expansion) -> Expansion:
-    """Return an expansion of at most WIDEST random features, the same number for each level."""
-    each = WIDEST // len(expansion.sizes)
-    sizes = {name: min(size, each) for name, size in expansion.sizes.items()}
-    return Expansion(sizes, expansion.seed)
 
 
 def _new(phase: Phase) -> tuple[Images, dict[str, Tensor], Tensor]:
