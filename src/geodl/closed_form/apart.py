@@ -27,9 +27,9 @@ def set_apart(labels: Tensor, groups: Tensor, share: float, seed: int) -> Tensor
     for label in sorted(set(labels.tolist())):
         mine = labels == label
         generator = torch.Generator().manual_seed(derive(seed, "set apart", label))
-        each = sorted(set(groups[mine].tolist()))
-        for i in torch.randperm(len(each), generator=generator).tolist():
-            rows = mine & (groups == each[i])
+        series = sorted(set(groups[mine].tolist()))
+        for i in torch.randperm(len(series), generator=generator).tolist():
+            rows = mine & (groups == series[i])
             if int((apart & mine).sum() + rows.sum()) <= share * int(mine.sum()):
                 apart |= rows
     return apart

@@ -67,9 +67,9 @@ def doubts_at_sight(scores: Tensor, labels: Tensor) -> Doubts:
     return _surest_first(every, *_beyond(scores, labels, every, AT_SIGHT))
 
 
-def _surest_first(fair: Tensor, found: Tensor, likely: Tensor, confidences: Tensor) -> Doubts:
+def _surest_first(fair: Tensor, doubtful: Tensor, likely: Tensor, confidences: Tensor) -> Doubts:
     """Return the doubts of the images that are both `found` and `fair`; all arguments: (N,)."""
-    rows = (fair & found).nonzero().squeeze(1)
+    rows = (fair & doubtful).nonzero().squeeze(1)
     rows = rows[confidences[rows].argsort(descending=True, stable=True)]
     return Doubts(rows, likely[rows], confidences[rows].float())
 

@@ -62,11 +62,11 @@ class Fitted:
         blocks = self.expand.expansion.sizes
         sizes = torch.tensor([blocks[name] for name in sorted(blocks)])
         numbers = torch.tensor([self.temperature, self.threshold], dtype=torch.float64)
-        found = {"head": self.head, "numbers": numbers, "sizes": sizes}
+        tensors = {"head": self.head, "numbers": numbers, "sizes": sizes}
         if self.offsets is not None:
-            found["offsets"] = self.offsets
+            tensors["offsets"] = self.offsets
         novelty = self.novelty.to_tensors() if self.novelty else {}
-        return self.expand.standardization.to_tensors() | found | novelty
+        return self.expand.standardization.to_tensors() | tensors | novelty
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], seed: int) -> Fitted:

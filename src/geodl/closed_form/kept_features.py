@@ -238,8 +238,8 @@ def turned_classes(fit: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks)
 def mirroring_changes_nothing(z: Tensor, mirrored: Tensor, labels: Tensor) -> bool:
     """Return whether mirrored copies stay in their class. z, mirrored: (N, d); labels: (N,)."""
     data = KeptFeatures.of({"pixels": z}, labels)
-    found = fit(data, int(labels.max()) + 1, seed=0)
-    return not turned_classes(found, data, torch.arange(len(labels)), {"pixels": mirrored})
+    result = fit(data, int(labels.max()) + 1, seed=0)
+    return not turned_classes(result, data, torch.arange(len(labels)), {"pixels": mirrored})
 
 
 def none_of(labels: Tensor) -> Tensor:

@@ -170,8 +170,8 @@ class Novelty:
         scales = [self.score, self.nearness, self.both, self.odds]
         numbers = torch.tensor([[each.center, each.unit] for each in scales], dtype=torch.float64)
         slack = torch.tensor(self.slack, dtype=torch.float64)
-        found = {f"directions.{self.level}": self.sums, "measured": self.measured}
-        return found | {"scales": numbers, "slack": slack}
+        tensors = {f"directions.{self.level}": self.sums, "measured": self.measured}
+        return tensors | {"scales": numbers, "slack": slack}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Novelty | None:
@@ -184,7 +184,7 @@ class Novelty:
         score, nearness, both, odds = (
             Scale(*each) for each in shaped(tensors["scales"], "scales", 4, 2).tolist()
         )
-        slack = shaped(tensors["slack"], "slack").item() if "slack" in tensors else SLACKS[0]
+        slack = shaped(tensors["slack"], "slack").item()
         if slack not in SLACKS:
             raise ValueError(f"slack = {slack}: allowed values are {SLACKS}")
         measured = shaped(tensors["measured"], "measured", None, 2)

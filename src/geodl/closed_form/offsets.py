@@ -41,8 +41,8 @@ def class_offsets(scores: Tensor, labels: Tensor, counts: Tensor) -> Tensor | No
 
     def loss() -> Tensor:
         search.zero_grad()
-        each = F.cross_entropy(logits + offsets, numbers, reduction="none")
-        value: Tensor = (weights * each).sum() + SHRINK * offsets.square().mean()
+        losses = F.cross_entropy(logits + offsets, numbers, reduction="none")
+        value: Tensor = (weights * losses).sum() + SHRINK * offsets.square().mean()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 

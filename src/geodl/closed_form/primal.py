@@ -99,8 +99,8 @@ class Statistics:
     def solve(self, gamma: float) -> Primal:
         """Fit the head."""
         gram, cross = self.gram, self.sums.T
-        found = solve_refined(gram, cross, gamma) if len(gram) >= WIDE else None
-        return solve(gram, cross, gamma) if found is None else found
+        refined = solve_refined(gram, cross, gamma) if len(gram) >= WIDE else None
+        return solve(gram, cross, gamma) if refined is None else refined
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the upper triangle of G, row by row, and C' in float32: 35 MB for M = 4096 and 100 classes."""
@@ -153,10 +153,10 @@ class Primal:
 
     def whitened(self, rows: Tensor) -> Tensor:
         """Return L^-1 h' (M, N), float64, of rows h: (N, M)."""
-        found: Tensor = torch.linalg.solve_triangular(
+        whitened: Tensor = torch.linalg.solve_triangular(
             self.factor, rows.T.to(self.factor.dtype), upper=False
         )
-        return found.double()
+        return whitened.double()
 
 
 def solve(gram: Tensor, cross: Tensor, gamma: float) -> Primal:

@@ -40,11 +40,11 @@ class RandomFeatures:
 
     def __call__(self, *views: Blocks) -> Tensor:
         """Return h (n, M) of images, the mean over their views: the head is linear, so scores are averaged, too."""
-        each = []
+        expanded = []
         for view in views:
             z = {name: view[name] for name in self.expansion.sizes}
-            each.append(self.expansion(self.standardization(z)))
-        return each[0] if len(each) == 1 else torch.stack(each).mean(0)
+            expanded.append(self.expansion(self.standardization(z)))
+        return expanded[0] if len(expanded) == 1 else torch.stack(expanded).mean(0)
 
     def sums(
         self,

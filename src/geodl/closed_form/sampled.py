@@ -76,8 +76,8 @@ def judge_by_sample(
     """Return the leave-one-out results of a sample by a fit to sums that contain it. counts: (classes,), all images."""
     labels, groups = sample.labels, sample.clues[:, 0]
     h, targets = expand(sample.z), targets_of(labels, len(counts))
-    each = [(labels == label).nonzero().squeeze(1) for label in torch.unique(labels)]
-    duals = [(rows, dual_of(solved, h[rows], targets[rows])) for rows in each]
+    classes = [(labels == label).nonzero().squeeze(1) for label in torch.unique(labels)]
+    duals = [(rows, dual_of(solved, h[rows], targets[rows])) for rows in classes]
     known = (counts[labels] > (groups.unsqueeze(1) == groups).sum(1)) & (len(counts) > 1)
     known &= ~sample.adapted
     judgement, _ = judge(duals, sample, groups, counts, known, novelty)

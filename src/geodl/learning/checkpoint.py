@@ -27,15 +27,15 @@ class Checkpoint:
 
     tensors: those of the network, of the stage's module and of the optimizer.
     base: the key under which the base phase will be shared; None: not shared.
-    optimizer: the rest of the optimizer's state, as JSON; None in checkpoints of version 0.2.
+    optimizer: the rest of the optimizer's state, as JSON.
     """
 
     tensors: Mapping[str, Tensor]
     stage: int
     epoch: int
     step: int
-    base: str | None = None
-    optimizer: Mapping[str, Any] | None = None
+    base: str | None
+    optimizer: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -68,31 +68,25 @@ class Checkpoint:
         if saved is None:
             return None
         tensors, state = saved
-        place = state["stage"], state["epoch"], state["step"]
-        return cls(tensors, *place, state.get("base"), state.get("optimizer"))
+        return cls(tensors, **state)
 
     def save(self, progress: Checkpoints) -> None:
         """Replace the last checkpoint."""
-        state = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "base": self.base}
-        progress.save_progress(self.tensors, state | {"optimizer": self.optimizer})
+        state = {name: value for name, value in vars(self).items() if name != "tensors"}
+        progress.save_progress(self.tensors, state)
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
         """Load the state of a stage's module and of its optimizer; return the epoch and step to resume from."""
         if own := part(self.tensors, "module"):
             module.load_state_dict(own)
-        tensors = part(self.tensors, "optimizer")
-        # Version 0.2 stored only the momenta of SGD.
-        tensors |= {f"{i}.momentum_buffer": b for i, b in part(self.tensors, "momentum").items()}
-        new = {"state": {}, "param_groups": optimizer.state_dict()["param_groups"]}
-        saved = self.optimizer or new
-        state = {int(i): dict(values) for i, values in saved["state"].items()}
+        state = {int(i): dict(values) for i, values in self.optimizer["state"].items()}
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        for key, tensor in tensors.items():
+        for key, tensor in part(self.tensors, "optimizer").items():
             i, _, name = key.partition(".")
             # In the parameter's memory format (channels_last), which the fused step relies on.
-            like = parameters[int(i)]
-            if tensor.shape == like.shape:
-                tensor = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-            state.setdefault(int(i), {})[name] = tensor
-        optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+            like = parameters[int(i)] if tensor.shape == parameters[int(i)].shape else tensor
+            copy = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+            state.setdefault(int(i), {})[name] = copy
+        groups = self.optimizer["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
         return self.epoch, self.step

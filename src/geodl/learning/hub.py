@@ -41,8 +41,8 @@ def push(
             classes.
     """
     hub, repo = _hub(), _repository(SCHEME + repo)[0]
-    given = load_model(Directory(Path(model)).phase(-1)) if isinstance(model, str | Path) else None
-    shared = _for_strangers(given or model.known, with_images)  # type: ignore[union-attr]
+    loaded = load_model(Directory(Path(model)).phase(-1)) if isinstance(model, str | Path) else None
+    shared = _for_strangers(loaded or model.known, with_images)  # type: ignore[union-attr]
     with TemporaryDirectory() as folder:
         store = model_directory(Path(folder) / "model")
         config: dict[str, Any] = shared.record()["config"]
@@ -141,10 +141,10 @@ def _for_strangers(model: Model, with_images: bool) -> Model:
 
 def _repository(path: str) -> tuple[str, str | None]:
     """Split ``hf://USER/NAME[@REVISION]``."""
-    found = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", path)
-    if not found:
+    parsed = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", path)
+    if not parsed:
         raise ConfigError(f"model = {path}: allowed values are hf://USER/NAME, hf://USER/NAME@TAG")
-    return found[1], found[2]
+    return parsed[1], parsed[2]
 
 
 def _hub() -> Any:

@@ -271,12 +271,12 @@ class Learner(Predicting):
 
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; an unknown class is an error."""
-        classes, given = self.known.classes, labelled(images, labels)
-        for label in sorted(set(given.labels.tolist())):
-            if given.names[label] not in classes:
+        classes, named = self.known.classes, labelled(images, labels)
+        for label in sorted(set(named.labels.tolist())):
+            if named.names[label] not in classes:
                 known = ", ".join(classes[:20])
-                raise DataError(f"class {given.names[label]!r} was not learned; known are {known}")
-        return with_rows(given, classes)
+                raise DataError(f"class {named.names[label]!r} was not learned; known are {known}")
+        return with_rows(named, classes)
 
     def check(self) -> None:
         """Build the backbone of a new model for `learn`; an error if that is not possible."""
@@ -304,23 +304,23 @@ def _configured(
 ) -> RunConfig:
     """Return the validated options of a Learner; options about data sources are an error."""
     about_data = SECTIONS["Data"].model_fields
-    given = {key: value for key, value in options.items() if key != "preset"}
-    for key in given:
+    chosen = {key: value for key, value in options.items() if key != "preset"}
+    for key in chosen:
         if key in about_data:
             raise ConfigError(f"{key}: an option about data sources; pass images to learn instead")
     if method is not None:
-        given["method"] = type(method) if isinstance(method, Method) else method
+        chosen["method"] = type(method) if isinstance(method, Method) else method
     if network is not None:
-        given["network"] = network if isinstance(network, str) else _called(network)
+        chosen["network"] = network if isinstance(network, str) else _called(network)
     for registry in REGISTRIES.values():
-        if callable(given.get(registry.option)):
-            given[registry.option] = registry.name_of(given[registry.option])
+        if callable(chosen.get(registry.option)):
+            chosen[registry.option] = registry.name_of(chosen[registry.option])
     layers: Sequence[Layer] = []
     if "preset" in options:
         preset = preset_layer(options["preset"])
         values = {key: each for key, each in preset.values.items() if key not in about_data}
         layers = [Layer(preset.origin, values)]
-    return configure([*layers, Layer("option", given)]).config
+    return configure([*layers, Layer("option", chosen)]).config
 
 
 def _called(network: Own) -> str:

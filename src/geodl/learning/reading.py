@@ -33,9 +33,9 @@ class FeatureReader:
         """Compute the features of images: uint8 (b, 3, size, size)."""
         images = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
         batches = evaluation(images, self._transform)
-        found = features_of(self._network, batches, self._device, self._levels)
-        self._pooled.append(found.pooled)
-        for name, block in kept(found.levels).items():
+        features = features_of(self._network, batches, self._device, self._levels)
+        self._pooled.append(features.pooled)
+        for name, block in kept(features.levels).items():
             self._blocks[name].append(block)
 
     def features(self, rows: Tensor, labels: Tensor) -> Features:

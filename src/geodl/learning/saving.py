@@ -119,7 +119,7 @@ def _version_2(
         first, _, rest = key.partition(".")
         tensors[".".join(filter(None, [names.get(first, f"memory.{first}"), rest]))] = each
     tensors |= {f"{STATISTICS}analytic.{key}": each for key, each in sums.items()}
-    found = [name for name in ("nme", "ncm", "analytic") if any(part(tensors, name))]
+    classifiers = [name for name in ("nme", "ncm", "analytic") if any(part(tensors, name))]
     if build(stored_config(record["config"])).trains(int(record["phases"]) - 1):
-        found.insert(0, "cnn")
-    return dict(record) | {"classifiers": found}, tensors
+        classifiers.insert(0, "cnn")
+    return dict(record) | {"classifiers": classifiers}, tensors

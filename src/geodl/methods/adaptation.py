@@ -49,10 +49,10 @@ class Adaptation:
         found, clues = self.before, self.phase.images.clues
         return series_apart(found.levels, found.labels, clues, APART, self.phase.config.seed)
 
-    def _right(self, found: Features) -> Tensor:
+    def _right(self, features: Features) -> Tensor:
         """Return which of the images set apart a fit to the others gets right: (n,) bool."""
         clues, seed = self.phase.images.clues, self.phase.config.seed
-        return right(found.levels, found.labels, clues, self.apart, seed)
+        return right(features.levels, features.labels, clues, self.apart, seed)
 
     def stage(self) -> Stage:
         """Return the stage: cross-entropy in eval mode, without mirroring, which may change the class."""

@@ -61,8 +61,8 @@ class Analytic(Method):
 
     def trains(self, phase: int) -> bool:
         """Return whether the phase trains the backbone: phase 0 does, unless it is pre-trained."""
-        wanted = self.options.train_base
-        trained = not _given(self.config) if wanted is None else wanted
+        train_base = self.options.train_base
+        trained = not _given(self.config) if train_base is None else train_base
         return phase == 0 and (trained or self.adapts)
 
     @property

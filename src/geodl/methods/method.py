@@ -132,8 +132,8 @@ class Method:
     @property
     def freezes_old_rows(self) -> bool:
         """Whether the head's rows of absent classes are frozen, as in LUCIR, unless switched off."""
-        wanted = self.config.of(FeatureOptions).freeze_old_rows
-        return self.head == "cosine" and self.distills_features and wanted
+        enabled = self.config.of(FeatureOptions).freeze_old_rows
+        return self.head == "cosine" and self.distills_features and enabled
 
     def advice(self, classes: int) -> str | None:
         """Return a warning if there are too few exemplars for this number of classes, else None."""

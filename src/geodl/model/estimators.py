@@ -188,14 +188,14 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         numbers = order[np.searchsorted(learned, labels, sorter=order)]
         z = {BLOCK: torch.tensor(rows)}
         targets = torch.from_numpy(numbers)
-        given = KeptFeatures(z, targets, no_clues(len(targets)), none_of(targets))
+        new = KeptFeatures(z, targets, no_clues(len(targets)), none_of(targets))
         if before is None:
             seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         else:
             seed = self._seed
         if isinstance(before, _Sums):
-            return self._commit(before.plus(given, len(learned)), learned, seed)
-        data = given if before is None else before + given
+            return self._commit(before.plus(new, len(learned)), learned, seed)
+        data = new if before is None else before + new
         if len(data.labels) <= self.expansion:
             return self._commit(data, learned, seed)
         return self._commit(_summed(data, self.expansion, self.gamma, seed), learned, seed)
@@ -203,17 +203,17 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def _commit(self, state: KeptFeatures | _Sums, learned: NDArray[Any], seed: int) -> Self:
         """Fit, and set all attributes if that succeeds."""
         if isinstance(state, _Sums):
-            found = _solved_sums(state)
+            solved = _solved_sums(state)
         else:
-            found = _solved_rows(state, len(learned), self.expansion, self.gamma, seed)
+            solved = _solved_rows(state, len(learned), self.expansion, self.gamma, seed)
         order = np.argsort(learned)
         columns = torch.from_numpy(order)
-        heat = temperature(found.scores, found.labels)
+        heat = temperature(solved.scores, solved.labels)
         self._state, self._learned, self._seed = state, learned, seed
-        self._fitted = Fitted(found.expand, found.head[:, columns], heat)
+        self._fitted = Fitted(solved.expand, solved.head[:, columns], heat)
         self.classes_ = learned[order]
-        self.class_count_ = found.counts[columns].numpy()
-        self.gamma_, self.score_left_out_ = found.gamma, found.accuracy
+        self.class_count_ = solved.counts[columns].numpy()
+        self.gamma_, self.score_left_out_ = solved.gamma, solved.accuracy
         return self
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
@@ -344,8 +344,8 @@ class ImageFeatures(
         self.network_ = reading_copy(network, "cpu")
         side = self.transform_.shorter_side
         gray = torch.full((1, 3, side, side), 128, dtype=torch.uint8)
-        found = self._features(ArrayImages(gray, torch.zeros(1, dtype=torch.int64)))
-        self._n_features_out = found.shape[1]  # for get_feature_names_out
+        example = self._features(ArrayImages(gray, torch.zeros(1, dtype=torch.int64)))
+        self._n_features_out = example.shape[1]  # for get_feature_names_out
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
@@ -367,7 +367,7 @@ class ImageFeatures(
 
     def _features(self, images: ArrayImages) -> Tensor:
         levels = tuple(self.levels or ())
-        found = features_of(self.network_, evaluation(images, self.transform_), levels=levels)
+        features = features_of(self.network_, evaluation(images, self.transform_), levels=levels)
         if not levels:
-            return found.pooled
-        return torch.cat([found.levels[name] for name in levels], dim=1)
+            return features.pooled
+        return torch.cat([features.levels[name] for name in levels], dim=1)

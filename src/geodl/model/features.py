@@ -65,8 +65,8 @@ def features_of(
         for module, training in modes.items():
             module.training = training
     # Without images, the width of the levels is unknown.
-    found = {name: torch.cat(parts or [torch.empty(0, 0)]) for name, parts in more.items()}
-    return Features(torch.cat(pooled), torch.cat(logits), torch.cat(labels), found)
+    joined = {name: torch.cat(parts or [torch.empty(0, 0)]) for name, parts in more.items()}
+    return Features(torch.cat(pooled), torch.cat(logits), torch.cat(labels), joined)
 
 
 def _chunks(

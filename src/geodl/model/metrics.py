@@ -194,18 +194,18 @@ def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
     """Return the confusion matrices of a metrics.json by classifier."""
     if not all(isinstance(name, str) for name in metrics["classes"]):
         raise ValueError("the name of a class is no text")
-    found = {
+    confusions = {
         name: Confusion.from_json(entries, metrics["classes"])
         for name, entries in metrics["confusions"].items()
     }
     for name, each in metrics.get("series", {}).items():
-        size = len(found[name].classes)
+        size = len(confusions[name].classes)
         gains = shaped(torch.tensor(each["gains"], dtype=torch.float64), "gains", size)
         series = shaped(torch.tensor(each["numbers"]), "numbers", size, dtype=torch.int64)
         if bool((series < 0).any()):
             raise ValueError("a number of series below 0")
-        found[name] = replace(found[name], series=series, gains=gains)
-    return found
+        confusions[name] = replace(confusions[name], series=series, gains=gains)
+    return confusions
 
 
 @dataclass(frozen=True)

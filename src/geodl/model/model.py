@@ -41,9 +41,9 @@ class Weights:
     @classmethod
     def of(cls, name: str, network: Network) -> Self:
         """Return the weights of a network; name: as for `build_network`."""
-        found = cls(name, {})
-        found.network = network
-        return found
+        weights = cls(name, {})
+        weights.network = network
+        return weights
 
     @cached_property
     def network(self) -> Network:
@@ -143,13 +143,13 @@ class Model:
 
     def left_out(self) -> Confusion | None:
         """Return the leave-one-out confusion matrix of learned images, if it is known."""
-        found = self.default.left_out()
-        if found is None:
+        left_out = self.default.left_out()
+        if left_out is None:
             return None
-        confusion = Confusion.of(found.labels, found.predictions, self.classes)
-        if found.series is None or found.gains is None:
+        confusion = Confusion.of(left_out.labels, left_out.predictions, self.classes)
+        if left_out.series is None or left_out.gains is None:
             return confusion
-        return confusion.in_series(found.labels, found.series, found.gains)
+        return confusion.in_series(left_out.labels, left_out.series, left_out.gains)
 
     def judged(self, images: Images) -> LeftOut:
         """Return predictions for images that the model keeps; their labels are rows.
@@ -216,11 +216,11 @@ class Model:
         for name in record["classifiers"]:
             mine = part(tensors, name) | part(statistics, name)
             try:
-                found = classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
+                classifier = classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
             except (AttributeError, RuntimeError) as error:  # an error in the classifier's code
                 raise ConfigError(f"classifier {name}: {raised(error)}") from error
-            if found.classes not in (None, len(classes)):
-                raise ValueError(f"{name}: {found.classes} classes, not {len(classes)}")
+            if classifier.classes not in (None, len(classes)):
+                raise ValueError(f"{name}: {classifier.classes} classes, not {len(classes)}")
         return cls(
             config,
             classes,

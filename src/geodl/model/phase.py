@@ -157,10 +157,10 @@ class Phase:
         """Return the fitted classifier of a kind, fitted once; None if it is not available."""
         if kind not in self._fitted:
             self._fitted[kind] = kind.fit(self)
-        found: C | None = self._fitted[kind]
-        return found
+        classifier: C | None = self._fitted[kind]
+        return classifier
 
     def fit_all(self, kinds: Iterable[type[Classifier]]) -> dict[str, Classifier]:
         """Return the available classifiers of these kinds by name."""
-        found = {kind.name: self.classifier(kind) for kind in kinds}
-        return {name: each for name, each in found.items() if each is not None}
+        fitted = {kind.name: self.classifier(kind) for kind in kinds}
+        return {name: each for name, each in fitted.items() if each is not None}

@@ -21,6 +21,6 @@ class Ame(NearestMean):
         return None
 
     @classmethod
-    def of(cls, found: Features, classes: int) -> Self:
+    def of(cls, features: Features, classes: int) -> Self:
         """Return the means of the features of all training images."""
-        return cls(class_means(found.pooled, found.labels, classes))
+        return cls(class_means(features.pooled, features.labels, classes))

@@ -68,10 +68,10 @@ class ClosedForm(Classifier):
     @classmethod
     def levels(cls, network: Network, config: RunConfig) -> tuple[str, ...]:
         """Return the levels that are used, by default all."""
-        wanted = config.of(ClosedFormOptions).levels or network.level_names
-        for name in wanted:
+        levels = config.of(ClosedFormOptions).levels or network.level_names
+        for name in levels:
             network.level_and_cells(name)
-        return wanted
+        return levels
 
     @classmethod
     def fit(cls, phase: Phase) -> Self:
@@ -95,7 +95,7 @@ class ClosedForm(Classifier):
     def scorer(self, network: Network) -> Scorer:
         """Return the scorer of the fitted head."""
         return Scorer(
-            lambda found: self.fitted.scores(found.levels),
+            lambda features: self.fitted.scores(features.levels),
             scale=1 / self.fitted.temperature,
             novelty=self.fitted.novelty,
             threshold=self.fitted.threshold,
@@ -148,27 +148,27 @@ class ClosedForm(Classifier):
         return replace(self, state=replace(self.state, labels=labels).select(labels >= 0))
 
     def _refitted(self, data: KeptFeatures) -> Self:
-        found = fit(data, int(data.labels.max()) + 1, self.fitted.expand.expansion.seed)
-        return replace(self, fitted=found.fitted, judged=found.left_out, state=data)
+        refit = fit(data, int(data.labels.max()) + 1, self.fitted.expand.expansion.seed)
+        return replace(self, fitted=refit.fitted, judged=refit.left_out, state=data)
 
-    def kept_rows(self, found: Features) -> Tensor:
+    def kept_rows(self, features: Features) -> Tensor:
         """Return the rows (N,) of the kept features that are of the same images; -1: none."""
         assert isinstance(self.state, KeptFeatures)
         name, known = list(self.state.z.items())[-1]
-        return same_image(found.levels[name], known)
+        return same_image(features.levels[name], known)
 
     def tensors(self) -> Tensors:
         """Return head, standardization, leave-one-out predictions and kept features."""
-        found = self.fitted.to_tensors() | self.judged.to_tensors()
-        found["mirrors"] = torch.tensor(self.keeps)
-        found["turned"] = torch.tensor(self.turned, dtype=torch.int64)
+        tensors = self.fitted.to_tensors() | self.judged.to_tensors()
+        tensors["mirrors"] = torch.tensor(self.keeps)
+        tensors["turned"] = torch.tensor(self.turned, dtype=torch.int64)
         if self.adapted is not None:
-            found |= self.adapted.to_tensors()
+            tensors |= self.adapted.to_tensors()
         if isinstance(self.state, KeptFeatures):
-            found |= self.state.to_tensors()
+            tensors |= self.state.to_tensors()
         elif self.state is not None and self.state.gamma is not None:
-            found["gamma"] = torch.tensor(self.state.gamma)
-        return found
+            tensors["gamma"] = torch.tensor(self.state.gamma)
+        return tensors
 
     def statistics(self) -> Tensors:
         """Return the sums and the sample."""
@@ -217,12 +217,12 @@ class ClosedForm(Classifier):
         """Return the leave-one-out predictions of learned images."""
         return self.judged
 
-    def places(self, found: Features) -> Tensor:
+    def places(self, features: Features) -> Tensor:
         """Return the positions (N,) in `left_out` of images, found by their features; -1: not found."""
         if not isinstance(self.state, KeptFeatures) or self.judged.rows is None:
-            return torch.full((len(found.pooled),), -1)
+            return torch.full((len(features.pooled),), -1)
         name, known = list(self.state.z.items())[-1]
-        return same_image(found.levels[name], known[self.judged.rows])
+        return same_image(features.levels[name], known[self.judged.rows])
 
     def counts(self) -> Tensor:
         """Return the number of learned images of each class, (classes,)."""
@@ -237,8 +237,8 @@ class ClosedForm(Classifier):
 
     def threshold(self) -> float | None:
         """Return the measure below which an image is unknown; None: no image is."""
-        found = self.fitted.threshold
-        return found if math.isfinite(found) else None
+        threshold = self.fitted.threshold
+        return threshold if math.isfinite(threshold) else None
 
     def stored(self) -> Stored:
         """Return the number of images whose features are kept, and their size."""
@@ -250,12 +250,12 @@ class ClosedForm(Classifier):
 
     def notes(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
         """Return sentences about the adaptation of the network, and about classes that mirroring changes."""
-        found = () if self.adapted is None else (str(self.adapted),)
+        notes = () if self.adapted is None else (str(self.adapted),)
         if self.keeps:
-            return found
+            return notes
         named = [classes[row] for row in self.turned if 0 <= row < len(classes)]
         return (
-            *found,
+            *notes,
             f"Mirrored images of {listed(named) or 'a class'} look like another class: images are not mirrored, "
             "neither in learning nor in prediction.",
         )

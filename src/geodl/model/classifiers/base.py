@@ -61,31 +61,31 @@ class Scorer:
     mirrors: bool = False
     levels: tuple[str, ...] = ()
 
-    def __call__(self, found: Features, mirrored: Features | None = None) -> Tensor:
+    def __call__(self, features: Features, mirrored: Features | None = None) -> Tensor:
         """Return the scores (N, C) of images from their features and those of their mirrored copies."""
-        return self._averaged(self.score, found, mirrored)
+        return self._averaged(self.score, features, mirrored)
 
-    def answers(self, found: Features, mirrored: Features | None = None) -> Answers:
+    def answers(self, features: Features, mirrored: Features | None = None) -> Answers:
         """Return the answers for images from their features and those of their mirrored copies."""
-        scores, novelty = self(found, mirrored), self.novelty
+        scores, novelty = self(features, mirrored), self.novelty
         probabilities = (self.scale * scores).softmax(dim=1)
         measure = scores.amax(1)
         if novelty is not None:
-            near = self._averaged(lambda view: novelty.near(view.levels), found, mirrored)
+            near = self._averaged(lambda view: novelty.near(view.levels), features, mirrored)
             measure = novelty.known(scores, near)
             probabilities = probabilities * measure.unsqueeze(1)
         return Answers(scores, probabilities, measure, measure < self.threshold)
 
     def _averaged(
-        self, measure: Callable[[Features], Tensor], found: Features, mirrored: Features | None
+        self, measure: Callable[[Features], Tensor], features: Features, mirrored: Features | None
     ) -> Tensor:
         if not self.mirrors or mirrored is None:
-            return measure(found)
-        return (measure(found) + measure(mirrored)) / 2
+            return measure(features)
+        return (measure(features) + measure(mirrored)) / 2
 
-    def in_chunks(self, found: Features, mirrored: Features | None = None) -> Tensor:
+    def in_chunks(self, features: Features, mirrored: Features | None = None) -> Tensor:
         """Return the scores (N, C) of many images, computed in chunks."""
-        views = [view.chunks(CHUNK) for view in (found, mirrored) if view is not None]
+        views = [view.chunks(CHUNK) for view in (features, mirrored) if view is not None]
         return self.finite(torch.cat([self(*some) for some in zip(*views, strict=True)]))
 
     def finite(self, scores: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class Classifier(ABC):
         """Return the leave-one-out predictions of learned images; None if they are not known."""
         return None
 
-    def places(self, found: Features) -> Tensor | None:
+    def places(self, features: Features) -> Tensor | None:
         """Return the positions (N,) in `left_out` of images, found by their features; -1: not found."""
         return None
 
@@ -222,8 +222,7 @@ class Adapted:
         if "adapting" not in tensors:
             return None
         apart, before, after, kept = tensors["adapting"].tolist()
-        keys = tensors.get("adapting_keys", torch.empty(0, dtype=torch.int64))
-        shaped(keys, "adapting_keys", None, dtype=torch.int64)
+        keys = shaped(tensors["adapting_keys"], "adapting_keys", None, dtype=torch.int64)
         return cls(keys, apart, before, after, bool(kept))
 
     def __str__(self) -> str:
@@ -255,8 +254,8 @@ def default_classifier(names: Iterable[str]) -> str:
 
 def titles() -> dict[str, str]:
     """Return the classifiers' names in tables, in order, including one of old results."""
-    found = {name: kind.title for name, kind in CLASSIFIERS.items()}
-    return found | {"analytic_single": "closed form, no mirrored copies"}
+    names = {name: kind.title for name, kind in CLASSIFIERS.items()}
+    return names | {"analytic_single": "closed form, no mirrored copies"}
 
 
 def notes_on(names: Collection[str]) -> list[str]:

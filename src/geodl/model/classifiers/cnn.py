@@ -24,7 +24,7 @@ class Cnn(Classifier):
 
     def scorer(self, network: Network) -> Scorer:
         """Return the logits as scores."""
-        return Scorer(lambda found: found.logits)
+        return Scorer(lambda features: features.logits)
 
     def without(self, row: int) -> Self:
         """Return itself: the head loses the row."""

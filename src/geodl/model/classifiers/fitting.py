@@ -144,12 +144,12 @@ def fit_features(phase: Phase, last: "ClosedForm | None") -> Fitting:
     data, latest = _joined(phase, last)
     rows = share_of_each(data.labels, MOST if len(data.labels) <= MOST else PART)
     part = data.select(rows)
-    found = fit(part, classes, derive(config.seed, "expansion"))
+    chosen = fit(part, classes, derive(config.seed, "expansion"))
     turned = last.turned if last else ()
     if config.flip and not turned:
-        turned = _turned_by_mirroring(phase, found, part, rows, latest)
-    fitted, judged, gamma = found.fitted, found.left_out, found.gamma
-    del found  # it takes as much memory as the sums
+        turned = _turned_by_mirroring(phase, chosen, part, rows, latest)
+    fitted, judged, gamma = chosen.fitted, chosen.left_out, chosen.gamma
+    del chosen  # it takes as much memory as the sums
     if len(data.labels) <= MOST:
         return fitted, replace(judged, latest=latest), turned, data
     expansion = fitted.expand.expansion
@@ -206,7 +206,7 @@ def _joined(phase: Phase, last: "ClosedForm | None") -> tuple[KeptFeatures, Tens
 
 
 def _turned_by_mirroring(
-    phase: Phase, found: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
+    phase: Phase, fit: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
 ) -> tuple[int, ...]:
     """Return the classes of this phase's images whose mirrored copies look like another class."""
     within = torch.isin(latest, rows).nonzero().squeeze(1)
@@ -215,7 +215,7 @@ def _turned_by_mirroring(
     images, _, labels = _new(phase)
     sample = within[first_of_each(labels[within], MIRRORED)]
     copies = phase.read(images.select(sample), mirror=True).levels
-    return turned_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
+    return turned_classes(fit, part, torch.searchsorted(rows, latest[sample]), copies)
 
 
 def _validation_rows(adapted: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class NearestMean(Classifier):
     def scorer(self, network: Network) -> Scorer:
         """Return the cosines with the means as scores."""
         scale = getattr(network.head, "scale", torch.tensor(NO_SCALE)).detach().item()
-        return Scorer(lambda found: nearest_mean(found.pooled, self.means), scale=scale)
+        return Scorer(lambda features: nearest_mean(features.pooled, self.means), scale=scale)
 
     def without(self, row: int) -> Self:
         """Return the classifier without a class."""
