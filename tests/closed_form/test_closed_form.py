@@ -146,7 +146,7 @@ def test_impossible_ridges_are_refused(gamma):
         solve(torch.eye(3, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64), gamma)
 
 
-def test_a_singular_system_says_what_to_do():
+def test_the_error_of_a_singular_system_names_the_remedy():
     ones = torch.ones(50, 50, dtype=torch.float64)
     with pytest.raises(TrainingError, match="larger gamma"):
         solve(ones, ones, 1e-18)

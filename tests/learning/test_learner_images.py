@@ -78,7 +78,7 @@ BELOW = ArrayImages(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0,
         (BELOW, None, "label -1"),
     ],
 )
-def test_what_cannot_be_learned_is_said(images, labels, message):
+def test_invalid_images_and_labels_are_refused(images, labels, message):
     learner = made()
     with pytest.raises(GeodlError, match=message):
         learner.learn(images, labels)

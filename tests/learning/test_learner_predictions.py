@@ -24,7 +24,7 @@ def test_the_oracle_is_there_only_with_the_old_images(scenario, learned):
     assert found["ame"].counts.equal(expected.counts)
 
 
-def test_the_oracle_may_be_told_to_look_at_a_few_images(scenario):
+def test_the_oracle_can_be_limited_to_a_few_images(scenario):
     learner, train, test = made(ame_images=1), scenario.train(0), scenario.test(0)
     learner.learn(train)
     first = train.select([int((train.labels == label).nonzero()[0]) for label in (0, 1)])

@@ -37,7 +37,7 @@ def test_a_complete_run_is_not_computed_again(run):
     ],
     ids=tiny.named,
 )
-def test_stopped_after_any_step_it_goes_on_to_the_same_bytes(tmp_path, run, options):
+def test_a_run_stopped_after_any_step_resumes_to_the_same_bytes(tmp_path, run, options):
     options = {"epochs": 1} | options
     run("whole", **options)
     for every in (1, 4):

@@ -28,7 +28,7 @@ def events_of(store: Directory, kind: str) -> list[dict[str, Any]]:
     return [event for event in store.read_events() if event["kind"] == kind]
 
 
-def test_joint_training_starts_anew_in_every_phase_and_has_the_time_for_it():
+def test_every_phase_of_joint_training_has_the_schedule_of_the_base_phase():
     config = tiny.config(method="joint", epochs=2, base_epochs=7, lr=0.05, base_lr=0.3)
     schedules = [build(config).main_schedule(t) for t in range(3)]
     assert [(schedule.epochs, schedule.lr) for schedule in schedules] == [(7, 0.3)] * 3
@@ -65,7 +65,7 @@ def test_frozen_rows_stay_bit_for_bit_and_sigma_is_carried_over(run, data):
     assert not torch.equal(plain[0], plain[1][:2])
 
 
-def test_the_images_of_a_phase_are_looked_at_no_more_than_needed(data, monkeypatch):
+def test_the_images_of_a_phase_are_read_no_more_often_than_needed(data, monkeypatch):
     learner, looked = ScenarioLearner(tiny.config(method="lucir"), data), []
     features = learner.trainer.features
 
@@ -83,7 +83,7 @@ def test_the_images_of_a_phase_are_looked_at_no_more_than_needed(data, monkeypat
     assert looked[3:] == [9, 15, 15, 15, 15, 9, 9]
 
 
-def test_every_epoch_tells_the_angles_between_the_old_and_the_new_network(run):
+def test_every_epoch_reports_the_angles_between_the_old_and_the_new_network(run):
     store = run(method="lucir")
     found = events_of(store, "angles")
     places = [(event["phase"], event["stage"], event["epoch"]) for event in found]

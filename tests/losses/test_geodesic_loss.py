@@ -332,7 +332,7 @@ def test_the_squared_distance_is_that_under_the_kernel():
     assert slope.isfinite().all()
 
 
-def test_what_there_is_not_is_refused():
+def test_invalid_arguments_are_refused():
     for dim in (2.5, "3", None):
         with pytest.raises(GeodlError, match="dim = "):
             GeodesicDistillation(dim)

@@ -1,7 +1,7 @@
 """The classifiers: how each is fitted, which one predicts, and one of a user's own."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from geodl.data.images import ArrayImages, Images
 from geodl.learning.learner import Learner
 from geodl.model.classifiers import (
     CLASSIFIERS,
-    Classifier,
     Ncm,
     Nme,
     Scorer,
@@ -205,93 +204,69 @@ def test_only_the_classifiers_that_are_named_are_evaluated():
         other.evaluate(test)
 
 
-@dataclass(frozen=True)
-class Counting(Classifier):
-    """Scores by how many images of a class were given; adds up over phases."""
+class Own(Ncm):
+    """A user's own classifier."""
 
-    name = "counting"
-    title = "most images"
-    counts: torch.Tensor
-
-    @classmethod
-    def fit(cls, phase):
-        counts = torch.bincount(phase.images.labels, minlength=phase.classes)
-        last = phase.previous.get(cls.name)
-        if last is not None:
-            counts[: len(last.counts)] += last.counts
-        return cls(counts)
-
-    def scorer(self, network):
-        return Scorer(lambda found: self.counts.float().expand(len(found.pooled), -1))
-
-    def without(self, row):
-        return Counting(torch.cat([self.counts[:row], self.counts[row + 1 :]]))
-
-    def tensors(self):
-        return {"counts": self.counts}
-
-    @classmethod
-    def from_tensors(cls, tensors, config):
-        return cls(tensors["counts"])
+    name = "own"
+    title = "own"
 
 
-class Frozen(Counting):
-    """The same, but wrong once the network moves."""
+class Frozen(Own):
+    """The same, but wrong once the network is trained further."""
 
-    name = "frozen counting"
+    name = "frozen own"
     needs_frozen = True
 
 
 @pytest.fixture
 def own():
     """Register two classifiers for a while."""
-    for kind in (Counting, Frozen):
+    for kind in (Own, Frozen):
         assert register(kind) is kind
     yield
-    for kind in (Counting, Frozen):
+    for kind in (Own, Frozen):
         if kind.name in CLASSIFIERS:
             CLASSIFIERS.remove(kind.name)
 
 
 @pytest.mark.parametrize("method", ["lucir", "analytic"])
-def test_a_classifier_of_ones_own_is_fitted_in_every_phase_saved_and_loaded(own, tmp_path, method):
+def test_a_users_classifier_is_fitted_in_every_phase_saved_and_loaded(own, tmp_path, method):
     more = {"expansion": 32} if method == "analytic" else {}
     learner = ScenarioLearner(tiny.config(method=method, epochs=1, **more))
     learner.learn_next().learn_next()
-    assert learner.known.classifiers["counting"].counts.tolist() == [9, 9, 9]
-    assert ("frozen counting" in learner.known.classifiers) == (method == "analytic")
-    assert learner.evaluate(learner.scenario.test(1))["counting"].images == 15
+    means = learner.known.classifiers["ncm"].means
+    assert learner.known.classifiers["own"].means.equal(means)
+    assert ("frozen own" in learner.known.classifiers) == (method == "analytic")
+    assert learner.evaluate(learner.scenario.test(1))["own"].images == 15
     learner.save(tmp_path / "m")
     loaded = Learner.load(tmp_path / "m")
-    assert loaded.known.classifiers["counting"].counts.tolist() == [9, 9, 9]
+    assert loaded.known.classifiers["own"].means.equal(means)
     images = learner.scenario.test(1).pixels
-    assert loaded.predict(images, classifier="counting").probabilities[0].tolist() == pytest.approx(
-        [1 / 3] * 3
-    )
+    assert loaded.predict(images, classifier="own").probabilities.shape == (15, 3)
     loaded.remove(loaded.classes[0])
-    assert loaded.known.classifiers["counting"].counts.tolist() == [9, 9]
+    assert loaded.known.classifiers["own"].means.equal(means[1:])
 
 
 def test_a_classifier_that_is_not_installed_is_named(own, tmp_path):
     learner = ScenarioLearner(tiny.config(epochs=1)).learn_next()
     learner.save(tmp_path / "m")
-    CLASSIFIERS.remove("counting")
-    with pytest.raises(ConfigError, match=r"'counting'.*--import"):
+    CLASSIFIERS.remove("own")
+    with pytest.raises(ConfigError, match=r"'own'.*--import"):
         Learner.load(tmp_path / "m")
 
 
-def test_an_error_in_the_code_of_a_classifier_is_none_of_the_file(own, tmp_path, monkeypatch):
+def test_an_error_in_a_classifiers_code_does_not_blame_the_file(own, tmp_path, monkeypatch):
     learner = ScenarioLearner(tiny.config(epochs=1)).learn_next()
     learner.save(tmp_path / "m")
-    monkeypatch.setattr(Counting, "from_tensors", lambda tensors, config: config.not_there)
-    with pytest.raises(ConfigError, match=r"counting: AttributeError: .*not_there"):
+    monkeypatch.setattr(Own, "from_tensors", lambda tensors, config: config.not_there)
+    with pytest.raises(ConfigError, match=r"own: AttributeError: .*not_there"):
         Learner.load(tmp_path / "m")
-    monkeypatch.setattr(Counting, "from_tensors", lambda tensors, config: tensors["not there"])
+    monkeypatch.setattr(Own, "from_tensors", lambda tensors, config: tensors["not there"])
     with pytest.raises(StoreError, match=r"damaged.*not there"):
         Learner.load(tmp_path / "m")
 
 
-def test_an_error_in_the_code_of_a_network_is_none_of_the_file(tmp_path):
+def test_an_error_in_a_networks_code_does_not_blame_the_file(tmp_path):
     learner = ScenarioLearner(tiny.config(epochs=1)).learn_next()
     model = replace(learner.known, weights=Weights(broken, learner.known.weights.tensors()))
     with pytest.raises(RuntimeError, match="not today"):

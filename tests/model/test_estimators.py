@@ -109,7 +109,7 @@ def test_a_class_is_removed(expansion):
         geodl.ClosedFormClassifier(expansion).fit(x[:3], [1, 1, 1]).remove_class(1)
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_refused():
     x, y = clouds()
     with pytest.raises(ConfigError, match="expansion"):
         geodl.ClosedFormClassifier(expansion=0).fit(x, y)

@@ -68,7 +68,7 @@ def doubts_at_sight(scores: Tensor, labels: Tensor) -> Doubts:
 
 
 def _surest_first(fair: Tensor, doubtful: Tensor, likely: Tensor, confidences: Tensor) -> Doubts:
-    """Return the doubts of the images that are both `found` and `fair`; all arguments: (N,)."""
+    """Return the doubts of the images that are both `doubtful` and `fair`; all arguments: (N,)."""
     rows = (fair & doubtful).nonzero().squeeze(1)
     rows = rows[confidences[rows].argsort(descending=True, stable=True)]
     return Doubts(rows, likely[rows], confidences[rows].float())

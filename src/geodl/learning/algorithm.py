@@ -82,13 +82,12 @@ def begin(
     transform = model.transform if model else transform_of(config, images)
     last = None if method.joint else model
     if last is None:
+        old, memory = 0, Memory(store_images=config.store_images)
         network = method.initial_network(len(names), backbone)
     else:
-        network = deepcopy(last.network)
-        network.head.grow(len(names) - len(last.classes), derive(config.seed, "rows", index))
-    old, memory = 0, Memory(store_images=config.store_images)
-    if last is not None:
         old, memory = len(last.classes), last.memory
+        network = deepcopy(last.network)
+        network.head.grow(len(names) - old, derive(config.seed, "rows", index))
     held = method.held_out(method.share(len(names)))
     images, memory = memory.hold_out(images, range(old, len(names)), held, config.seed)
     levels = levels_of(fittable(method.frozen), network, config)

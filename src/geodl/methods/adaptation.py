@@ -46,8 +46,8 @@ class Adaptation:
     @cached_property
     def apart(self) -> Tensor:
         """A mask (N,) of the images that are set apart: whole series."""
-        found, clues = self.before, self.phase.images.clues
-        return series_apart(found.levels, found.labels, clues, APART, self.phase.config.seed)
+        before, clues = self.before, self.phase.images.clues
+        return series_apart(before.levels, before.labels, clues, APART, self.phase.config.seed)
 
     def _right(self, features: Features) -> Tensor:
         """Return which of the images set apart a fit to the others gets right: (n,) bool."""

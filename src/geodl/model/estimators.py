@@ -151,13 +151,13 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
     def remove_class(self, label: Any) -> Self:
         """Remove a class: exactly while rows are kept; in sums, its rows still count, as rows of no class."""
         check_is_fitted(self)
-        (found,) = np.nonzero(self._learned == label)
-        if not len(found):
+        (rows,) = np.nonzero(self._learned == label)
+        if not len(rows):
             known = ", ".join(map(str, self.classes_))
             raise ConfigError(f"class = {label!r}: allowed values are {known}")
         if len(self._learned) == 1:
             raise ConfigError(f"class = {label!r}: the only class cannot be removed")
-        row = int(found[0])
+        row = int(rows[0])
         self._commit(self._state.without(row), np.delete(self._learned, row), self._seed)
         return self
 

@@ -218,7 +218,7 @@ class Trajectory:
     confusions: Sequence[Confusion]
 
     def __post_init__(self) -> None:
-        sizes = [len(found.classes) for found in self.confusions]
+        sizes = [len(confusion.classes) for confusion in self.confusions]
         if not sizes or sizes != sorted(sizes):
             raise DataError(
                 f"phases with {sizes} classes: one or more phases are needed, and classes never decrease"
@@ -243,20 +243,20 @@ class Trajectory:
     @property
     def groups(self) -> list[range]:
         """The classes, by position, that each phase added."""
-        ends = [len(found.classes) for found in self.confusions]
+        ends = [len(confusion.classes) for confusion in self.confusions]
         return [range(*pair) for pair in itertools.pairwise([0, *ends])]
 
     @property
     def accuracy(self) -> list[float]:
         """A_t: the accuracy on all classes seen up to each phase t."""
-        return [found.accuracy for found in self.confusions]
+        return [confusion.accuracy for confusion in self.confusions]
 
     @property
     def matrix(self) -> list[list[float]]:
         """Group x phase accuracies; nan before the group is learned."""
         rows = []
         for g, group in enumerate(self.groups):
-            known = [found.rate(group) for found in self.confusions[g:]]
+            known = [confusion.rate(group) for confusion in self.confusions[g:]]
             rows.append([math.nan] * g + known)
         return rows
 
