@@ -16,7 +16,7 @@ from geodl.data import Dataset
 from geodl.data.batches import Transform, as_inputs, evaluation
 from geodl.data.images import ArrayImages, FileImages
 from geodl.methods import Phase, Stage
-from geodl.methods.bilevel import Pixels, unrolled
+from geodl.methods.mnemonics import Pixels, unrolled
 from geodl.nets import Network, build_network
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from geodl.core.devices import device_kind
 from geodl.losses import DISTILLATIONS
-from geodl.nets import Output, build_network, frozen_copy, reading_copy
+from geodl.nets import build_network, frozen_copy, reading_copy
 
 LOSSES = ("none", "lwf", "cosine", "geodesic")
 """The distillations that the paper compares."""
@@ -62,22 +61,16 @@ class Step:
     def __call__(self) -> None:
         """Take one step and wait for the device."""
         with self._autocast():
-            old = None if self.teacher is None else self.teacher(self.images)
-            new = self.student(self.images)
-            loss = F.cross_entropy(new.logits, self.labels)
-            if old is not None:
-                loss = loss + self.distillation(new, old)
+            teacher = None if self.teacher is None else self.teacher(self.images)
+            student = self.student(self.images)
+            loss = F.cross_entropy(student.logits, self.labels)
+            if teacher is not None and self.loss is not None:
+                outputs = (student, teacher)
+                loss += self.loss(*(self.loss.compared(each, self.shape.old) for each in outputs))
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         loss.item()  # waits for the GPU
-
-    def distillation(self, new: Output, old: Output) -> Tensor:
-        """Return the distillation loss of the student's and the teacher's output."""
-        assert self.loss is not None
-        compared = [self.loss.compared(output, self.shape.old) for output in (new, old)]
-        value: Tensor = self.loss(*compared)
-        return value
 
     def evaluate(self) -> None:
         """Run the network over the images as an evaluation does."""
