@@ -148,6 +148,7 @@ def test_the_rate_falls_after_the_milestone_and_not_an_epoch_before():
 
 
 def test_exemplars_are_chosen_by_features_without_augmentation():
+    """A public version takes exemplar features with augmentation."""
     config = tiny.config(method="finetune", epochs=1, flip=True, padding=3, jitter=0.5, exemplars=4)
     phase = (learner := ScenarioLearner(config)).prepare_next()
     learner.run(phase, next(learner.method.stages(phase)))
