@@ -68,7 +68,7 @@ def test_validation_images_are_shown_to_those_who_know_the_token_alone(reader, d
     assert len(values) == 4
     assert values == sorted(values, reverse=True)
     kind, _, content = found["similar"][0]["image"].partition(",")
-    assert kind == "data:image/png;base64"
+    assert kind == "data:image/webp;base64"
     (itself,) = reader.predict(base64.b64decode(content), similar=True).json()["predictions"]
     assert itself["similar"][0]["similarity"] == pytest.approx(1, abs=1e-3)
     with Client(reader.url, token=None) as stranger:
@@ -159,7 +159,7 @@ def test_a_class_that_is_removed_meanwhile_mixes_up_no_labels(model, monkeypatch
 
     monkeypatch.setattr(states, "load", overtaken)
     now = Predictor(IncrementalClassifier(model)).current()
-    found = Counter(now.recognizer.classes[label] for label in now.validation.labels.tolist())
+    found = Counter(now.recognizer.classes[label] for label in now.state.validation.labels.tolist())
     assert other.classes == ("digit 1",)
     assert found == right
 

@@ -20,7 +20,7 @@ from geodl.core.errors import ConfigError, StoreError
         (["{folder}"], "is not a geodl directory|no head.json"),
         (["{folder}/new", "--allow-folder", "{folder}/nowhere"], "--allow-folder .*nowhere"),
         (["{folder}/new", "--host", "256.1.1.1"], "256.1.1.1 port 8000"),
-        (["{folder}/new", "--port", "70000"], "port = 70000: 0 to 65535"),
+        (["{folder}/new", "--port", "70000"], "port = 70000: allowed values are 0 to 65535"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_one_line(words, said, tmp_path):
@@ -41,7 +41,7 @@ EVERYWHERE = rf"http://{socket.gethostname()}:\d+/#token=[\w-]+\neverybody who r
     [
         ([], None, rf"{ADDRESS}#token=[\w-]{{32}}\n"),
         ([], "from-the-environment", rf"{ADDRESS}\nthe token is the value of GEODL_TOKEN"),
-        (["--read-only"], None, rf"{ADDRESS}\nCtrl-C"),
+        (["--read-only"], None, rf"{ADDRESS}\nPress Ctrl-C"),
         (["--host", "0.0.0.0"], None, EVERYWHERE),
     ],
 )

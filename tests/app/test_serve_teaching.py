@@ -211,7 +211,7 @@ def test_a_server_that_is_killed_while_it_teaches(model, digits):
     assert {name: after[name] for name in before} == before
     second = Command(str(model))
     try:
-        assert any("dropped 12 uploaded images" in line for line in second.said)
+        assert any("deleted 12 uploaded images" in line for line in second.said)
         assert not list(Path(tempfile.gettempdir()).glob("geodl-serve-*/*/0"))
         with Client(second.url, second.token) as client:
             assert client.names() == ["digit 0", "digit 1"]

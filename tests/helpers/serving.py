@@ -104,7 +104,7 @@ class Command:
         with Path(log).open("w") as errors:
             self.process = subprocess.Popen(command, stderr=errors, **how)
         self.said = []
-        while not any(line.startswith("Ctrl-C") for line in self.said):
+        while not any(line.startswith("Press Ctrl-C") for line in self.said):
             line = self.process.stdout.readline()
             assert line, self.said
             self.said.append(line)
