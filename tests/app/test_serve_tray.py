@@ -1,4 +1,4 @@
-"""Images collected for teaching on the server: one class each, a quota, an expiry, and what a job makes of them."""
+"""Images collected for teaching: one class each, a quota, expiry, and how jobs use them."""
 
 import os
 import tempfile
@@ -28,12 +28,12 @@ def teach(client):
     return client.ended(client.post("/api/v1/tray/teach"))
 
 
-def test_images_are_collected_moved_dropped_and_shown(client, digits):
+def test_images_are_collected_moved_shown_and_dropped(client, digits):
     first, second = pictures(digits, 2, slice(2))
     found = add(client, {"two": [first, second, first]}).json()
     assert found[0] == found[2] != found[1]
     assert len(tray(client)) == 2
-    assert len({each["name"] for each in found}) == 2  # each by a name of its own
+    assert len({each["name"] for each in found}) == 2  # unique names
     version = client.told()["tray"]
     (moved,) = add(client, {"three": [first]}).json()
     assert client.until(lambda: client.told()["tray"] != version)
@@ -55,7 +55,7 @@ def files(tmp_path, monkeypatch):
     return lambda: list(tmp_path.glob("private/geodl-serve-*/*/*"))
 
 
-def test_what_is_taught_leaves_the_tray_and_what_is_broken_stays(model, digits, files):
+def test_learned_images_leave_the_tray_and_broken_ones_stay(model, digits, files):
     with running(model) as url, Client(url) as client:
         add(client, {"two": [*pictures(digits, 2), b"garbage"]})
         assert len(files()) == 13
@@ -72,7 +72,7 @@ def test_what_is_taught_leaves_the_tray_and_what_is_broken_stays(model, digits, 
         assert (tray(client), files()) == ([], [])  # no image of it is left anywhere
 
 
-def test_a_cancelled_job_gives_the_images_back(model, digits, files):
+def test_a_cancelled_job_returns_its_images(model, digits, files):
     with running(model, options={"epochs": 5000, "threads": 1}) as url, Client(url) as client:
         add(client, {"two": pictures(digits, 2)})
         key = client.post("/api/v1/tray/teach").json()["id"]
@@ -97,14 +97,14 @@ def test_the_quota(model, limits, files):
         assert len(files()) == len(tray(client)) == 2
 
 
-def test_what_nobody_teaches_expires(model, digits, files):
+def test_images_expire(model, digits, files):
     with running(model, limits=Limits(tray_seconds=0.1)) as url, Client(url) as client:
         add(client, {"two": pictures(digits, 2)})
         client.until(lambda: not tray(client))
         assert files() == []
 
 
-def test_what_is_being_taught_does_not_expire(tmp_path):
+def test_images_do_not_expire_while_they_are_taught(tmp_path):
     upload = Upload(tmp_path / "upload", 1)
     upload.folder.mkdir()
     (upload.folder / "0").write_bytes(b"an image")
@@ -114,13 +114,13 @@ def test_what_is_being_taught_does_not_expire(tmp_path):
     job = tray.teach(SimpleNamespace(add=lambda job: job))
     version = tray.version
     tray.expire()
-    assert (tray.version, len(tray.listed())) == (version, 1)  # no page is told of a change
+    assert (tray.version, len(tray.listed())) == (version, 1)  # no event for the page
     job.ended(job, "failed")
     tray.expire()
     assert (tray.version > version, tray.listed()) == (True, [])
 
 
-def test_a_class_that_cannot_be_removed_keeps_its_collected_images(model, digits, files):
+def test_a_failed_removal_keeps_the_collected_images(model, digits, files):
     remove = {"name": "two", "for_good": True}
     with running(model) as url, Client(url) as client:
         add(client, {"two": pictures(digits, 2)})
