@@ -222,7 +222,7 @@ def test_pictures_whose_size_takes_long_to_read_leave_the_owner_in(
             time.sleep(0.5)  # the others wait for the same
             owner.timeout = 20
             assert owner.predict(pictures(digits, 0)[0]).status_code == 200
-            assert owner.told()["state"]
+            assert owner.event()["state"]
         finally:
             over.set()
 
@@ -313,7 +313,7 @@ def test_strangers_see_no_paths_processes_or_hosts(model, tmp_path):
         assert (job["state"], str(tmp_path) in job["error"]) == ("failed", True)
         answers = [stranger.get(f"/api/v1/jobs/{job['id']}"), stranger.get("/api/v1/jobs")]
         answers += [stranger.get("/api/v1/export/report"), stranger.get("/api/v1/history")]
-        told = stranger.told()
+        told = stranger.event()
         assert "shown with the token" in told["jobs"][-1]["error"]
     for path in (model / "objects").iterdir():
         path.write_bytes(b"damaged")

@@ -148,7 +148,7 @@ def test_a_doubtful_image_without_a_kept_picture_is_named(taught, tmp_path, open
     with running(tmp_path / "numbers") as url, opened(url) as page:
         assert page.locator("#doubtful li").inner_text().split("\n")[0] == "Not kept"
         page.get_by_role("button", name="zero/9.png, no picture kept").click()
-        assert "no picture of it" in page.locator("#picture-says").inner_text()
+        assert "no picture of it" in page.locator("#picture-remarks").inner_text()
         assert not page.locator("#picture-image").is_visible()
 
 

@@ -135,35 +135,18 @@ def test_a_job_resumes_after_the_server_was_stopped(model, digits):
     assert contents(model) == before
 
 
-def test_no_jobs_or_uploads_are_read_from_the_directory(model, digits, tmp_path):
-    """Planted files are not learned, and not deleted behind a link."""
-    planted = json.dumps({"labels": [], "names": [], "made": "today", "source": str(tmp_path)})
-    elsewhere = tmp_path / "elsewhere"
-    for place in (elsewhere, model / "teaching"):
-        (place / "x").mkdir(parents=True)
-        (place / "x" / "job.json").write_text(planted)
-        (place / "x" / "0").write_bytes(b"a picture")
-    with running(model) as url, Client(url) as client:  # as of version 0.2: deleted
-        assert client.get("/api/v1/jobs").json() == []
-        assert not (model / "teaching").exists()
-    (model / "teaching").symlink_to(elsewhere)
-    with running(model) as url, Client(url) as client:
-        assert client.ended(client.learn({"digit 2": pictures(digits, 2)}))["state"] == "done"
-    assert sorted(path.name for path in elsewhere.rglob("*")) == ["0", "job.json", "x"]
-
-
 def test_a_job_waits_for_another_program(client, model, digits):
     remove = {"name": "digit 2", "for_good": True}
     with locked(model):
-        assert client.until(lambda: client.told()["busy"])
+        assert client.until(lambda: client.event()["busy"])
         key = client.learn({"digit 2": pictures(digits, 2)}).json()["id"]
         assert client.until(lambda: "another program" in client.job(key)["doing"])
         refused(client.post("/api/v1/undo"), 409, "written by process")
         refused(client.post("/api/v1/classes/remove", json=remove), 409, "wait to be learned")
     client.until(lambda: client.job(key)["state"] == "done")
-    before = client.told()["state"]
+    before = client.event()["state"]
     IncrementalClassifier(model).rename("digit 2", "two")
-    assert client.until(lambda: client.told()["state"] != before)
+    assert client.until(lambda: client.event()["state"] != before)
     assert client.names() == ["digit 0", "digit 1", "two"]
     top = client.predict(pictures(digits, 2)[0]).json()["predictions"][0]["top"]
     assert "two" in [each["label"] for each in top]
@@ -211,7 +194,7 @@ def test_a_server_that_is_killed_while_teaching(model, digits):
     assert {name: after[name] for name in before} == before
     second = Command(str(model))
     try:
-        assert any("deleted 12 uploaded images" in line for line in second.said)
+        assert any("deleted 12 uploaded images" in line for line in second.lines)
         assert not list(Path(tempfile.gettempdir()).glob("geodl-serve-*/*/0"))
         with Client(second.url, second.token) as client:
             assert client.names() == ["digit 0", "digit 1"]

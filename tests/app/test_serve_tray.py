@@ -34,9 +34,9 @@ def test_images_are_collected_moved_shown_and_dropped(client, digits):
     assert found[0] == found[2] != found[1]
     assert len(tray(client)) == 2
     assert len({each["name"] for each in found}) == 2  # unique names
-    version = client.told()["tray"]
+    version = client.event()["tray"]
     (moved,) = add(client, {"three": [first]}).json()
-    assert client.until(lambda: client.told()["tray"] != version)
+    assert client.until(lambda: client.event()["tray"] != version)
     assert moved["id"] == found[0]["id"]
     assert [each["label"] for each in tray(client)] == ["three", "two"]
     shown = client.get(f"/api/v1/tray/{moved['id']}").json()["image"]
@@ -61,7 +61,7 @@ def test_learned_images_leave_the_tray_and_broken_ones_stay(model, digits, files
         assert len(files()) == 13
         job = teach(client)
         assert job["state"] == "done"
-        assert client.until(lambda: client.told()["state"] == job["version"])
+        assert client.until(lambda: client.event()["state"] == job["version"])
         (left,) = tray(client)
         assert (left["flaw"], left["job"], len(files())) == ("not an image", None, 1)
         assert client.get(f"/api/v1/tray/{left['id']}").json()["image"] == ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from geodl.cli import own_display as display
-from geodl.cli.display import Json, print_json, say
+from geodl.cli.display import Json, echo, print_json
 from geodl.cli.own import Model, opened
 from geodl.core.text import count, readable
 
@@ -23,7 +23,7 @@ def _changing(model: Path) -> "Iterator[IncrementalClassifier]":
     unfinished = classifier.unfinished
     yield classifier
     if unfinished:
-        say("the interrupted learn step is discarded: it began from another state", "yellow")
+        echo("the interrupted learn step is discarded: it began from another state", "yellow")
 
 
 def undo(model: Model, /) -> None:
@@ -31,9 +31,9 @@ def undo(model: Model, /) -> None:
     with _changing(model) as classifier:
         record = classifier.undo()
     if record["action"] == "damaged":
-        say("undone: the last state, which is damaged; there is no redo")
+        echo("undone: the last state, which is damaged; there is no redo")
     else:
-        say(
+        echo(
             f"undone: {display.describe_step(record)}; `geodl redo` restores it, until the next change"
         )
 
@@ -42,7 +42,7 @@ def redo(model: Model, /) -> None:
     """Restore the step that was undone last."""
     with _changing(model) as classifier:
         record = classifier.redo()
-    say(f"restored: {display.describe_step(record)}")
+    echo(f"restored: {display.describe_step(record)}")
 
 
 def rename(model: Model, old: str, new: str, /) -> None:
@@ -54,7 +54,7 @@ def rename(model: Model, old: str, new: str, /) -> None:
     """
     with _changing(model) as classifier:
         classifier.rename(old, new)
-    say(f"{old} is now called {new}")
+    echo(f"{old} is now called {new}")
 
 
 def remove(
@@ -76,7 +76,7 @@ def remove(
     if for_good:
         rest = "no image of it is left, and there is no undo"
     rest += f"; {stays} stay" if stays else ""
-    say(f"{name} is removed; {rest}")
+    echo(f"{name} is removed; {rest}")
 
 
 def relabel(model: Model, image: str, name: Annotated[str, Parameter(name="CLASS")], /) -> None:
@@ -89,8 +89,8 @@ def relabel(model: Model, image: str, name: Annotated[str, Parameter(name="CLASS
     with _changing(model) as classifier:
         record = classifier.relabel(image, name)
     done = f"is now of class {name}" if record["action"] == "relabel" else f"stays in class {name}"
-    say(f"{image} {done}; `geodl undo` takes it back")
-    _say_subtracted(record)
+    echo(f"{image} {done}; `geodl undo` takes it back")
+    _print_subtracted(record)
 
 
 def forget(model: Model, images: list[str], /) -> None:
@@ -102,14 +102,14 @@ def forget(model: Model, images: list[str], /) -> None:
     with _changing(model) as classifier:
         number = classifier.forget(images)
         record = classifier.info()["steps"][-1]
-    say(f"{count(number, 'image')} forgotten; `geodl undo` takes it back")
-    _say_subtracted(record)
+    echo(f"{count(number, 'image')} forgotten; `geodl undo` takes it back")
+    _print_subtracted(record)
 
 
-def _say_subtracted(record: Mapping[str, Any]) -> None:
+def _print_subtracted(record: Mapping[str, Any]) -> None:
     """Print what remains of an image in a model that keeps only sums."""
     if record.get("subtracted"):
-        say(
+        echo(
             "Only sums over the images are kept: its share is subtracted; standardization, levels and ridge stay as they were"
         )
 
@@ -142,4 +142,4 @@ def export(
         return
     what = count(done["checked"], "made-up image" if done["made_up"] else "kept image")
     size = f"{count(done['classes'], 'class')}, {readable(done['bytes'])}"
-    say(f"{file}: {size}; differs from the model by {done['difference']:.1g} at most on {what}")
+    echo(f"{file}: {size}; differs from the model by {done['difference']:.1g} at most on {what}")

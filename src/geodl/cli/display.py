@@ -56,7 +56,7 @@ def plain(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def say(text: Any = "", style: str = "") -> None:
+def echo(text: Any = "", style: str = "") -> None:
     """Print a line as it is, or a rich renderable."""
     console.print(plain(text, style) if isinstance(text, str) else text)
 
@@ -64,6 +64,11 @@ def say(text: Any = "", style: str = "") -> None:
 def print_json(facts: Any) -> None:
     """Print one line of JSON, in ASCII: paths may hold bytes that are no text."""
     print(json.dumps(facts))
+
+
+def number(value: float | None) -> str:
+    """Format a percentage; - if there is none."""
+    return "-" if value is None else f"{value:.1f}"
 
 
 def table(*columns: str, rows: Sequence[Sequence[object]] = (), **style: Any) -> Table:
@@ -145,5 +150,5 @@ class Display:
     def epoch(self, event: events.EpochEnded) -> None:
         """Print a line now and then where there is no terminal to show a bar."""
         if not console.is_terminal and time.monotonic() - self._printed > SECONDS:
-            say(f"    epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
+            echo(f"    epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
             self._printed = time.monotonic()

@@ -1,10 +1,10 @@
-"""Shared by the commands for runs: the progress of a run, tables of results, and many runs at once."""
+"""Tables of results, and many runs at once: what the commands for experiments share."""
 
 import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,85 +21,14 @@ from geodl.bench.sweep import slurm
 from geodl.bench.sweep.jobs import Job, bases_first, check
 from geodl.bench.sweep.runner import Engine, Local, run_all
 from geodl.bench.sweep.status import status_of
-from geodl.bench.work import Progress
-from geodl.cli.display import Display, Stopper, console, plain, say, table
-from geodl.core import events
+from geodl.cli.display import Stopper, console, echo, number, plain, table
 from geodl.core.errors import ConfigError, TrainingError
-from geodl.core.text import count, duration, listed
+from geodl.core.text import count, duration
 from geodl.model.classifiers import CLASSIFIERS, is_oracle, notes_on, titles
-from geodl.model.metrics import Confusion, confusions_of, finite
 
 ROWS = 30
 """Rows of a table of runs; a report has all of them."""
 LEGEND = "average: mean accuracy after phases 1 to T; final: after the last; forgetting: accuracy lost on the base classes"
-
-
-# ------------------------------------------------------------------------------------------------------- one run
-
-
-class Watch(Display):
-    """Shows the progress of a run, and the accuracy after each phase."""
-
-    def __init__(self, title: str, *, quiet: bool = False) -> None:
-        super().__init__(quiet=quiet)
-        self.title, self.progress, self._base = title, Progress(), 0
-        self._epochs = 1
-        self.shows = {
-            events.RunStarted: self._started,
-            events.Advised: lambda event: say(f"  {event.sentence}", "yellow"),
-            events.PhaseStarted: self._phase,
-            events.BaseAwaited: lambda _: say(
-                "    waiting for the run that trains this base phase"
-            ),
-            events.BaseCached: lambda _: say("    base phase from the cache"),
-            events.StageStarted: self._stage,
-            events.StepTaken: self._step,
-            events.EpochEnded: self.epoch,
-            events.PhaseEvaluated: self._evaluated,
-        }
-
-    def __call__(self, event: events.Event) -> None:
-        """Show an event."""
-        self.progress.hear(event.kind, vars(event), time.time())
-        super().__call__(event)
-
-    def _started(self, event: events.RunStarted) -> None:
-        sizes, self._base = event.sizes, event.sizes[0]
-        classes = f": {count(sum(sizes), 'class')}, learned as {' + '.join(map(str, sizes))}"
-        say(plain(self.title, "bold") + plain(classes))
-        if event.done == len(sizes):
-            say(f"  already complete: {event.directory}")
-        elif event.done:
-            say(f"  resuming with phase {event.done} of {len(sizes) - 1}: {event.directory}")
-
-    def _phase(self, event: events.PhaseStarted) -> None:
-        say(f"  phase {event.phase}: {listed(event.classes)} ({count(event.images, 'image')})")
-
-    def _stage(self, event: events.StageStarted) -> None:
-        self._epochs = event.epochs
-        if 0 < event.epoch < event.epochs:
-            say(f"    resuming with epoch {event.epoch + 1} of {event.epochs}")
-
-    def _step(self, event: events.StepTaken) -> None:
-        state = f"phase {event.phase} {event.stage}, epoch {event.epoch + 1}/{self._epochs}, loss {event.loss:.3f}, {event.rate:.0f} images/s"
-        self.advance("training", self.progress.reached, sum(self.progress.work), state)
-
-    def _evaluated(self, event: events.PhaseEvaluated) -> None:
-        found = confusions_of(event.metrics)
-        classes, base = range(len(event.metrics["classes"])), range(self._base)
-        say(
-            f"    accuracy (%) on all {len(classes)} classes: {_rates(found, classes)}; on the base classes: {_rates(found, base)}"
-        )
-
-
-def _rates(confusions: Mapping[str, Confusion], classes: Sequence[int]) -> str:
-    used = [kind for kind in CLASSIFIERS.values() if kind.name in confusions and not kind.oracle]
-    rates = [(kind.title, finite(confusions[kind.name].rate(classes))) for kind in used]
-    return ", ".join(f"{title} {_number(rate)}" for title, rate in rates)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
 
 
 # -------------------------------------------------------------------------------------------------------- results
@@ -141,7 +70,7 @@ def legend(settings: Sequence[Setting]) -> str:
 
 def _estimate(value: Estimate | None) -> str:
     if value is None or value.spread is None:
-        return _number(value.mean if value else None)
+        return number(value.mean if value else None)
     return f"{value.mean:.1f} ± {value.spread:.1f}"
 
 
@@ -216,7 +145,7 @@ def carry_out(jobs: Sequence[Job], where: Where, *, metric: str | None = None) -
         check(todo)
     if where.submit:
         script = slurm.write(todo, shlex.split(where.sbatch))
-        say(
+        echo(
             f"{count(len(todo), 'run')} in {script}; submit them: sbatch {shlex.quote(str(script))}"
         )
         return False
@@ -252,7 +181,9 @@ def _failures(
 class Board:
     """Shows the state of all runs: as a live table on a terminal, as a line for each change elsewhere."""
 
-    ORDER = ("running", "waiting for base", "failed", "interrupted", "complete", "waiting")
+    STATES = (
+        "running", "waiting for base", "failed", "interrupted", "stopped early", "complete", "waiting"
+    )  # fmt: skip
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.statuses = {job.out: status_of(job) for job in jobs}
@@ -266,7 +197,7 @@ class Board:
     def __enter__(self) -> Self:
         """Show the table."""
         complete = sum(status.state == "complete" for status in self.statuses.values())
-        say(f"{count(len(self.statuses), 'run')}, {complete} of them complete")
+        echo(f"{count(len(self.statuses), 'run')}, {complete} of them complete")
         if console.is_terminal:
             self._live.start()
         return self
@@ -295,21 +226,21 @@ class Board:
         name = f"run {number} of {len(self.statuses)}, {self.labels[out]}"
         if now.state not in ("waiting", "complete", "failed") and out not in self._began:
             self._began[out] = time.monotonic()
-            say(f"{name}: {'started' if before.total is None else 'resumed'}")
+            echo(f"{name}: {'started' if before.total is None else 'resumed'}")
         if now.state == before.state and now.done == before.done:
             return
         if now.state in ("complete", "failed", "stopped early"):
-            say(f"{name}: {now.state}: {now.error or now.result or ''}")
+            echo(f"{name}: {now.state}: {now.error or now.result or ''}")
         elif now.done > before.done:
-            say(f"{name}: phase {now.done - 1} of {(now.total or 1) - 1} done: {now.result}")
+            echo(f"{name}: phase {now.done - 1} of {(now.total or 1) - 1} done: {now.result}")
 
     def table(self) -> Table:
         """Return the table: running and failed runs first, then as many others as fit, with the number in each state."""
         states = [status.state for status in self.statuses.values()]
-        rows = sorted(self.statuses.items(), key=lambda item: _rank(item[1].state))
+        rows = sorted(self.statuses.items(), key=lambda item: self.STATES.index(item[1].state))
         shown = [(self.labels[out], status) for out, status in rows[: max(3, console.height - 6)]]
         made, counts = table_of(shown), Counter(states)
-        known = [f"{counts[state]} {state}" for state in self.ORDER if counts[state]]
+        known = [f"{counts[state]} {state}" for state in self.STATES if counts[state]]
         left = self._left(counts["waiting"])
         made.caption = ", ".join(known) + (f"; about {duration(left)} left" if left else "")
         return made
@@ -322,10 +253,6 @@ class Board:
             return None
         typical = sum(self._took) / len(self._took) if self._took else max(known)
         return max(*known, (sum(known) + waiting * typical) / len(known))
-
-
-def _rank(state: str) -> int:
-    return Board.ORDER.index(state) if state in Board.ORDER else Board.ORDER.index("complete")
 
 
 def table_of(rows: Sequence[tuple[str, RunSummary]]) -> Table:

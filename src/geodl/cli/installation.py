@@ -12,7 +12,7 @@ from typing import Any
 
 from geodl import __version__
 from geodl.bench.runs import list_runs
-from geodl.cli.display import Json, plain, print_json, say, table
+from geodl.cli.display import Json, echo, plain, print_json, table
 from geodl.cli.options import Flags, effective
 from geodl.config import presets
 from geodl.core.cache import Cache
@@ -35,21 +35,21 @@ def show(
         print_json({key: {"value": values[key], "origin": origins[key]} for key in values})
         return
     for title, options in found.config.headings().items():
-        _say_group(title, {key: (json.dumps(values[key]), origins[key]) for key in options})
+        _print_group(title, {key: (json.dumps(values[key]), origins[key]) for key in options})
 
 
-def _say_group(title: str, entries: Mapping[str, Sequence[str]]) -> None:
+def _print_group(title: str, entries: Mapping[str, Sequence[str]]) -> None:
     """Print a title and a table with a name and its values in each row."""
     widest = max(map(len, entries), default=0)
     rows = [(name.ljust(max(18, widest)), *values) for name, values in entries.items()]
     columns = [""] * len(rows[0]) if rows else []
-    say(table(*columns, rows=rows, title=title, title_justify="left", title_style="bold"))
-    say()
+    echo(table(*columns, rows=rows, title=title, title_justify="left", title_style="bold"))
+    echo()
 
 
 def show_presets() -> None:
     """List the presets that ship with the package."""
-    say(table("", "", rows=list(presets().items())))
+    echo(table("", "", rows=list(presets().items())))
 
 
 def methods(*, as_json: Json = False) -> None:
@@ -60,10 +60,10 @@ def methods(*, as_json: Json = False) -> None:
         return
     for name, about in descriptions.items():
         own = ", ".join(f"{key} = {json.dumps(value)}" for key, value in about["defaults"].items())
-        say(plain(name, "bold") + plain(f"  {about['summary']}"))
-        say(f"  {about['paper']}", "dim")
+        echo(plain(name, "bold") + plain(f"  {about['summary']}"))
+        echo(f"  {about['paper']}", "dim")
         if own:
-            say(f"  own defaults: {own}")
+            echo(f"  own defaults: {own}")
 
 
 def _method(name: str) -> dict[str, Any]:
@@ -144,4 +144,4 @@ def doctor(*, as_json: Json = False) -> None:
         print_json(facts)
         return
     for title, entries in facts.items():
-        _say_group(title, {name: (text,) for name, text in entries.items()})
+        _print_group(title, {name: (text,) for name, text in entries.items()})

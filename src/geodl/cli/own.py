@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 
 from geodl.app import quick
 from geodl.cli import own_display as display
-from geodl.cli.display import Json, Quiet, Stopper, print_json, say
+from geodl.cli.display import Json, Quiet, Stopper, echo, print_json
 from geodl.core.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ def learn(
         print_json(vars(learned) | {"skipped": skipped, "doubtful": doubtful})
         return
     if learned.already:
-        say(f"already learned: {model} knows all of these images")
-    display.say_learned(model, learned)
+        echo(f"already learned: {model} knows all of these images")
+    display.print_learned(model, learned)
 
 
 def predict(
@@ -200,7 +200,7 @@ def predict(
     if as_json:
         print_json(display.predictions_json(predictions))
     else:
-        display.say_predictions(predictions, top, as_csv=as_csv)
+        display.print_predictions(predictions, top, as_csv=as_csv)
     if not len(predictions):
         raise DataError("no image could be read" if predictions.skipped else "no images found")
 
@@ -221,8 +221,8 @@ def evaluate(
         counts = {"classes": confusion.classes, "confusion": confusion.counts.tolist()}
         print_json(vars(found) | counts | {"skipped": skipped})
         return
-    display.say_skipped(found.skipped)
-    display.say_evaluation(found)
+    display.print_skipped(found.skipped)
+    display.print_evaluation(found)
 
 
 def info(model: Model, /, *, images: bool = False, as_json: Json = False) -> None:
@@ -235,7 +235,7 @@ def info(model: Model, /, *, images: bool = False, as_json: Json = False) -> Non
     if as_json:
         print_json(facts)
         return
-    display.say_known(model, facts)
-    display.say_doubtful(facts["doubtful"])
-    display.say_history(facts)
-    display.say_stored(facts, list_images=images)
+    display.print_known(model, facts)
+    display.print_doubtful(facts["doubtful"])
+    display.print_history(facts)
+    display.print_stored(facts, list_images=images)

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geodl.cli.display import Display, console, errors, plain, progress_bar, say, table
+from geodl.cli.display import Display, console, echo, errors, plain, progress_bar, table
 from geodl.core import events
 from geodl.core.text import count, duration, listed, readable
 from geodl.model.predictions import Predictions
@@ -54,21 +54,21 @@ class LearnWatch(Display):
         super().__call__(event)
 
     def _read(self, event: events.IntakeDone) -> None:
-        say_skipped(event.skipped)
+        print_skipped(event.skipped)
         size = f"{count(event.images, 'image')} of {count(event.classes, 'class')}"
-        say(f"{event.title}: {size}, typically {event.side} pixels a side", "bold")
+        echo(f"{event.title}: {size}, typically {event.side} pixels a side", "bold")
 
     def _chosen(self, event: events.OptionsChosen) -> None:
-        say("chosen, unless you set it otherwise:")
+        echo("chosen, unless you set it otherwise:")
         rows = [(f"  {option}", value, why) for option, value, why in event.choices]
-        say(table("", "", "", rows=rows))
+        echo(table("", "", "", rows=rows))
 
     def _continued(self, event: events.StepContinued) -> None:
-        say(f"resuming after {count(event.epoch, 'epoch')}")
+        echo(f"resuming after {count(event.epoch, 'epoch')}")
 
     def _estimated(self, event: events.TimeEstimated) -> None:
         if event.seconds > 10:
-            say(f"this will take about {duration(event.seconds)} (estimated)")
+            echo(f"this will take about {duration(event.seconds)} (estimated)")
 
     def _features(self, event: events.FeaturesTaken) -> None:
         if not self.training:  # the closed form does nothing else
@@ -91,7 +91,7 @@ class LearnWatch(Display):
 
 
 def _note(sentence: str) -> None:
-    say(plain("note: ", "yellow") + plain(sentence))
+    echo(plain("note: ", "yellow") + plain(sentence))
 
 
 @contextmanager
@@ -112,16 +112,16 @@ def percent(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.1f} %"
 
 
-def _say_more(number: int, what: str) -> None:
+def _print_more(number: int, what: str) -> None:
     """Print how many entries of a list are not shown."""
     if number > SHOWN:
-        say(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
+        echo(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
 
 
 # ---------------------------------------------------------------------------------------------------- learn, predict
 
 
-def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
+def print_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
     """Print skipped files with the reasons; many files of a folder with the same reason share a line."""
     if not skipped:
         return
@@ -152,44 +152,44 @@ def _by_folder(skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return lines
 
 
-def say_learned(model: Path, done: Any) -> None:
+def print_learned(model: Path, done: Any) -> None:
     """Print the result of a learn step."""
     named = [("new", done.new), ("known before", done.returning)]
     parts = [f"{word}: {listed(names, SHOWN)}" for word, names in named if names]
     if parts:
-        say(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
+        echo(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
-        _say_accuracy(done)
-    say_doubtful([each.to_json() for each in done.doubtful])
+        _print_accuracy(done)
+    print_doubtful([each.to_json() for each in done.doubtful])
     features = earlier = ""
     if done.stored_features:
         features = f", and the features of {count(done.stored_features, 'image')}"
     if done.earlier_images and not done.stored_images:
         earlier = "; states kept for undo still hold images"
-    say(
+    echo(
         f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{features}{earlier}; your folder is no longer needed"
     )
     for sentence in done.warnings:
         _note(sentence)
 
 
-def say_doubtful(found: Sequence[Mapping[str, Any]]) -> None:
+def print_doubtful(found: Sequence[Mapping[str, Any]]) -> None:
     """Print the images that look mislabelled."""
     if not found:
         return
     looks = "looks" if len(found) == 1 else "look"
-    say(f"{count(len(found), 'image')} {looks} mislabelled:", "yellow")
+    echo(f"{count(len(found), 'image')} {looks} mislabelled:", "yellow")
     for each in found[:SHOWN]:
         name, own = each["name"], each["class"]
         named = name if name.startswith(f"{own}/") else f"{name} ({own})"
-        say(f"  {named} looks like {each['likely']} ({100 * each['confidence']:.0f} %)")
-    _say_more(len(found), "image")
-    say(
+        echo(f"  {named} looks like {each['likely']} ({100 * each['confidence']:.0f} %)")
+    _print_more(len(found), "image")
+    echo(
         "`geodl relabel MODEL IMAGE CLASS` moves one, or confirms its class; `geodl forget` removes it"
     )
 
 
-def _say_accuracy(done: Any) -> None:
+def _print_accuracy(done: Any) -> None:
     what = count(done.judged, "image" if done.left_out else "validation image")
     if done.series:
         some = "" if done.in_series == done.judged else f", {done.in_series} of them"
@@ -208,7 +208,7 @@ def _say_accuracy(done: Any) -> None:
             lacking = f"; {count(rest, 'class')} cannot be judged"
     low, high = done.interval
     balanced = "" if done.balanced is None else f", {done.balanced:.1f} % balanced"
-    say(
+    echo(
         f"accuracy {done.accuracy:.1f} %{balanced} (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(measured, 'class')}"
         f"{old_and_new}{lacking}",
         "bold",
@@ -227,13 +227,13 @@ def predictions_json(found: Predictions) -> dict[str, Any]:
     return {"predictions": entries, "skipped": skipped, "images_per_second": found.rate}
 
 
-def say_predictions(found: Predictions, top: int, *, as_csv: bool) -> None:
+def print_predictions(found: Predictions, top: int, *, as_csv: bool) -> None:
     """Print predictions as a table or as CSV; skipped files and the speed go to standard error."""
     if as_csv:
         _print_csv(found)
     elif found:
         _table(found, top)
-    say_skipped(found.skipped, to_errors=True)
+    print_skipped(found.skipped, to_errors=True)
     if len(found) > 1:
         errors.print(f"{count(len(found), 'image')}, {found.rate:.0f} images/s", markup=False)
 
@@ -258,29 +258,29 @@ def _table(found: Predictions, top: int) -> None:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
         name = f"{each.label} (nearest: {each.top[0][0]})" if each.unknown else each.label
         rows.append((each.name, name, f"{each.confidence:.1%}", others)[: len(columns)])
-    say(table(*columns, rows=rows))
+    echo(table(*columns, rows=rows))
 
 
 # ------------------------------------------------------------------------------------------------------- evaluate
 
 
-def say_evaluation(found: "Evaluation") -> None:
+def print_evaluation(found: "Evaluation") -> None:
     """Print the accuracy overall, by learning step and by class, the weakest first, and the most frequent confusions."""
     confusion, more = found.confusion, ""
     if found.balanced is not None:
         more = f"; {found.balanced:.1f} % balanced: each class counts the same"
-    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{more}", "bold")
+    echo(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{more}", "bold")
     for step, value in found.per_step.items():
-        say(f"  classes learned in step {step}: {percent(value)}")
+        echo(f"  classes learned in step {step}: {percent(value)}")
     known = [row for row in confusion.weakest if row.judged]
     shown = [(row.name, row.judged, percent(row.accuracy)) for row in known[:SHOWN]]
-    say(table("class", ">images", ">accuracy", rows=shown))
-    _say_more(len(known), "better class")
+    echo(table("class", ">images", ">accuracy", rows=shown))
+    _print_more(len(known), "better class")
     rows, mistakes = confusion.rows, confusion.mistakes(10)
     if mistakes:
-        say("most frequent confusions:")
+        echo("most frequent confusions:")
     for i, j, number in mistakes:
-        say(f"  {rows[i].name} predicted as {rows[j].name}: {number} of {rows[i].judged}")
+        echo(f"  {rows[i].name} predicted as {rows[j].name}: {number} of {rows[i].judged}")
 
 
 # ------------------------------------------------------------------------------------------------------------ info
@@ -315,13 +315,13 @@ def _images(record: Mapping[str, Any]) -> str:
     return str(record.get("image") or count(record.get("images", 1), "image"))
 
 
-def say_known(model: Path, facts: Mapping[str, Any]) -> None:
+def print_known(model: Path, facts: Mapping[str, Any]) -> None:
     """Print the classes: when each was learned, from how many images, and its accuracy."""
     learned = [record["step"] for record in facts["steps"] if record["action"] == "learn"]
     steps = count(max(learned, default=1), "step")
-    say(f"{model}: {count(len(facts['classes']), 'class')}, learned in {steps}", "bold")
+    echo(f"{model}: {count(len(facts['classes']), 'class')}, learned in {steps}", "bold")
     if facts["unfinished"]:
-        say("a learn step was interrupted; the same learn command resumes it", "yellow")
+        echo("a learn step was interrupted; the same learn command resumes it", "yellow")
     kept = {"exemplars": ">kept", "validation": ">for validation"}
     if facts["left_out"]:  # pictures are kept only to show them
         kept = {"validation": ">kept to show"}
@@ -331,26 +331,26 @@ def say_known(model: Path, facts: Mapping[str, Any]) -> None:
         known = (each["name"], each["step"], _when(each["learned"]))
         rows.append((*known, *numbers, percent(each["accuracy"])))
     columns = ("class", "step", "learned", ">images seen", *kept.values(), ">accuracy")
-    say(table(*columns, rows=rows))
-    _say_more(len(facts["classes"]), "class")
+    echo(table(*columns, rows=rows))
+    _print_more(len(facts["classes"]), "class")
 
 
-def say_history(facts: Mapping[str, Any]) -> None:
+def print_history(facts: Mapping[str, Any]) -> None:
     """Print a line for each step, and for each undone step that can be restored."""
     left_out = facts["left_out"]
-    say(f"history{' (accuracy: each image judged by the model without it)' if left_out else ''}:")
+    echo(f"history{' (accuracy: each image judged by the model without it)' if left_out else ''}:")
     for record in facts["steps"]:
         judged = ""
         if record["action"] == "learn":
             judged = f"; accuracy {percent(record['accuracy'])}"
             if not left_out:
                 judged += f" on the validation images of {count(record['validated'], 'class')}"
-        say(f"  {_when(record['time'])}  {describe_step(record)}{judged}")
+        echo(f"  {_when(record['time'])}  {describe_step(record)}{judged}")
     for record in facts["undone"]:
-        say(f"  undone, `geodl redo` restores it: {describe_step(record)}")
+        echo(f"  undone, `geodl redo` restores it: {describe_step(record)}")
 
 
-def say_stored(facts: Mapping[str, Any], *, list_images: bool) -> None:
+def print_stored(facts: Mapping[str, Any], *, list_images: bool) -> None:
     """Print which images are stored and the size of the model."""
     budget, why = facts["memory_budget"], "to show, not to learn from"
     if not facts["left_out"]:
@@ -358,26 +358,26 @@ def say_stored(facts: Mapping[str, Any], *, list_images: bool) -> None:
         most = f" and up to {budget['validation']} validation images a class"
         checks = most if budget["exemplars"] else ""
         why = f"memory budget: {budget['exemplars']} {per}{checks}"
-    say(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
+    echo(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
     if list_images:
         for image in facts["stored"]:
             use = "to show" if facts["left_out"] else USES[image["use"]]
-            say(f"  {image['from']} ({image['class']}): kept {use}")
+            echo(f"  {image['from']} ({image['class']}): kept {use}")
     elif facts["stored"]:
-        say("  --images lists them")
+        echo("  --images lists them")
     features = facts["features"]
     if features["images"]:
-        say(
+        echo(
             f"stored features: of {count(features['images'], 'image')}, {readable(features['bytes'])}, no pixels. They are enough to "
             "tell whether a picture was learned and to reconstruct a rough likeness of it: keep the model as private as the images. "
             "`geodl remove --for-good` removes those of a class."
         )
     if facts["threshold"] is not None:
-        say(
+        echo(
             f"unknown: an image whose score is below {facts['threshold']:.3g} (`geodl predict --threshold`)"
         )
     size = facts["image_size"]
-    say(
+    echo(
         f"network: {facts['network']}, {count(facts['parameters'], 'parameter')}, sees {size} x {size} pixels; directory: "
         f"{readable(facts['directory_bytes'])}; undo: {count(facts['undo'], 'step')}"
     )

@@ -12,7 +12,7 @@ from geodl.bench.report.plots import write_figures
 from geodl.bench.report.results import Setting, read_settings
 from geodl.bench.report.tables import write_tables
 from geodl.bench.runs import list_runs
-from geodl.cli.display import say
+from geodl.cli.display import echo
 from geodl.core.files import atomic_write, make_directory, writing
 from geodl.core.text import count
 from geodl.store import exists
@@ -44,13 +44,13 @@ def report(
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
     make_directory(target.parent)
     atomic_write(target, render(settings, with_images).encode())
-    say(f"page: {target}")
+    echo(f"page: {target}")
     if figures is not None:
         with writing(figures):
-            say(f"figures: {count(len(write_figures(settings, figures)), 'file')} in {figures}")
+            echo(f"figures: {count(len(write_figures(settings, figures)), 'file')} in {figures}")
     if tables is not None:
         with writing(tables):
-            say(f"tables: {', '.join(map(str, write_tables(settings, tables)))}")
+            echo(f"tables: {', '.join(map(str, write_tables(settings, tables)))}")
 
 
 def render(settings: Sequence[Setting], with_images: bool | None = None) -> str:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from geodl.bench.experiment import load_data
 from geodl.bench.paper import beyond, estimate, outputs
 from geodl.bench.paper.grid import ARTEFACTS, Length, Planned, choose, grid
-from geodl.cli.display import console, progress_bar, say
+from geodl.cli.display import console, echo, progress_bar
 from geodl.cli.grids import Where, carry_out, confirm, places
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, TrainingError
@@ -98,7 +98,7 @@ def _announce(jobs: list[Planned], dry_run: bool, at_a_time: int) -> float:
     done = [job.done() for job in jobs]
     left = sum(phases <= job.config.phases for job, phases in zip(jobs, done, strict=True))
     if not left:
-        say(f"{count(len(jobs), 'run')}, all complete")
+        echo(f"{count(len(jobs), 'run')}, all complete")
         return 0.0
     shape, works = estimate.shape_of(jobs[0].config), estimate.plan(jobs, done)
     speed = measure(shape)
@@ -110,9 +110,9 @@ def _announce(jobs: list[Planned], dry_run: bool, at_a_time: int) -> float:
         if dry_run:
             complete = done[number - 1] > job.config.phases
             state = "complete" if complete else f"about {duration(seconds)}"
-            say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
+            echo(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
     slow, fast = min(speed.training.values()), max(speed.training.values())
-    say(
+    echo(
         f"{count(len(jobs), 'run')}, {left} of them not complete, {images:,} images to train on: about {duration(total)}"
         f"{f', {at_a_time} at a time' if at_a_time > 1 else ''}. An estimate from {TURNS} timed steps of {shape.network} with each "
         f"loss, threads: {torch.get_num_threads()}, precision: {shape.precision} ({slow:.0f} to {fast:.0f} images/s); "
@@ -128,9 +128,9 @@ def _write(
     settings = outputs.read(jobs)
     for name, some in chosen.items():
         files = outputs.write(name, source, length, some, settings, out)
-        say(f"{name}: {', '.join(map(str, files))}")
+        echo(f"{name}: {', '.join(map(str, files))}")
     if settings:
-        say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
+        echo(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
 
 
 def _beyond(config: RunConfig, phases: list[int] | None, views: str, out: Path) -> None:
@@ -151,4 +151,4 @@ def _beyond(config: RunConfig, phases: list[int] | None, views: str, out: Path) 
     table = beyond.headline({t: [results] for t, results in found.items()})
     files = table.write(out / "beyond", f"Beyond the paper: {Path(str(config.weights)).name}")
     for line in [*table.markdown().splitlines(), f"beyond: {', '.join(map(str, files))}"]:
-        say(line)
+        echo(line)

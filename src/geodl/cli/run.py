@@ -1,5 +1,7 @@
 """``geodl run`` and ``geodl compare``."""
 
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,15 +11,19 @@ from cyclopts import Parameter
 from geodl.bench.experiment import follows, load_data, run_config
 from geodl.bench.report import page
 from geodl.bench.report.results import Setting, label_of, read_settings
-from geodl.cli.display import Json, Quiet, Stopper, print_json, say
-from geodl.cli.grids import Watch, legend, results_table
+from geodl.bench.work import Progress
+from geodl.cli.display import Display, Json, Quiet, Stopper, echo, number, plain, print_json
+from geodl.cli.grids import legend, results_table
 from geodl.cli.options import Flags, effective
 from geodl.cli.runs import result_json
 from geodl.config import RunConfig
+from geodl.core import events
 from geodl.core.cache import Cache
 from geodl.core.errors import ConfigError, Interrupted
-from geodl.core.text import count
+from geodl.core.text import count, listed
 from geodl.data import Dataset
+from geodl.model.classifiers import CLASSIFIERS
+from geodl.model.metrics import Confusion, confusions_of, finite
 from geodl.store import Directory
 
 
@@ -63,8 +69,8 @@ def run(
     if how.as_json:
         print_json({"directory": str(store.path), **result_json(store)})
         return
-    _say_results(f"{settings[0].label} on {config.data}", settings)
-    _say_where([store])
+    _print_results(f"{settings[0].label} on {config.data}", settings)
+    _print_where([store])
 
 
 def compare(
@@ -96,10 +102,10 @@ def compare(
     if how.as_json:
         print_json({str(store.path): result_json(store) for store in stores})
         return
-    _say_results(first.data, settings)
-    _say_where(stores)
+    _print_results(first.data, settings)
+    _print_where(stores)
     if len(stores) > 1:
-        say(f"all in one report: {_page_of(stores)}")
+        echo(f"all in one report: {_page_of(stores)}")
 
 
 def _config(spec: str, seed: str | None, flags: Any) -> RunConfig:
@@ -116,7 +122,7 @@ def _load(config: RunConfig, quiet: bool) -> Dataset:
     data = load_data(config)
     if not quiet and not follows():
         for line in data.summary().split("\n"):
-            say(line)
+            echo(line)
     return data
 
 
@@ -157,15 +163,79 @@ def _write_page(stores: list[Directory]) -> list[Setting]:
     return settings
 
 
-def _say_results(title: str, settings: list[Setting]) -> None:
+def _print_results(title: str, settings: list[Setting]) -> None:
     classes = len(settings[0].first.classes)
-    say(results_table(f"{title}, {count(classes, 'class')}", settings))
+    echo(results_table(f"{title}, {count(classes, 'class')}", settings))
     held_out = [setting.held_out for setting in settings if setting.held_out]
     if held_out:
-        say(results_table("on the held-out training images", held_out))
-    say(legend(settings))
+        echo(results_table("on the held-out training images", held_out))
+    echo(legend(settings))
 
 
-def _say_where(stores: list[Directory]) -> None:
+def _print_where(stores: list[Directory]) -> None:
     for store in stores:
-        say(f"run directory: {store.path}, its report: {_page_of([store])}")
+        echo(f"run directory: {store.path}, its report: {_page_of([store])}")
+
+
+# -------------------------------------------------------------------------------------------------- progress
+
+
+class Watch(Display):
+    """Shows the progress of a run, and the accuracy after each phase."""
+
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet)
+        self.title, self.progress, self._base = title, Progress(), 0
+        self._epochs = 1
+        self.shows = {
+            events.RunStarted: self._started,
+            events.Advised: lambda event: echo(f"  {event.sentence}", "yellow"),
+            events.PhaseStarted: self._phase,
+            events.BaseAwaited: lambda _: echo(
+                "    waiting for the run that trains this base phase"
+            ),
+            events.BaseCached: lambda _: echo("    base phase from the cache"),
+            events.StageStarted: self._stage,
+            events.StepTaken: self._step,
+            events.EpochEnded: self.epoch,
+            events.PhaseEvaluated: self._evaluated,
+        }
+
+    def __call__(self, event: events.Event) -> None:
+        """Show an event."""
+        self.progress.hear(event.kind, vars(event), time.time())
+        super().__call__(event)
+
+    def _started(self, event: events.RunStarted) -> None:
+        sizes, self._base = event.sizes, event.sizes[0]
+        classes = f": {count(sum(sizes), 'class')}, learned as {' + '.join(map(str, sizes))}"
+        echo(plain(self.title, "bold") + plain(classes))
+        if event.done == len(sizes):
+            echo(f"  already complete: {event.directory}")
+        elif event.done:
+            echo(f"  resuming with phase {event.done} of {len(sizes) - 1}: {event.directory}")
+
+    def _phase(self, event: events.PhaseStarted) -> None:
+        echo(f"  phase {event.phase}: {listed(event.classes)} ({count(event.images, 'image')})")
+
+    def _stage(self, event: events.StageStarted) -> None:
+        self._epochs = event.epochs
+        if 0 < event.epoch < event.epochs:
+            echo(f"    resuming with epoch {event.epoch + 1} of {event.epochs}")
+
+    def _step(self, event: events.StepTaken) -> None:
+        state = f"phase {event.phase} {event.stage}, epoch {event.epoch + 1}/{self._epochs}, loss {event.loss:.3f}, {event.rate:.0f} images/s"
+        self.advance("training", self.progress.reached, sum(self.progress.work), state)
+
+    def _evaluated(self, event: events.PhaseEvaluated) -> None:
+        found = confusions_of(event.metrics)
+        classes, base = range(len(event.metrics["classes"])), range(self._base)
+        echo(
+            f"    accuracy (%) on all {len(classes)} classes: {_rates(found, classes)}; on the base classes: {_rates(found, base)}"
+        )
+
+
+def _rates(confusions: Mapping[str, Confusion], classes: Sequence[int]) -> str:
+    used = [kind for kind in CLASSIFIERS.values() if kind.name in confusions and not kind.oracle]
+    rates = [(kind.title, finite(confusions[kind.name].rate(classes))) for kind in used]
+    return ", ".join(f"{title} {number(rate)}" for title, rate in rates)

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from geodl.bench.experiment import results_of
 from geodl.bench.report.results import read_settings
 from geodl.bench.runs import RunSummary, list_runs, summarize
-from geodl.cli.display import Json, print_json, say, table
+from geodl.cli.display import Json, echo, print_json, table
 from geodl.cli.grids import results_table
 from geodl.core.cache import Cache
 from geodl.core.errors import StoreError
@@ -32,9 +32,9 @@ def list_all(root: Path = Path("runs"), *, as_json: Json = False) -> None:
         print_json([_facts(run) for run in runs])
     elif runs:
         rows = [_row(run) for run in runs]
-        say(table("run", "state", "phases", "result", "size", rows=rows))
+        echo(table("run", "state", "phases", "result", "size", rows=rows))
     else:
-        say(f"no runs in {root}; `geodl run --preset digits` starts one")
+        echo(f"no runs in {root}; `geodl run --preset digits` starts one")
 
 
 def _facts(run: RunSummary) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
         settings = read_settings([run])
         known = count(len(settings[0].first.classes), "class")
         phases = count(store.phases or done, "phase")
-        say(results_table(f"{run}, {done} of {phases}, {known}", settings))
+        echo(results_table(f"{run}, {done} of {phases}, {known}", settings))
     else:
-        say(f"{run}: no phase is complete yet")
+        echo(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):
-        say(f"phase {done}, {summarize(run).state}: {_reached(store, done)}")
+        echo(f"phase {done}, {summarize(run).state}: {_reached(store, done)}")
 
 
 def result_json(store: Directory) -> dict[str, Any]:
@@ -112,15 +112,15 @@ def _run(path: Path) -> Directory:
 def rm(run: Run, /) -> None:
     """Remove a run's directory."""
     remove_directory(_run(run).path)
-    say(f"removed {run}")
+    echo(f"removed {run}")
 
 
 def show_cache() -> None:
     """Show the location and size of the cache."""
     cache = Cache()
-    say(f"{cache.root}: {readable(cache.size())}")
+    echo(f"{cache.root}: {readable(cache.size())}")
 
 
 def clear() -> None:
     """Remove all trained base phases and converted models from the cache."""
-    say(f"{readable(Cache().clear())} freed")
+    echo(f"{readable(Cache().clear())} freed")

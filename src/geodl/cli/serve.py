@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from geodl.cli.display import say
+from geodl.cli.display import echo
 from geodl.cli.own import LearnFlags, Model
 from geodl.core.errors import ConfigError, MissingExtraError
 from geodl.core.text import count
@@ -55,8 +55,8 @@ def serve(
             model, token, host, allow_host, read_only, allow_folder, options=flags.given()
         )
         address = _address(host, listening) + (f"#token={token}" if new and not read_only else "")
-        say(f"{model} is served at {address}", "bold")
-        _say_more(server, new)
+        echo(f"{model} is served at {address}", "bold")
+        _print_more(server, new)
         if open_page:
             webbrowser.open(address)
         with suppress(KeyboardInterrupt):  # uvicorn raises it again after the shutdown
@@ -70,16 +70,16 @@ def _address(host: str, listening: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def _say_more(server: "Server", new: bool) -> None:
+def _print_more(server: "Server", new: bool) -> None:
     """Print what to know about a server; new: its token was generated at this start."""
     from geodl.app.serve.security import TOKEN_VARIABLE, is_loopback
 
     if not new and not server.read_only:
-        say(f"the token is the value of {TOKEN_VARIABLE}; the page asks for it")
+        echo(f"the token is the value of {TOKEN_VARIABLE}; the page asks for it")
     if not is_loopback(server.host):
         teaching = "" if server.read_only else "; whoever knows the token can teach"
-        say(f"everybody who reaches this machine can recognize images{teaching}", "yellow")
+        echo(f"everybody who reaches this machine can recognize images{teaching}", "yellow")
     if server.dropped:
         images = count(server.dropped, "uploaded image")
-        say(f"deleted {images} of a server that was killed", "yellow")
-    say("Press Ctrl-C to stop")
+        echo(f"deleted {images} of a server that was killed", "yellow")
+    echo("Press Ctrl-C to stop")

@@ -12,7 +12,7 @@ from geodl.bench.report.results import read_settings
 from geodl.bench.sweep.jobs import Job, Spec, expand, jobs_in, parse_grid, parse_over, read_spec
 from geodl.bench.sweep.status import rank, status_of, value_of
 from geodl.cli import example_of
-from geodl.cli.display import say
+from geodl.cli.display import echo
 from geodl.cli.grids import ROWS, Where, carry_out, confirm, legend, results_table, table_of
 from geodl.cli.options import Flags, layers_of
 from geodl.config import Layer
@@ -71,10 +71,10 @@ def sweep(
     jobs = _jobs(_wanted(spec, grid, drawn, flags), drawn.trials, flags, out, yes or dry_run)
     if dry_run:
         for number, job in enumerate(jobs, start=1):
-            say(f"{number:3d}  {job.label}  ({status_of(job).state}; {job.out})")
+            echo(f"{number:3d}  {job.label}  ({status_of(job).state}; {job.out})")
         return
     if drawn.search == "random" and where.ray is None:
-        say("random search; on Ray (--ray auto), --search asha stops poor runs after early phases")
+        echo("random search; on Ray (--ray auto), --search asha stops poor runs after early phases")
     if carry_out(jobs, where, metric=drawn.metric if drawn.search == "asha" else None):
         _conclude(jobs, out, drawn.metric if drawn.search else None)
 
@@ -119,12 +119,12 @@ def _conclude(jobs: list[Job], out: Path, metric: str | None) -> None:
         value = value_of(best.out, metric)
         reached = "unknown" if value is None else f"{value:.2f}"
         more = f"; stopped early: {count(stopped, 'run')}" if stopped else ""
-        say(f"best {metric}: {reached} of {best.label}, {best.out}{more}")
+        echo(f"best {metric}: {reached} of {best.label}, {best.out}{more}")
     settings = read_settings([job.out for job in complete])
     first = f", the first {ROWS} settings" if len(settings) > ROWS else ""
-    say(results_table(f"{count(len(complete), 'run')}{first}", settings[:ROWS]))
-    say(legend(settings))
-    say(f"all in one report: {page.write(settings, out / 'report.html')}")
+    echo(results_table(f"{count(len(complete), 'run')}{first}", settings[:ROWS]))
+    echo(legend(settings))
+    echo(f"all in one report: {page.write(settings, out / 'report.html')}")
 
 
 @app.command(help_epilogue="Example: `geodl sweep status runs`")
@@ -132,10 +132,10 @@ def status(out: Root = Path("runs"), /) -> None:
     """Show the progress of a sweep, also while it runs: state, phases, accuracy, last error and time left of each run."""
     jobs = jobs_in(out)
     if not jobs:
-        say(f"no sweep in {out}; `geodl sweep` starts one")
+        echo(f"no sweep in {out}; `geodl sweep` starts one")
         return
     found = [(job.label, status_of(job)) for job in jobs]
-    say(table_of(found))
+    echo(table_of(found))
     counts = Counter(each.state for _, each in found)
     known = [f"{number} {state}" for state, number in sorted(counts.items())]
-    say(f"{count(len(found), 'run')}: {', '.join(known)}")
+    echo(f"{count(len(found), 'run')}: {', '.join(known)}")

@@ -26,10 +26,10 @@ log = logging.getLogger("geodl.serve")
 class _Reader(h11.Connection):
     """An HTTP parser that reads chunked bodies only with the token: parsing chunks of one byte would delay all clients.
 
-    refused: whether the body of this request is not read.
+    trusted: whether the last request had the token; refused: whether its body is not read.
     """
 
-    token, refused = "", False
+    token, trusted, refused = "", False, False
 
     def next_event(self) -> Any:
         """Return the next event."""
@@ -39,9 +39,8 @@ class _Reader(h11.Connection):
         if isinstance(event, h11.Request):
             headers = dict(event.headers)
             authorization = headers.get(b"authorization", b"").decode("latin-1")
-            self.refused = b"transfer-encoding" in headers and not has_token(
-                authorization, self.token
-            )
+            self.trusted = has_token(authorization, self.token)
+            self.refused = b"transfer-encoding" in headers and not self.trusted
         return event
 
 
@@ -62,15 +61,9 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     @property
-    def trusted(self) -> bool:
-        """Whether its last request had the token."""
-        authorization = dict(self.headers or ()).get(b"authorization", b"").decode("latin-1")
-        return has_token(authorization, self.shared.token)
-
-    @property
     def priority(self) -> tuple[bool, bool, float]:
         """The key of the order in which connections are closed: idle ones first, those with the token last."""
-        return self.trusted, not self.waiting, self.since
+        return self.reader.trusted, not self.waiting, self.since
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; if there are too many, close one."""
@@ -79,7 +72,7 @@ class Connection(H11Protocol):
         if len(self.connections) > self.shared.limits.open_connections:
             others = cast(set[Connection], self.connections - {self})
             worst = min(others, key=lambda connection: connection.priority)
-            (self if worst.trusted else worst).drop()
+            (self if worst.reader.trusted else worst).drop()
             log.warning("too many connections are open: some were closed")
 
     def data_received(self, data: bytes) -> None:

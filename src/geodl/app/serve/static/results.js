@@ -1,4 +1,4 @@
-// Recognizing: every image that was handed over is answered, shown in pages, and asked again when the model changes.
+// Recognizing: images are predicted, shown in pages, and predicted again when the model changes.
 import { $, bar, count, el, show } from "./dom.js";
 import { pause, save, send, token } from "./http.js";
 import { locked, page } from "./state.js";
@@ -6,8 +6,8 @@ import { put } from "./teach.js";
 
 const BATCH = 8; // images in one request
 const PAGE = 24; // results on a page
-const UNSURE = 0.5; // the two likeliest classes are nearer to each other
-const cards = []; // the newest group first, and in it what to label next first
+const UNSURE = 0.5; // the margin between the two likeliest classes is smaller
+const cards = []; // the newest group first, in each group the best images to label next first
 let at = 0, working = false, groups = 0;
 
 const margin = ({ top }) => top[0].confidence - (top.length > 1 ? top[1].confidence : 0);
@@ -34,7 +34,7 @@ export function clear() {
 
 // ------------------------------------------------------------------------------------------------------------- answers
 
-// Ask for whatever is not answered yet, or was answered by another state of the model; what is seen comes first.
+// Predict the images without an up-to-date prediction, those on the current page first.
 export async function follow() {
   draw();
   if (working) return;
@@ -53,7 +53,7 @@ function next() {
   return (seen.length ? seen : cards.filter((card) => card.round !== page.round)).slice(0, BATCH);
 }
 
-// Images that are too large together are sent one by one; a server that is busy is asked again.
+// Images that are too large together are sent one by one; if the server is busy, they are sent again.
 async function predict(some) {
   const form = new FormData(), round = page.round, near = token.get() && onPage().includes(some[0]);
   for (const card of some) form.append("images", card.file, card.file.name || "image");
