@@ -41,10 +41,11 @@ def create_app(server: Server) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        exception_handlers=dict.fromkeys(_KINDS, _answer),
     )
     app.state.server = server
     app.add_middleware(Guard, server=server)
+    for kind in _KINDS:
+        app.add_exception_handler(kind, _answer)
     app.include_router(reading)
     app.include_router(changing)
     app.include_router(pictures)
