@@ -155,9 +155,9 @@ def test_sizes_of_requests_are_limited(model, digits):
         for (path, body, kind), wrapped in itertools.product(bodies, (bytes, lambda b: iter([b]))):
             for client in (owner, stranger):
                 how = {"content": wrapped(body), "headers": {"Content-Type": kind}}
-                told = client is owner or wrapped is bytes
+                known = client is owner or wrapped is bytes
                 answer = client.post(f"/api/v1/{path}", **how)
-                assert answer.status_code == (413 if told else 411)
+                assert answer.status_code == (413 if known else 411)
 
 
 @pytest.mark.parametrize("part", [b"--b\r\na: b\r\n\r\n\r\n", b"--b\r\n\r\n\r\n"])
@@ -313,8 +313,8 @@ def test_strangers_see_no_paths_processes_or_hosts(model, tmp_path):
         assert (job["state"], str(tmp_path) in job["error"]) == ("failed", True)
         answers = [stranger.get(f"/api/v1/jobs/{job['id']}"), stranger.get("/api/v1/jobs")]
         answers += [stranger.get("/api/v1/export/report"), stranger.get("/api/v1/history")]
-        told = stranger.event()
-        assert "shown with the token" in told["jobs"][-1]["error"]
+        event = stranger.event()
+        assert "shown with the token" in event["jobs"][-1]["error"]
     for path in (model / "objects").iterdir():
         path.write_bytes(b"damaged")
     with running(model) as url, Client(url) as owner, Client(url, None) as stranger:
@@ -323,7 +323,7 @@ def test_strangers_see_no_paths_processes_or_hosts(model, tmp_path):
         answers.append(stranger.predict(encoded(Image.new("RGB", (20, 20)))))
     with running(tmp_path / "new") as url, Client(url, None) as stranger:
         answers += [stranger.get("/api/v1/model"), stranger.predict(b"x")]
-    texts = [str(told), *(answer.text for answer in answers)]
+    texts = [str(event), *(answer.text for answer in answers)]
     assert not [text for text in texts if any(secret in text for secret in secrets)]
     assert answers[-1].json() == {"error": "the model has learned nothing yet"}
 

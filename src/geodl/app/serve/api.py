@@ -172,7 +172,11 @@ async def _predict_all(
 async def learn(request: Request, server: ServerDep) -> schemas.Job:
     """Teach images: as many `labels` (class names) as `images`, in the same order. Returns the job that learns them."""
     async with received(request, server, server.limits.learn_images) as upload:
-        job = server.teacher.add(Job.of_upload(upload))
+        job = server.teacher.add(
+            Job.of_files(
+                upload.files, upload.names, upload.classes(), lambda job, state: upload.remove()
+            )
+        )
         upload.kept = True
     return job.facts
 

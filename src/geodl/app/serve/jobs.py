@@ -16,7 +16,6 @@ import torch
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve import schemas
 from geodl.app.serve.limits import Refused
-from geodl.app.serve.uploads import Upload
 from geodl.core.errors import GeodlError, Interrupted, StoreError
 from geodl.core.events import (
     Advised,
@@ -47,7 +46,8 @@ RESULT = "already step new returning images accuracy interval judged left_out be
 class Job:
     """One learn step: the images it learns (`source`), and its `facts` for clients.
 
-    ended: called with the job and its last state, before clients see that state; stopped: set it to cancel the job.
+    ended: called with the job and its last state, before clients see that state; stopped: set it to cancel the job;
+    stage: the stage of training, None before it begins.
     """
 
     def __init__(
@@ -59,14 +59,7 @@ class Job:
         self.facts.images = sum(classes.values())
         self.stopped = threading.Event()
         self.future: Future[None] | None = None
-        self._stage: StageStarted | None = None
-
-    @classmethod
-    def of_upload(cls, upload: Upload) -> "Job":
-        """Return a job that learns uploaded images, and deletes them when it ends."""
-        return cls.of_files(
-            upload.files, upload.names, upload.classes(), lambda job, state: upload.remove()
-        )
+        self.stage: StageStarted | None = None
 
     @classmethod
     def of_files(
@@ -79,16 +72,6 @@ class Job:
         paths = tuple(f"{label}/{name}" for label, name in zip(labels, names, strict=True))
         images = FileImages(tuple(files), rows, tuple(counts))
         return cls(Intake("the upload", images, paths), counts, ended)
-
-    @property
-    def trains(self) -> bool:
-        """Whether training has begun."""
-        return self._stage is not None
-
-    @staticmethod
-    def name_of(label: str, name: str) -> str:
-        """Return the name of an image among the skipped ones."""
-        return printable(f"{label}/{name}")
 
     def visible(self, trusted: bool) -> schemas.Job:
         """Return what a client may see; files are named only to clients with the token."""
@@ -111,26 +94,19 @@ class Job:
                 facts.advice = [*facts.advice, printable(event.sentence)]
             case TimeEstimated():
                 facts.seconds = event.seconds
-            case FeaturesTaken() if self._stage is None and facts.doing == "learning":
+            case FeaturesTaken() if self.stage is None and facts.doing == "learning":
                 facts.part = event.done / max(event.total, 1)  # the closed form does nothing else
             case StageStarted():
-                self._stage = event
+                self.stage = event
                 facts.doing, facts.part, facts.epochs = "learning", 0.0, event.epochs
-            case StepTaken() if self._stage is not None:
-                facts.part = round(part_of(event, self._stage), 4)
+            case StepTaken() if self.stage is not None:
+                facts.part = round(part_of(event, self.stage), 4)
                 facts.epoch, facts.rate = event.epoch + 1, round(event.rate, 1)
 
     def skip(self, skipped: Iterable[tuple[str, str]]) -> None:
         """Record the skipped images."""
         pairs = [(printable(name), printable(reason)) for name, reason in skipped]
         self.facts.skipped = [schemas.Skipped(name=name, reason=why) for name, why in pairs]
-
-    def end(self, state: schemas.State, error: str | None = None) -> None:
-        """Record how the job ended."""
-        self.ended(self, state)
-        self.facts.error = printable(error) if error else None
-        self.facts.doing, self.facts.part = "", 1.0 if state == "done" else self.facts.part
-        self.facts.state = state
 
 
 class Teacher:
@@ -205,7 +181,7 @@ class Teacher:
                 job.skip(learned.skipped)
             self._end(job, "done")
         except Interrupted:
-            if job.trains and not self._closing:  # otherwise the checkpoint is not this job's
+            if job.stage and not self._closing:  # otherwise the checkpoint is not this job's
                 with suppress(StoreError):  # another program writes, or there is no model yet
                     IncrementalClassifier(self.path).give_up()
             self._end(job, "cancelled")
@@ -217,9 +193,13 @@ class Teacher:
             self._end(job, "failed", f"unexpected error, the model is as before: {reason}")
 
     def _end(self, job: Job, state: schemas.State, error: str | None = None) -> None:
+        facts = job.facts
         with suppress(StoreError):
-            job.facts.version = str(IncrementalClassifier(self.path).version)
-        job.end(state, error)
+            facts.version = str(IncrementalClassifier(self.path).version)
+        job.ended(job, state)
+        facts.error = printable(error) if error else None
+        facts.doing, facts.part = "", 1.0 if state == "done" else facts.part
+        facts.state = state
 
     def _learned(self, job: Job) -> Any:
         """Run the learn step, after waiting until no other program writes the model."""

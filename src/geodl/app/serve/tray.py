@@ -14,7 +14,7 @@ from geodl.app.serve.limits import Limits, Refused
 from geodl.app.serve.uploads import Upload
 from geodl.core.decoding import open_image, shown
 from geodl.core.errors import DataError
-from geodl.core.text import readable
+from geodl.core.text import printable, readable
 
 SIDE = 128
 """Side of a thumbnail in pixels."""
@@ -111,7 +111,9 @@ class Tray:
                 if item.facts.job != job.facts.id:
                     continue
                 item.facts.job = None
-                item.facts.flaw = reasons.get(job.name_of(item.facts.label, item.facts.name), "")
+                item.facts.flaw = reasons.get(
+                    printable(f"{item.facts.label}/{item.facts.name}"), ""
+                )
                 if state == "done" and not item.facts.flaw:
                     self._remove(key)
             self.version += 1
