@@ -72,9 +72,9 @@ def number(value: float | None) -> str:
 
 
 def table(*columns: str, rows: Sequence[Sequence[object]] = (), **style: Any) -> Table:
-    """Return a table without lines; a column whose name begins with > is right-aligned."""
+    """Return a table without lines, with a header if columns are named; a name that begins with > aligns to the right."""
     defaults = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0), "header_style": "dim"}
-    made = Table(show_header=any(columns), **(defaults | style))
+    made = Table(show_header=bool(columns), **(defaults | style))
     for column in columns:
         side = "right" if column.startswith(">") else "left"
         made.add_column(column.removeprefix(">"), justify=side)  # type: ignore[arg-type]

@@ -42,14 +42,13 @@ def _print_group(title: str, entries: Mapping[str, Sequence[str]]) -> None:
     """Print a title and a table with a name and its values in each row."""
     widest = max(map(len, entries), default=0)
     rows = [(name.ljust(max(18, widest)), *values) for name, values in entries.items()]
-    columns = [""] * len(rows[0]) if rows else []
-    echo(table(*columns, rows=rows, title=title, title_justify="left", title_style="bold"))
+    echo(table(rows=rows, title=title, title_justify="left", title_style="bold"))
     echo()
 
 
 def show_presets() -> None:
     """List the presets that ship with the package."""
-    echo(table("", "", rows=list(presets().items())))
+    echo(table(rows=list(presets().items())))
 
 
 def methods(*, as_json: Json = False) -> None:

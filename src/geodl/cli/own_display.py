@@ -61,7 +61,7 @@ class LearnWatch(Display):
     def _chosen(self, event: events.OptionsChosen) -> None:
         echo("chosen, unless you set it otherwise:")
         rows = [(f"  {option}", value, why) for option, value, why in event.choices]
-        echo(table("", "", "", rows=rows))
+        echo(table(rows=rows))
 
     def _continued(self, event: events.StepContinued) -> None:
         echo(f"resuming after {count(event.epoch, 'epoch')}")

@@ -96,9 +96,10 @@ def compare(
     stores = [_execute(config, data, how, stopper) for config in configs.values()]
     if follows():
         return
-    for store in stores:
-        _write_page([store])
-    settings = _write_page(stores) if len(stores) > 1 else read_settings([stores[0].path])
+    if len(stores) > 1:
+        for store in stores:
+            _write_page([store])
+    settings = _write_page(stores)
     if how.as_json:
         print_json({str(store.path): result_json(store) for store in stores})
         return
@@ -130,9 +131,8 @@ def _execute(
     config: RunConfig, data: Dataset, how: How, stopper: Stopper, out: Path | None = None
 ) -> Directory:
     watch = Watch(label_of(config.method, config.distill), quiet=how.silent)
-    if (
-        stopper.asked
-    ):  # no poll: until training begins there is nothing to save, and Ctrl-C quits at once
+    # Not polled: until training begins there is nothing to save, and Ctrl-C quits at once.
+    if stopper.asked:
         raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.bar:
         try:

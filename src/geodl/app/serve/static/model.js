@@ -59,7 +59,7 @@ function drawClass(known) {
 
 const which = ({ image, images }) => (image ? show(image) : images > 1 ? count(images, "image") : "an image");
 
-// A step in words.
+// The description of a step.
 function described(step) {
   const words = {
     learn: () => `Learned ${[...step.new, ...step.returning].map(show).join(", ")} from ${count(step.images, "image")}${step.accuracy === null ? "" : `: ${percent(step.accuracy)} accuracy`}`,

@@ -72,7 +72,7 @@ async function predict(some) {
 
 const settle = (card, round, found, flaw) => Object.assign(card, { round, found, flaw, drawn: false });
 
-// What to label next: images unlike all classes, then those between two classes; what cannot be used comes last.
+// What to label next: images unlike all classes, then those between two classes; unusable images come last.
 function sort() {
   const rank = ({ found }) => (!found ? 2 : found.unknown ? found.score - 1e6 : margin(found));
   cards.sort((one, other) => other.group - one.group || rank(one) - rank(other));
@@ -144,7 +144,7 @@ function drawCard(card) {
   drawNote(card);
 }
 
-// The mark follows the tray: whatever was taught or dropped, on any page, is no longer waiting.
+// The mark follows the tray: an image that was taught or dropped, on any page, no longer waits.
 function drawNote(card) {
   const item = page.tray.find((each) => each.id === card.id);
   card.note.hidden = !item;
@@ -187,7 +187,7 @@ function drawFound(card) {
   ].filter(Boolean));
 }
 
-// The image joins the tray of its right class, and leaves that of a wrong one.
+// Put the image into the tray of its right class, out of that of a wrong one.
 async function correct(card, label) {
   if (!label) return;
   const [item] = (await put(label, [card.file])) || [];
@@ -199,7 +199,7 @@ async function correct(card, label) {
 
 const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
 
-// The columns of `geodl predict --csv`; an image that cannot be used has a name alone.
+// The columns of `geodl predict --csv`; an unusable image has only a name.
 export function table() {
   const some = picked(), most = Math.max(1, ...some.map(({ found }) => (found ? found.top.length : 1)));
   const more = Array.from({ length: most - 1 }, (_, i) => [`label ${i + 2}`, `confidence ${i + 2}`]).flat();
