@@ -101,6 +101,7 @@ def test_equal_methods_are_run_once_and_names_are_not_markup(tmp_path):
     )
     out = geodl("compare", "lucir", "lucir+cosine", *options, "--no-cache", cwd=tmp_path).stdout
     assert out.count("run directory") == 1
+    assert "resuming" not in out
     assert "a [old]" in out
     assert "b [/b]" in out
 
