@@ -275,7 +275,7 @@ def print_evaluation(found: "Evaluation") -> None:
     known = [row for row in confusion.weakest if row.judged]
     shown = [(row.name, row.judged, percent(row.accuracy)) for row in known[:SHOWN]]
     echo(table("class", ">images", ">accuracy", rows=shown))
-    _print_more(len(known), "better class")
+    _print_more(len(known), "class")
     rows, mistakes = confusion.rows, confusion.mistakes(10)
     if mistakes:
         echo("most frequent confusions:")
