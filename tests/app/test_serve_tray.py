@@ -13,11 +13,7 @@ from geodl.app.serve.uploads import Upload
 
 
 def add(client, images):
-    pairs = [(label, content) for label, contents in images.items() for content in contents]
-    files = [("images", ("same.png", content)) for _, content in pairs]
-    return client.post(
-        "/api/v1/tray/add", data={"labels": [each for each, _ in pairs]}, files=files
-    )
+    return client.learn(images, path="tray/add", name="same.png")
 
 
 def tray(client):

@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from tests.helpers.command import started
 from tests.helpers.folders import rows_of
 from tests.helpers.pictures import encode as encoded
 
@@ -41,13 +40,12 @@ class Client(httpx.Client):
         files = [("images", (f"{i}.png", content)) for i, content in enumerate(contents)]
         return self.post("/api/v1/predict", files=files, params=query)
 
-    def learn(self, images):
-        """Teach {class: [contents]}."""
+    def learn(self, images, path="learn", name="{}.png"):
+        """Teach {class: [contents]}, or collect them for teaching: path = tray/add."""
         pairs = [(label, content) for label, contents in images.items() for content in contents]
-        files = [("images", (f"{i}.png", content)) for i, (_, content) in enumerate(pairs)]
-        return self.post(
-            "/api/v1/learn", data={"labels": [label for label, _ in pairs]}, files=files
-        )
+        files = [("images", (name.format(i), content)) for i, (_, content) in enumerate(pairs)]
+        labels = [label for label, _ in pairs]
+        return self.post(f"/api/v1/{path}", data={"labels": labels}, files=files)
 
     def learn_folder(self, name):
         return self.post("/api/v1/learn/folder", json={"folder": name})
@@ -98,11 +96,9 @@ class Command:
     """`geodl serve` in a process of its own; log: a file for its standard error; prepare: called before it starts."""
 
     def __init__(self, *words, log=os.devnull, prepare=None):
-        environment = {key: value for key, value in os.environ.items() if key != "GEODL_TOKEN"}
-        command = [sys.executable, "-m", "geodl", "serve", *words, "--port", "0"]
-        options = {"stdout": subprocess.PIPE, "text": True, "env": environment}
+        options = {"environment": {"GEODL_TOKEN": ""}, "preexec_fn": prepare}
         with Path(log).open("w") as errors:
-            self.process = subprocess.Popen(command, stderr=errors, preexec_fn=prepare, **options)
+            self.process = started("serve", *words, "--port", "0", stderr=errors, **options)
         self.lines = []
         while not any(line.startswith("Press Ctrl-C") for line in self.lines):
             line = self.process.stdout.readline()
