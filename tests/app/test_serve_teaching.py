@@ -2,8 +2,6 @@
 
 import json
 import signal
-import tempfile
-from pathlib import Path
 
 import pytest
 from tests.helpers.directories import contents
@@ -176,8 +174,9 @@ def test_a_folder_on_the_server(model, digits, tmp_path):
         assert client.names() == [f"digit {label}" for label in range(4)]
 
 
-def test_a_server_that_is_killed_while_teaching(model, digits):
+def test_a_server_that_is_killed_while_teaching(model, digits, tmp_path, monkeypatch):
     """The model is as before, and the next start deletes the uploads."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # no other server deletes them first
     before = contents(model)
     first = Command(str(model), "--epochs", "5000", "--threads", "1")
     with Client(first.url, first.token) as client:
@@ -191,7 +190,7 @@ def test_a_server_that_is_killed_while_teaching(model, digits):
     second = Command(str(model))
     try:
         assert any("deleted 12 uploaded images" in line for line in second.lines)
-        assert not list(Path(tempfile.gettempdir()).glob("geodl-serve-*/*/0"))
+        assert not list(tmp_path.glob("geodl-serve-*/*/0"))
         with Client(second.url, second.token) as client:
             assert client.names() == ["digit 0", "digit 1"]
             assert client.get("/api/v1/jobs").json() == []
