@@ -105,25 +105,6 @@ class LearnFlags:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Taking:
-    """Which images a step takes, as keyword arguments of `IncrementalClassifier.learn`.
-
-    Attributes:
-        again: Learn images that the model knows once more; not possible where it keeps only sums.
-        relabel: Move images that are known under another class to the class that they have here.
-        group_by: How series of images (video frames, bursts) are found, which are left out as a whole to measure accuracy:
-            auto, name, time, folder, none, or a regular expression, with one group, for the file's path in the class
-            folder.
-    """
-
-    again: bool = False
-    relabel: bool = False
-    group_by: str = "auto"
-    strict: Strict = False
-
-
 def opened(model: Path) -> "IncrementalClassifier":
     """Return a model of the user's own images."""
     from geodl.app.classifier import IncrementalClassifier  # which loads torch
@@ -136,18 +117,36 @@ def learn(
     images: Folder,
     /,
     *,
+    again: bool = False,
+    relabel: bool = False,
+    group_by: str = "auto",
+    strict: Strict = False,
     flags: LearnFlags = LearnFlags(),  # noqa: B008  # frozen
-    taking: Taking = Taking(),  # noqa: B008  # frozen
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Learn the classes in a folder of class folders, a zip archive or a CSV table."""
+    """Learn the classes in a folder of class folders, a zip archive or a CSV table.
+
+    Args:
+        again: Learn images that the model knows once more; not possible where it keeps only sums.
+        relabel: Move images that are known under another class to the class that they have here.
+        group_by: How series of images (video frames, bursts) are found, which are left out as a whole to measure accuracy:
+            auto, name, time, folder, none, or a regular expression, with one group, for the file's path in the class
+            folder.
+    """
     watch, stopper = display.LearnWatch(quiet=quiet or as_json), Stopper()
-    options = vars(taking) | flags.given()
     with stopper.watching(), watch.bar:
         try:
             learned = opened(model).learn(
-                images, listener=watch, stop=stopper, confirm=watch.confirm, **options
+                images,
+                again=again,
+                relabel=relabel,
+                group_by=group_by,
+                strict=strict,
+                listener=watch,
+                stop=stopper,
+                confirm=watch.confirm,
+                **flags.given(),
             )
         except Interrupted as stop:
             saved = "stopped; progress is saved; the same command resumes"
