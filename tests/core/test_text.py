@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geodl.cli import main
-from geodl.cli.display import console, plain, say
+from geodl.cli.display import console, echo, plain
 from geodl.core.text import printable, readable
 
 # Every code point, halves of surrogate pairs too.
@@ -46,7 +46,7 @@ def test_printable_text_can_be_written_anywhere(text):
 @given(ANYTHING)
 def test_no_control_characters_reach_the_terminal(text):
     with console.capture() as captured:
-        say(f"class {text}")
+        echo(f"class {text}")
         console.print(plain(text, "bold") + plain(text))
     written = captured.get().replace("\n", "")
     assert not {unicodedata.category(sign) for sign in written} & {"Cc", "Cs"}
