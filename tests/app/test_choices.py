@@ -147,9 +147,12 @@ def test_later_steps_keep_to_the_method_of_the_model(classifier, weeks, tmp_path
 
 def test_without_workers_the_calling_thread_decodes(classifier, weeks, monkeypatch):
     threads, square = set(), squares.square
-    monkeypatch.setattr(
-        squares, "square", lambda *given: (threads.add(current_thread()), square(*given))[1]
-    )
+
+    def watched(*arguments, **options):
+        threads.add(current_thread())
+        return square(*arguments, **options)
+
+    monkeypatch.setattr(squares, "square", watched)
     classifier.learn(weeks[0], **QUICK | {"workers": 0})
     assert len(classifier.predict(weeks[0], workers=0))
     assert threads == {current_thread()}

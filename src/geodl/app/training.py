@@ -40,7 +40,14 @@ class Training:
         self.store.save_progress(tensors, {**state, **more})
 
     def load_progress(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the last checkpoint of this step."""
+        """Return the last checkpoint of this step, as the learner saved it."""
+        found = self._saved()
+        if found is None:
+            return None
+        tensors, state = found
+        return tensors, {name: state[name] for name in state.keys() - {"key", "threads"}}
+
+    def _saved(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         found = self.store.load_progress()
         return found if found is not None and found[1].get("key") == self.key else None
 
@@ -52,7 +59,7 @@ class Training:
         model: the one before; images: with class names; digests: of all images of the step, none of which stays an exemplar;
         now: the features of the images, if they were computed while these were read.
         """
-        unfinished, threads = self.load_progress(), threads_of(self.config)
+        unfinished, threads = self._saved(), threads_of(self.config)
         if unfinished is not None:
             threads = unfinished[1]["threads"]
             self.listener(events.StepContinued(unfinished[1]["epoch"]))

@@ -27,7 +27,6 @@ from geodl.data import ClassIncremental
 from geodl.data.batches import Transform, transform_of
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages, Images
-from geodl.learning.algorithm import initial_network
 from geodl.learning.learner import Learner
 from geodl.learning.loop import Trainer
 from geodl.methods import configure
@@ -122,7 +121,7 @@ class _Reader:
     def of(cls, config: RunConfig, images: Images, listener: Listener) -> Self:
         """Build what phase 0 would train, from a sample of the images."""
         learner = Learner(config, listener=listener)
-        network = initial_network(learner.method, 1)
+        network = learner.method.initial_network(1)
         return cls(config, network, transform_of(config, images), learner.trainer)
 
     def __call__(self, images: Images, view: View) -> Blocks:
