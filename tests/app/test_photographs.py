@@ -135,6 +135,7 @@ def test_left_and_right_arrows_are_told_apart_and_ordinary_pictures_are_mirrored
     assert not mirrors(tmp_path / "arrows")
     assert model.evaluate(*pictures(("left", "right"), 12, seed=7)).accuracy > 85
     assert mirrors(taught[0].path)
+    assert "mirrored" in model.remove("left")  # no image of the other classes is mirrored, even now
 
 
 def test_a_network_is_not_trained_on_mirrored_arrows(tmp_path):
