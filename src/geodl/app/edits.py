@@ -87,9 +87,9 @@ def traces(state: State, name: str) -> str:
             found.append("hashes of its images, which tell whether a picture was learned,")
     if default.stored().sums:
         found.append("sums over the features of all images, in which it had its share,")
-    if isinstance(default, ClosedForm) and name in state.names:
-        if state.model.row(name) in default.turned:
-            found.append("the finding that its mirrored images differ, so that none are mirrored,")
+    turned = default.turned if isinstance(default, ClosedForm) else ()
+    if name in state.names and state.model.row(name) in turned:
+        found.append("the finding that its mirrored images differ, so that none are mirrored,")
     return " and ".join(found)
 
 
