@@ -1,4 +1,4 @@
-"""What the page shows of all settings together, as plain data for its templates."""
+"""Template data for the parts of the page about all settings."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple, replace
@@ -24,7 +24,7 @@ FACTS = ("base", "phases", "memory", "network")
 
 
 def heading(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return the title, the sentence under it, and the tiles with the headline numbers of a single setting."""
+    """Return title and lead, and the tiles with the headline numbers of a single setting."""
     first = settings[0].first
     data = ", ".join(dict.fromkeys(setting.first.data for setting in settings))
     if len(settings) > 1:
@@ -40,18 +40,18 @@ def heading(settings: Sequence[Setting]) -> dict[str, Any]:
 
 
 def _protocol(settings: Sequence[Setting]) -> str:
-    """Write in a sentence what all settings have in common: which classes come when, memory, network."""
+    """Describe what all settings have in common in one sentence: classes and phases, memory, network."""
     common, *others = [_facts(setting.first) for setting in settings]
     for other in others:
         common = dict(common.items() & other.items())
     if "phases" in common:
-        common.pop("base", None)  # the phases say it too
+        common.pop("base", None)  # part of the phases
     words = "; ".join(common[key] for key in FACTS if key in common)
     return f"{words[0].upper()}{words[1:]}." if words else ""
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Describe what a run learns when it is complete, by which network, with what memory."""
+    """Describe the phases, memory and network of a run."""
     config, facts = run.config, {}
     groups = config.get("groups") or run.groups or [config.get("base") or 0]
     base, *later = map(_size, groups)
@@ -91,10 +91,10 @@ def _tiles(setting: Setting) -> dict[str, Any]:
 
 
 def results(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return what every setting reached: one table, or one for each classifier with its title; and notes on all."""
+    """Return the results: one table for a single setting, else one per classifier with its title; and notes."""
     content = summary(settings)
     columns = range(len(content.header))
-    if len(settings) == 1:  # the method is in the title
+    if len(settings) == 1:  # the page's title names the method
         return {"parts": [("", content.keeping(columns[1:]))] if content.rows else [], "notes": []}
     parts, notes, marked = [], list(content.notes), False
     for classifier, name in titles().items():
@@ -112,13 +112,13 @@ def results(settings: Sequence[Setting]) -> dict[str, Any]:
 
 
 def _task(run: Run) -> Hashable:
-    """Return what runs must share to be better or worse than each other; None for one that is not complete."""
+    """Return what makes complete runs comparable; None for an incomplete one."""
     data = (run.config.get("data"), run.config.get("fingerprint"))
     return (*data, *run.seen) if run.complete else None
 
 
 def _marked(content: Table, alike: Sequence[Hashable]) -> Table:
-    """Mark the best means among the rows that share ``alike``, all that are shown as the same; one row alone is not the best."""
+    """Mark the best means among two or more rows with equal ``alike``, including all that round to the same."""
     rows = [list(row) for row in content.rows]
     for i, name in enumerate(content.header):
         for group in set(alike) - {None} if name in MEASURES else ():
@@ -133,18 +133,17 @@ def _marked(content: Table, alike: Sequence[Hashable]) -> Table:
 
 
 def published(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Put complete runs beside the paper, where it has their protocol, and say where their training departs from it."""
+    """Compare complete runs with the paper's numbers for their protocol, and list deviations from its training."""
     found = comparisons(settings)
     parts = []
     for title, metric in (("Average accuracy", "average"), ("Forgetting", "forgetting")):
-        rows = [each for each in found if each.published.metric == metric]
-        if rows:
+        if rows := [one for one in found if one.published.metric == metric]:
             parts.append((title, *_without_constants(comparison_table(rows))))
     return {"parts": parts, "notes": comparison_table(found).notes, **_departures(settings, found)}
 
 
 def _departures(settings: Sequence[Setting], found: Sequence[Comparison]) -> dict[str, Any]:
-    """Return which of the settings that are compared were trained otherwise, and how; those that share it together."""
+    """Return the deviations of the compared settings from the paper's training, with the labels that share them."""
     grouped: dict[str, list[str]] = {}
     compared = {each.setting for each in found}
     for setting in settings:
@@ -156,7 +155,7 @@ def _departures(settings: Sequence[Setting], found: Sequence[Comparison]) -> dic
 
 
 def _without_constants(content: Table) -> tuple[str, Table]:
-    """Move the columns that say where a number is from, if they are the same everywhere, out of the table."""
+    """Move columns about a number's source that are constant out of the table into a caption."""
     places = dict.fromkeys(("table", "data", "method"), "")
     places |= {"T": "T = ", "memory": "exemplars a class: ", "compared with": "compared with "}
     same, rest = [], []
@@ -169,6 +168,6 @@ def _without_constants(content: Table) -> tuple[str, Table]:
 
 
 def curves(settings: Sequence[Setting]) -> list[Plot]:
-    """Draw accuracy and forgetting as classes arrive."""
+    """Draw accuracy and forgetting over the phases, if there is more than one."""
     grown = any(setting.first.done > 1 for setting in settings)
     return [*plots.accuracy(settings), *plots.forgetting(settings)] if grown else []
