@@ -230,7 +230,7 @@ def test_nodes_that_share_nothing_ship_their_progress(alone, tmp_path):
             os.kill(parent(child), signal.SIGKILL)
 
     try:
-        failed = run_all(jobs, Cluster("local", jobs, shared=False, ship_seconds=0.5), told=told)
+        failed = run_all(jobs, Cluster("local", jobs, shared=False, ship_seconds=0.5), notify=told)
     finally:
         leave()
     assert failed == {}

@@ -65,7 +65,9 @@ def test_no_more_runs_at_a_time_than_there_are_places_and_failures_stop_nobody(t
 
 def test_who_watches_hears_which_runs_are_under_way_and_in_the_end_of_none(tmp_path, fast):
     jobs, heard = seeds(tmp_path, 3), []
-    run_all(jobs, Fake(2), told=lambda running: heard.append([jobs.index(job) for job in running]))
+    run_all(
+        jobs, Fake(2), notify=lambda running: heard.append([jobs.index(job) for job in running])
+    )
     assert heard[0] == [0, 1]
     assert heard[-1] == []
     assert {job for running in heard for job in running} == {0, 1, 2}
@@ -87,7 +89,7 @@ def test_an_error_of_the_watcher_leaves_no_process_behind(tmp_path, fast):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(quick(tmp_path, {"seed": 1}), engine, told=broken)
+        run_all(quick(tmp_path, {"seed": 1}), engine, notify=broken)
     assert engine.told == ["kill LUCIR, seed 1"]
 
 

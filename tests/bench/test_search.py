@@ -98,7 +98,7 @@ def test_failures_of_trials_are_those_of_their_runs(tmp_path, monkeypatch, tune)
     monkeypatch.setattr(
         asha, "Process", lambda start: SimpleNamespace(result=lambda: ends[start.log.stem])
     )
-    how = {"told": lambda running: None, "stop": lambda: False}
+    how = {"notify": lambda running: None, "stop": lambda: False}
     failed = asha.search(jobs, "local", "forgetting", **how)
     assert failed == {jobs[1]: "Ray: the worker died", jobs[2]: "the loss is not finite"}
     assert [job.file("error").exists() for job in jobs] == [False, True, True, False]
