@@ -1,8 +1,8 @@
-"""`geodl.ClosedFormClassifier` beside the classifiers of scikit-learn, all on the same pixels: accuracy and time.
+"""`geodl.ClosedFormClassifier` beside classifiers of scikit-learn on the same pixels: accuracy and time.
 
 Run with `python -m benchmarks.estimator [omniglot28.npz] [--threads 1] [--only WORD] [--out docs/estimator.md]`; without a file on the embedded
-digits. The file has x_train, y_train, x_test and y_test; Omniglot has 1623 classes with 15 images to learn from, and shifted copies of these make up
-larger sizes. Seconds are processor time, so that other work on the machine does not count.
+digits. The file has x_train, y_train, x_test and y_test; Omniglot has 1623 classes with 15 training images each, extended by shifted copies for
+larger sizes. Seconds are processor time, which does not count other work on the machine.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def pixels(images: Images) -> np.ndarray:
 
 
 def of_classes(x: np.ndarray, y: np.ndarray, classes: int, rows: int) -> Rows:
-    """Return about `rows` rows of the first classes, as many of each: images, then copies shifted by a pixel or two."""
+    """Return about `rows` rows of the first classes, equally many of each: images, then copies shifted by a pixel or two."""
     x, y = x[y < classes], y[y < classes]
     parts: list[Rows] = []
     while rows > 0:

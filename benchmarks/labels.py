@@ -1,8 +1,8 @@
-"""Wrong labels: how many of them `learn` names, and how many right ones.
+"""Detection of wrong labels: how many `learn` reports, and how many correct ones.
 
-Run with `python -m benchmarks.labels DATA [--draws 3] [--out docs/labels.md]`. DATA has the folders flowers20 and signs12. Of each, all images to
-learn from are learned once; then, for each draw, a share of them gets wrong labels and the closed form is fitted again, which gives the model that
-would have learned them so from the start.
+Run with `python -m benchmarks.labels DATA [--draws 3] [--out docs/labels.md]`. DATA has the folders flowers20 and signs12. The training images of
+each are learned once; then, for each draw, a share of them gets wrong labels and the closed form is fitted again, which yields the same model as
+learning them with these labels.
 """
 
 import argparse
@@ -31,7 +31,7 @@ Means over {draws}.
 
 
 def learned(weeks: list[Path], scratch: Path) -> Path:
-    """Learn all class folders of some folders as one; return the model."""
+    """Learn the class folders of several folders in one step; return the model."""
     images = scratch / "images"
     for file in sorted(each for week in weeks for each in week.glob("*/*")):
         link = images / file.parent.name / file.name
@@ -42,7 +42,7 @@ def learned(weeks: list[Path], scratch: Path) -> Path:
 
 
 def moved(count: int, units: Tensor, labels: Tensor, draw: int) -> Tensor:
-    """Return labels (N,) of which a share is wrong. units: (N,), numbers of images that are moved together."""
+    """Return labels (N,) of which a share is wrong. units: (N,), equal for images that are moved together."""
     generator = torch.Generator().manual_seed(draw)
     some = units.unique()
     some = some[torch.randperm(len(some), generator=generator)[: round(SHARE * len(some))]]
@@ -54,7 +54,7 @@ def moved(count: int, units: Tensor, labels: Tensor, draw: int) -> Tensor:
 
 
 def measure(model: Path, by_track: bool, draws: int) -> dict[str, float]:
-    """Return how many images were moved, found and wrongly named, on average."""
+    """Return the mean numbers of images that were moved, reported, and correctly reported."""
     state = load(Directory(model))
     assert state is not None
     closed, names = state.model.default, state.ledger.names
@@ -85,7 +85,7 @@ def row(title: str, found: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Measure; print the table, or write it."""
+    """Measure, print the table, and write it to a page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--draws", type=int, default=3)
