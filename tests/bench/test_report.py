@@ -121,12 +121,12 @@ def test_what_is_left_out(runs):
 
 def test_the_page_stands_beside_the_paper_and_says_where_it_departs(runs):
     text = "".join(Checker(render(runs, "cifar")).words)
-    assert "Beside the paper" in text
+    assert "Comparison with the paper" in text
     assert "63.17" in text
     for option in ("network convnet instead of resnet32", "scale 10.0 instead of 1.0"):
         assert f"{option}, " in text
     assert "epochs 1 instead of 160" in text
-    assert "Beside the paper" not in render(runs, "geo-1")
+    assert "Comparison with the paper" not in render(runs, "geo-1")
 
 
 def test_one_box_says_how_all_settings_depart(runs, monkeypatch):

@@ -163,7 +163,7 @@ def _learned(
     sums = {fitted: Statistics.empty(options.expansion) for fitted in fits}
     expand: RandomFeatures | None = None
     tested: dict[tuple[View, ...], Tensor] = {}
-    found: dict[str, dict[int, Confusion]] = {name: {} for name in readings}
+    confusions: dict[str, dict[int, Confusion]] = {name: {} for name in readings}
     for phase, end in zip(split, _ends(split), strict=True):
         labels, z = phase.train.labels, {view: read(phase.train, view) for view in views}
         if expand is None:  # once: network and expansion are frozen
@@ -179,8 +179,10 @@ def _learned(
         for name, (fitted, over) in readings.items():
             scores = tested[over][seen] @ heads[fitted]
             predictions = scores.argmax(1)
-            found[name][end] = Confusion.of(test.labels[seen], predictions, split.classes[:end])
-    return found
+            confusions[name][end] = Confusion.of(
+                test.labels[seen], predictions, split.classes[:end]
+            )
+    return confusions
 
 
 def _expanded(
@@ -197,17 +199,17 @@ def _ends(scenario: ClassIncremental) -> list[int]:
     return [scenario.seen(t) for t in range(len(scenario))]
 
 
-def headline(found: Mapping[int, Sequence[Results]]) -> Table:
+def headline(results: Mapping[int, Sequence[Results]]) -> Table:
     """Return a table of the closed form beside the paper's Table 1 and numbers published by others.
 
-    found: for each T the results of some runs.
+    results: for each T the results of some runs.
     """
-    every = [run for runs in found.values() for run in runs]
+    every = [run for runs in results.values() for run in runs]
     rows: list[list[Cell]] = []
     for shown in (INCREMENTAL, AVERAGE, "final", "forgetting"):
         for name, words in OURS.items():
             if any(name in run for run in every):
-                cells = [_mean(runs, name, MEASURES[shown][0]) for runs in found.values()]
+                cells = [_mean(runs, name, MEASURES[shown][0]) for runs in results.values()]
                 rows.append([f"geodl: {words}", shown, *cells, PROTOCOL])
     paper: dict[tuple[str, bool | None], dict[int | None, float]] = {}
     for number in numbers():
@@ -216,12 +218,12 @@ def headline(found: Mapping[int, Sequence[Results]]) -> Table:
     for (row, includes), values in paper.items():
         kind = INCREMENTAL if includes else AVERAGE
         name = f"{row} (the paper's Table 1)"
-        rows.append([name, kind, *map(values.get, found), PAPERS_PROTOCOL])
+        rows.append([name, kind, *map(values.get, results), PAPERS_PROTOCOL])
     for other in others():
-        averages = [other["average"].get(str(t)) for t in found]
+        averages = [other["average"].get(str(t)) for t in results]
         if any(averages):
             rows.append([other["name"], INCREMENTAL, *averages, other["protocol"]])
-    columns = [f"T = {t}" for t in found]
+    columns = [f"T = {t}" for t in results]
     return Table(["CIFAR-100, 50 base classes", "figure", *columns, "protocol"], rows, NOTES)
 
 

@@ -50,26 +50,26 @@ def work(config: RunConfig) -> list[Work]:
     classes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     images = [size.train * count for count in classes]
     read = list(accumulate(images)) if method.joint else images
-    found = []
+    phases = []
     for t, trained in enumerate(trained_images(config, images, classes)):
         # Evaluated: new images for imprinting, for herding and means, and for drift; test images; exemplars and their
         # mirrored copies; for AME all images seen.
         passes = 1 if t == 0 or method.joint else 3
         exemplars = 2 * ends[t] * quota(ends[t], config.exemplars, config.memory_budget)
         oracle = ends[t] * min(size.train, config.ame_images or size.train) if config.ame else 0
-        found.append(Work(trained, passes * read[t] + ends[t] * size.test + exemplars + oracle))
-    return found
+        phases.append(Work(trained, passes * read[t] + ends[t] * size.test + exemplars + oracle))
+    return phases
 
 
 def seconds(config: RunConfig, works: Sequence[Work], speed: Speed) -> list[float]:
     """Estimate the time of each phase from its work."""
-    method, found = build(config), []
+    method, times = build(config), []
     for t, phase in enumerate(works):
         distill = "none" if t == 0 or method.joint else config.distill
         training = phase.trained / speed.training[distill]
         effort = method.effort if t else 1.0
-        found.append(effort * training + phase.evaluated / speed.evaluation)
-    return found
+        times.append(effort * training + phase.evaluated / speed.evaluation)
+    return times
 
 
 def plan(jobs: Sequence[Job], done: Sequence[int]) -> list[list[Work]]:
@@ -78,7 +78,7 @@ def plan(jobs: Sequence[Job], done: Sequence[int]) -> list[list[Work]]:
     done: the number of complete phases of each job.
     """
     trained = {base_of(job.config) for job, phases in zip(jobs, done, strict=True) if phases}
-    found = []
+    left = []
     for job, phases in zip(jobs, done, strict=True):
         works = work(job.config)
         works[:phases] = [Work(0, 0)] * phases
@@ -86,8 +86,8 @@ def plan(jobs: Sequence[Job], done: Sequence[int]) -> list[list[Work]]:
         if not phases and base in trained:
             works[0] = replace(works[0], trained=0)
         trained.add(base)
-        found.append(works)
-    return found
+        left.append(works)
+    return left
 
 
 def shape_of(config: RunConfig) -> Shape:

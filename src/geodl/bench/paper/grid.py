@@ -82,15 +82,15 @@ def published(artefact: str, dataset: str, phases: Sequence[int]) -> list[Publis
 def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Training]:
     """Return the trainings of a table or figure, each once."""
     base = 500 if dataset == "imagenet" else 50
-    found: Iterable[Training]
+    needed: Iterable[Training]
     if artefact == "fig-phases":
         joint = [Training("joint", "none", base, t) for t in phases]
-        found = [*trainings("table1", dataset, phases), *joint]
+        needed = [*trainings("table1", dataset, phases), *joint]
     elif artefact in ("fig-classifiers", "fig-cca"):
-        found = [Training("finetune", loss, base, t) for t in phases for loss in LOSSES]
+        needed = [Training("finetune", loss, base, t) for t in phases for loss in LOSSES]
     else:
-        found = map(training_of, published(artefact, dataset, phases))
-    return list(dict.fromkeys(found))
+        needed = map(training_of, published(artefact, dataset, phases))
+    return list(dict.fromkeys(needed))
 
 
 def choose(
@@ -118,15 +118,15 @@ def choose(
             f"phases = {unknown[0]}: the paper has {artefact} for {', '.join(map(str, known))}"
         )
     wanted = set(known if phases is None else phases)
-    found = {name: tuple(sorted(wanted.intersection(one.phases))) for name, one in chosen.items()}
-    return dataset, {name: numbers for name, numbers in found.items() if numbers}
+    by_name = {name: tuple(sorted(wanted.intersection(one.phases))) for name, one in chosen.items()}
+    return dataset, {name: numbers for name, numbers in by_name.items() if numbers}
 
 
 def config_of(
     training: Training, dataset: str, length: Length, options: Mapping[str, Any] | None = None
 ) -> RunConfig:
     """Return the configuration of a training; options: seed, data_dir, threads."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "method": training.method,
         "distill": training.distill,
         "base": training.base,
@@ -135,10 +135,10 @@ def config_of(
         **(options or {"seed": 1}),
     }
     if training.distill == "geodesic":
-        found["subspace_dim"] = training.subspace_dim
+        values["subspace_dim"] = training.subspace_dim
     if length == "smoke":
-        found |= _on_digits(training)
-    return configure([preset_layer(preset_of(dataset, length)), Layer("reproduce", found)]).config
+        values |= _on_digits(training)
+    return configure([preset_layer(preset_of(dataset, length)), Layer("reproduce", values)]).config
 
 
 def preset_of(dataset: str, length: Length) -> str:

@@ -38,11 +38,11 @@ NAMES = {("icarl", "lwf"): "LwF / iCaRL", ("finetune", "geodesic"): "iCaRL + Geo
 
 def read(jobs: Sequence[Planned]) -> dict[Training, Setting]:
     """Read the complete runs of a grid: each training with its seeds."""
-    found: dict[Training, list[Run]] = {}
+    runs: dict[Training, list[Run]] = {}
     for job in jobs:
         if job.complete():
-            found.setdefault(job.training, []).append(read_run(job.out))
-    return {training: Setting(runs[0].label, tuple(runs)) for training, runs in found.items()}
+            runs.setdefault(job.training, []).append(read_run(job.out))
+    return {training: Setting(some[0].label, tuple(some)) for training, some in runs.items()}
 
 
 def write(
@@ -77,17 +77,17 @@ def compared(
     artefact: str, dataset: str, length: Length, phases: Sequence[int], settings: Settings
 ) -> Table:
     """Return a table of the paper with our numbers and the differences."""
-    found = [
+    rows = [
         one
         for number in published(artefact, dataset, phases)
         for one in compare(number, settings.get(training_of(number)))
     ]
-    table = comparison_table(found)
+    table = comparison_table(rows)
     varied = {"table3": ("dimension", "subspace_dim"), "init10": ("base classes", "base")}
     if artefact in varied:
         name, key = varied[artefact]
-        table = table.inserting(3, name, [getattr(one.published, key) for one in found])
-    dropped = [] if any(one.published.metric == "forgetting" for one in found) else ["forgetting"]
+        table = table.inserting(3, name, [getattr(one.published, key) for one in rows])
+    dropped = [] if any(one.published.metric == "forgetting" for one in rows) else ["forgetting"]
     notes = list(table.notes)
     if length == "smoke":
         # Differences between digits and another dataset would mislead.
@@ -96,8 +96,8 @@ def compared(
     if any(len(setting.runs) > 1 for setting in settings.values()):
         notes.append("Ours: mean ± sample standard deviation over runs.")
     notes += caution(dataset, length)
-    if waiting := sum(one.ours is None for one in found):
-        notes.append(f"Not run yet: {waiting} of {len(found)} rows.")
+    if waiting := sum(one.ours is None for one in rows):
+        notes.append(f"Not run yet: {waiting} of {len(rows)} rows.")
     return Table(table.header, table.rows, notes)
 
 

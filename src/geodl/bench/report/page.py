@@ -55,7 +55,7 @@ def _content(settings: Sequence[Setting], with_images: bool | None) -> dict[str,
 
 @cache
 def _templates() -> Environment:
-    found = templates("geodl.bench.report")
-    found.filters["text"] = text
-    found.tests["best"] = lambda cell: isinstance(cell, Best)
-    return found
+    environment = templates("geodl.bench.report")
+    environment.filters["text"] = text
+    environment.tests["best"] = lambda cell: isinstance(cell, Best)
+    return environment

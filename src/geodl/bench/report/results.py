@@ -101,8 +101,8 @@ class Run:
     @cached_property
     def results(self) -> dict[str, dict[str, Any]]:
         """The results of each classifier (``Trajectory.to_dict()``), in the order of tables."""
-        found = Trajectory.of(self.metrics)
-        return {name: found[name].to_dict() for name in titles() if name in found}
+        trajectories = Trajectory.of(self.metrics)
+        return {name: trajectories[name].to_dict() for name in titles() if name in trajectories}
 
     @property
     def classes(self) -> list[str]:
@@ -121,8 +121,8 @@ class Run:
 
     def similarities(self, measure: str) -> list[Any]:
         """Return svcca, cka or angles between the features and those of phase 0 by phase; empty if not measured."""
-        found = [metrics.get("similarity") or {} for metrics in self.metrics]
-        return [each.get(measure) for each in found] if all(found) else []
+        measures = [metrics.get("similarity") or {} for metrics in self.metrics]
+        return [phase.get(measure) for phase in measures] if all(measures) else []
 
     def confusion(self, classifier: str) -> Confusion:
         """Return the confusion matrix after the last complete phase."""
@@ -152,11 +152,13 @@ class Run:
         from_memory = config.get("data") == "arrays" and not config.get("data_dir")
         if self.is_model or from_memory or config.get("method") not in METHODS:
             return None
-        found = [words for preset in (None, *presets()) if (words := _words(config, preset))]
+        candidates = [words for preset in (None, *presets()) if (words := _words(config, preset))]
         more = ["--threads", str(threads)] if threads else []
         for name in self.environment.get("imports", ()):
             more += ["--import", name]
-        return shlex.join(["geodl", "run", *min(found, key=len), *more]) if found else None
+        return (
+            shlex.join(["geodl", "run", *min(candidates, key=len), *more]) if candidates else None
+        )
 
 
 def read_run(path: Path) -> Run:
@@ -195,17 +197,17 @@ def _learned(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
     """Return the last record of each epoch; a resumed run repeats some of them."""
-    found: dict[tuple[int, str, int], Epoch] = {}
+    epochs: dict[tuple[int, str, int], Epoch] = {}
     for event in events:
         if event["kind"] not in ("epoch", "angles"):
             continue
         key = (event["phase"], event["stage"], event["epoch"])
         if event["kind"] == "epoch" and isinstance(event["loss"], float):
-            found.pop(key, None)
-            found[key] = Epoch(*key, event["loss"], event["parts"], event["rate"])
-        elif event["kind"] == "angles" and key in found:
-            found[key] = replace(found[key], angles=tuple(event["angles"]))
-    return list(found.values())
+            epochs.pop(key, None)
+            epochs[key] = Epoch(*key, event["loss"], event["parts"], event["rate"])
+        elif event["kind"] == "angles" and key in epochs:
+            epochs[key] = replace(epochs[key], angles=tuple(event["angles"]))
+    return list(epochs.values())
 
 
 def _words(config: Mapping[str, Any], preset: str | None) -> list[str]:
@@ -307,13 +309,13 @@ class Setting:
 
     def _by_phase(self, values: Callable[[Run], list[float | None]]) -> list[Estimate | None]:
         """Summarize a value per phase over the runs; empty if a run has none."""
-        found = [values(run) for run in self.runs]
-        return [estimate(each) for each in zip(*found, strict=True)] if all(found) else []
+        by_run = [values(run) for run in self.runs]
+        return [estimate(phase) for phase in zip(*by_run, strict=True)] if all(by_run) else []
 
     def angles(self) -> list[tuple[float, float, float]]:
         """Return minimum, median and maximum of the principal angles to phase 0 over all runs, in degrees, by phase."""
-        found = [run.similarities("angles") for run in self.runs]
-        phases = zip(*found, strict=True) if all(found) else ()
+        by_run = [run.similarities("angles") for run in self.runs]
+        phases = zip(*by_run, strict=True) if all(by_run) else ()
         return [_range(angles) for phase in phases if (angles := list(itertools.chain(*phase)))]
 
     @property
@@ -323,11 +325,11 @@ class Setting:
 
     def drift(self) -> list[tuple[float, float, float]]:
         """Return minimum, median and maximum of those angles over all runs, for each epoch in ``turned``."""
-        found: dict[tuple[int, str, int], list[float]] = {}
+        angles: dict[tuple[int, str, int], list[float]] = {}
         for run in self.runs:
             for epoch in run.epochs:
-                found.setdefault(epoch.key, []).extend(epoch.angles)
-        return [_range(found[epoch.key]) for epoch in self.turned]
+                angles.setdefault(epoch.key, []).extend(epoch.angles)
+        return [_range(angles[epoch.key]) for epoch in self.turned]
 
 
 def _losses(accuracies: Sequence[float | None]) -> list[float | None]:
@@ -363,7 +365,7 @@ def read_settings(paths: Sequence[Path]) -> list[Setting]:
 def _distinguished(settings: Sequence[Setting]) -> list[Setting]:
     """Add the differences to labels: protocol options that are not the same everywhere, other options among equal labels."""
     protocol = [key for key in ("data", "base", "phases") if _differs(key, settings)]
-    found = []
+    labeled = []
     for setting in settings:
         run, keys = setting.first, list(protocol)
         same = [other for other in settings if other.label == setting.label]
@@ -374,8 +376,8 @@ def _distinguished(settings: Sequence[Setting]) -> list[Setting]:
             more = [run.path.name]
         if not run.complete and run.total is not None:
             more.append(f"{run.done} of {run.total} phases")
-        found.append(replace(setting, label=", ".join([setting.label, *more])))
-    return found
+        labeled.append(replace(setting, label=", ".join([setting.label, *more])))
+    return labeled
 
 
 def _differs(key: str, settings: Sequence[Setting]) -> bool:

@@ -86,8 +86,8 @@ def _tiles(setting: Setting) -> dict[str, Any]:
         "forgetting": "forgetting of the base classes",
     }
     under = f"Under {titles()[setting.main]}; other classifiers below."
-    found = [(setting.value(setting.main, name), words) for name, words in names.items()]
-    return {"tiles": [(value, words) for value, words in found if value], "under": under}
+    values = [(setting.value(setting.main, name), words) for name, words in names.items()]
+    return {"tiles": [(value, words) for value, words in values if value], "under": under}
 
 
 def results(settings: Sequence[Setting]) -> dict[str, Any]:
@@ -134,20 +134,24 @@ def _marked(content: Table, alike: Sequence[Hashable]) -> Table:
 
 def published(settings: Sequence[Setting]) -> dict[str, Any]:
     """Compare complete runs with the paper's numbers for their protocol, and list deviations from its training."""
-    found = comparisons(settings)
+    compared = comparisons(settings)
     parts = []
     for title, metric in (("Average accuracy", "average"), ("Forgetting", "forgetting")):
-        if rows := [one for one in found if one.published.metric == metric]:
+        if rows := [one for one in compared if one.published.metric == metric]:
             parts.append((title, *_without_constants(comparison_table(rows))))
-    return {"parts": parts, "notes": comparison_table(found).notes, **_departures(settings, found)}
+    return {
+        "parts": parts,
+        "notes": comparison_table(compared).notes,
+        **_departures(settings, compared),
+    }
 
 
-def _departures(settings: Sequence[Setting], found: Sequence[Comparison]) -> dict[str, Any]:
+def _departures(settings: Sequence[Setting], compared: Sequence[Comparison]) -> dict[str, Any]:
     """Return the deviations of the compared settings from the paper's training, with the labels that share them."""
     grouped: dict[str, list[str]] = {}
-    compared = {each.setting for each in found}
+    compared_labels = {one.setting for one in compared}
     for setting in settings:
-        if setting.label in compared:
+        if setting.label in compared_labels:
             how = ", ".join(not_as_published(setting.first.config))
             grouped.setdefault(how, []).append(setting.label)
     departures = [("; ".join(labels), how) for how, labels in grouped.items() if how]

@@ -150,8 +150,8 @@ def summary(settings: Sequence[Setting]) -> Table:
     for setting in settings:
         shown.update(setting.classifiers)
         for classifier in setting.classifiers:
-            found = [setting.value(classifier, name) for name, _ in MEASURES.values()]
-            rows.append([setting.label, titles()[classifier], len(setting.runs), *found])
+            values = [setting.value(classifier, name) for name, _ in MEASURES.values()]
+            rows.append([setting.label, titles()[classifier], len(setting.runs), *values])
     notes = ["All in %."]
     if any(setting.first.done > 1 for setting in settings):
         notes[0] += (
@@ -173,7 +173,7 @@ class Comparison:
     published: Published
     classifier: str | None
     setting: str | None = None
-    found: Mapping[str, Estimate | None] = field(default_factory=dict)
+    values: Mapping[str, Estimate | None] = field(default_factory=dict)
 
     @property
     def against(self) -> str:
@@ -185,7 +185,7 @@ class Comparison:
     @property
     def ours(self) -> Estimate | None:
         """Our value of that measure."""
-        return self.found.get(self.against)
+        return self.values.get(self.against)
 
     @property
     def difference(self) -> Points | None:
@@ -204,7 +204,7 @@ class Comparison:
             number.phases,
             number.memory,
             titles()[self.classifier] if self.classifier else "any",
-            *map(self.found.get, OURS),
+            *map(self.values.get, OURS),
             number.value,
             self.against + (" (unknown)" if unknown else ""),
             self.difference,
@@ -225,31 +225,31 @@ def compare(number: Published, setting: Setting | None) -> list[Comparison]:
         return [Comparison(number, number.classifier)]
     measures = [AVERAGE, INCREMENTAL] if number.metric == "average" else ["forgetting"]
     classifiers = [name for name in setting.classifiers if name in PAPERS]
-    found = []
+    comparisons = []
     for name in [number.classifier] if number.classifier else classifiers:
         values = {key: setting.value(name, MEASURES[key][0]) for key in measures}
-        found.append(Comparison(number, name, setting.label, values))
-    return found
+        comparisons.append(Comparison(number, name, setting.label, values))
+    return comparisons
 
 
 def comparisons(settings: Sequence[Setting]) -> list[Comparison]:
     """Compare all complete settings with the paper's numbers for their protocol."""
-    found = []
+    compared = []
     for setting in settings:
         if setting.first.complete and setting.first.groups:
             for number in matching(setting.first.config, len(setting.first.groups[0])):
-                found += compare(number, setting)
-    return [each for each in found if each.ours is not None]
+                compared += compare(number, setting)
+    return [one for one in compared if one.ours is not None]
 
 
-def comparison_table(found: Sequence[Comparison]) -> Table:
+def comparison_table(compared: Sequence[Comparison]) -> Table:
     """Return comparisons as a table, with notes on what each number is compared with."""
     notes = [
         f"The paper's own rows leave phase 0 out ({AVERAGE}); the rows it cites from others count it ({INCREMENTAL}). "
         "Each published number is compared with ours of the same kind; the other one is shown beside it.",
         *notes_on(PAPERS),
     ]
-    numbers = [each.published for each in found]
+    numbers = [one.published for one in compared]
     if any((number.method, number.distill) in SAME for number in numbers):
         notes.append(
             "LwF and iCaRL are one training, which the paper reads under CNN and under k-NME; so are CE + GeoDL and "
@@ -260,16 +260,16 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
         notes.append(
             f"The paper does not say under which classifier it reads {', '.join(unstated)}: all of ours are shown."
         )
-    table = Table(HEADER, [each.row for each in found], notes)
-    if len({(each.published, each.classifier) for each in found}) == len(found):
+    table = Table(HEADER, [one.row for one in compared], notes)
+    if len({(one.published, one.classifier) for one in compared}) == len(compared):
         return table
     # Several settings beside one published number need their labels.
-    return table.inserting(3, "setting", [each.setting for each in found])
+    return table.inserting(3, "setting", [one.setting for one in compared])
 
 
 def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
     """Write results.* and, if the paper has numbers for the protocol, published.*, in every format."""
     paths = summary(settings).write(directory / "results")
-    if found := comparisons(settings):
-        paths += comparison_table(found).write(directory / "published")
+    if compared := comparisons(settings):
+        paths += comparison_table(compared).write(directory / "published")
     return paths

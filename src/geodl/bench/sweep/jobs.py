@@ -191,16 +191,16 @@ def _checked(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 def parse_over(texts: Sequence[str]) -> dict[str, str]:
     """Parse OPTION=RANGE of the command line."""
-    found = {}
+    over = {}
     for text in texts:
         key, equals, value = text.partition("=")
         name = key.replace("-", "_")
-        if not equals or name in found:
+        if not equals or name in over:
             raise ConfigError(
                 f"--over {text}: expected OPTION=LOW:HIGH, OPTION=log:LOW:HIGH or OPTION=A,B,..., each option once"
             )
-        found[name] = value
-    return found
+        over[name] = value
+    return over
 
 
 def draws(over: Mapping[str, str], trials: int, seed: int) -> list[Point]:

@@ -17,15 +17,15 @@ Stamps = dict[str, tuple[int, int]]
 
 def scan(directory: Path) -> Stamps:
     """Return the files in a directory, without temporary files and those of the lock."""
-    found = {}
+    stamps = {}
     for folder, _, names in os.walk(directory):  # skips folders that vanish meanwhile
         for path in (Path(folder) / name for name in names):
             name = path.relative_to(directory).as_posix()
             if TEMPORARY not in name and name not in (LOCK, WRITER) and path.is_file():
                 with suppress(FileNotFoundError):
                     status = path.stat()
-                    found[name] = (status.st_size, status.st_mtime_ns)
-    return found
+                    stamps[name] = (status.st_size, status.st_mtime_ns)
+    return stamps
 
 
 def changed(directory: Path, before: Stamps) -> tuple[Files, Stamps]:
