@@ -20,25 +20,20 @@ from geodl.config import Layer, preset_layer
 from geodl.methods import configure
 
 ROOT = Path(__file__).parents[2]
-
-
 RESULTS = ROOT / "results"
-
-
 PRESET = "cifar100-cpu"
 
 
 def made(method, distill, seed, average, measures=None, preset=PRESET, **options):
-    """Return the record of a run that never was; measures: others than by default."""
+    """Return an invented record; measures: results that differ from the defaults."""
     layers = [preset_layer(preset), Layer("", {"method": method, "distill": distill, **options})]
-    found = configure(layers).config
-    config = {key: value for key, value in found.identity().items() if key not in REPETITION}
+    identity = configure(layers).config.identity()
+    config = {key: value for key, value in identity.items() if key not in REPETITION}
     result = {"average": average, "average_incremental": average, "forgetting": 10.0, "final": 50.0}
     result |= measures or {}
     result["accuracy"] = [result["final"]]
     results = {name: dict(result) for name in ("cnn", "nme", "ame", "ncm")}
     machine = {"device": "cpu", "machine": "x86_64", "threads": 1, "torch": "2"}
-    config = json.loads(json.dumps(config))
     return Record(config, seed, "abc1234", machine, [600.0, 60.0, 60.0], False, results)
 
 
