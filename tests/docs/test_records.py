@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from studies import records, verdicts
 from studies.results import main
 from tests.helpers import tiny
-from tests.helpers.directories import content, cut, sign
+from tests.helpers.directories import cut
 
 from geodl.bench import experiment
 from geodl.bench.experiment import results_of, run_config
@@ -121,25 +121,20 @@ def test_what_is_not_a_record_is_refused(finished, tmp_path):
     with pytest.raises(StoreError, match="no such directory"):
         records.read(tmp_path / "nothing")
     (path,) = records.add([finished], tmp_path)
-    sound = json.loads(path.read_text())
-    odd = [sound | {key: "x"} for key in ("config", "seed", "machine", "seconds", "results")]
-    for value in ({"format": 1, "other": 2}, *odd):
+    for value, words in (
+        ({"format": 1, "other": 2}, "not a record"),
+        ({"format": 9}, "format 9"),
+        ([], "not"),
+    ):
         path.write_text(json.dumps(value))
-        with pytest.raises(StoreError, match=rf"{path.name}: not a record"):
+        with pytest.raises(StoreError, match=rf"{path.name}.* {words}"):
             records.read(tmp_path)
 
 
-def test_results_that_cannot_be_kept_are_one_line(finished, tmp_path):
+def test_errors_of_the_command_are_one_line(finished, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit, match="file"):
         main(["add", str(finished), "--to", str(tmp_path / "file" / "x")])
-    run = shutil.copytree(finished, tmp_path / "run")
-    head = content(run / "head.json")
-    head["record"]["config"]["method"] = "../outside"
-    sign(run / "head.json", head)
-    with pytest.raises(SystemExit, match="a name that no file can have"):
-        main(["add", str(run), str(tmp_path / "file"), "--to", str(tmp_path / "kept")])
-    assert list((tmp_path / "kept").iterdir()) == []
 
 
 def events_of(line):
