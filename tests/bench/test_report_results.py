@@ -144,7 +144,7 @@ def test_the_command_imports_what_the_run_imported(runs):
 
 
 def test_no_run_is_a_plain_error(tmp_path):
-    with pytest.raises(StoreError, match="one or more are needed"):
+    with pytest.raises(StoreError, match="at least one is needed"):
         read_settings([])
     with pytest.raises(StoreError, match=re.escape(str(tmp_path))):
         read_settings([tmp_path])

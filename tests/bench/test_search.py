@@ -59,7 +59,7 @@ def test_random_search_shows_the_best_first(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tune(monkeypatch):
-    """Stand-ins for what a search needs of Ray; each trial takes one step, but the second, which is lost before it."""
+    """Stand-ins for Ray Tune: each trial takes one step, except for the second, which is lost before it."""
     told = []
 
     class Tuner:

@@ -1,4 +1,4 @@
-"""Sweeps as a whole: the bytes of single runs, stopping and continuing, what is shown."""
+"""Whole sweeps: equal bytes to single runs, stopping and resuming, output."""
 
 import json
 import signal

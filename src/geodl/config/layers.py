@@ -68,8 +68,8 @@ def resolve(layers: Sequence[Layer]) -> Effective:
     origins = dict.fromkeys(COMMON, "default")
     for (_, name), options in used.items():
         origins |= dict.fromkeys(options.model_fields, f"default of {name}")
-    for layer, given in zip(layers, flat, strict=True):
-        own = dict(given.values)
+    for layer, common in zip(layers, flat, strict=True):
+        own = dict(common.values)
         for kind, name in used:
             own |= layer.table(kind).table(name).values if kind != "method" else {}
         for key, value in own.items():
@@ -181,10 +181,10 @@ def _check_tables(layer: Layer) -> None:
 
 def _allowed_in_table(key: str, kind: str, name: str) -> bool:
     """Return whether an option may stand in a part's table; a method's may hold common options and those of other kinds."""
-    having = owners(key)
-    if kind == "method" and (key in COMMON or any(other != "method" for other, _ in having)):
+    parts = owners(key)
+    if kind == "method" and (key in COMMON or any(other != "method" for other, _ in parts)):
         return True
-    return (kind, name) in having
+    return (kind, name) in parts
 
 
 def _unknown(key: str, value: Any, origin: str, used: Collection[tuple[str, str]]) -> str:

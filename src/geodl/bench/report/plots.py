@@ -59,11 +59,11 @@ def _by_series(
         return [_over_phases(name, title, settings, curves, y)] if curves else []
     plots = []
     for key, shown in series.items():
-        having = [setting for setting in settings if values(setting, key)]
-        if having:
-            curves = [curve(one.label, one.first.seen, values(one, key)) for one in having]
+        compared = [setting for setting in settings if values(setting, key)]
+        if compared:
+            curves = [curve(one.label, one.first.seen, values(one, key)) for one in compared]
             heading, axis = f"{title}: {shown}", f"{shown}: {y}"
-            plots.append(_over_phases(f"{name}-{key}", heading, having, curves, axis))
+            plots.append(_over_phases(f"{name}-{key}", heading, compared, curves, axis))
     return plots
 
 

@@ -186,12 +186,12 @@ def _read_run(directory: Directory) -> Run:
 def _learned(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the metrics of those steps of a model that added classes."""
     steps: list[dict[str, Any]] = []
-    for each in metrics:
-        if steps and len(each["classes"]) < len(steps[-1]["classes"]):
+    for step in metrics:
+        if steps and len(step["classes"]) < len(steps[-1]["classes"]):
             steps = []  # a class was removed: earlier steps have other classes
-        if steps and len(each["classes"]) == len(steps[-1]["classes"]):
+        if steps and len(step["classes"]) == len(steps[-1]["classes"]):
             steps.pop()  # more images of known classes, or a renamed class
-        steps.append(each)
+        steps.append(step)
     return steps
 
 
@@ -213,9 +213,9 @@ def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
 def _words(config: Mapping[str, Any], preset: str | None) -> list[str]:
     """Return the command line options that yield this configuration from a preset; empty if it cannot be reached."""
     layers = [preset_layer(preset)] if preset else []
-    given = {key: config[key] for key in ("method", "distill")}
+    parts = {key: config[key] for key in ("method", "distill")}
     try:
-        start = configure([*layers, Layer("", given)]).config.identity()
+        start = configure([*layers, Layer("", parts)]).config.identity()
     except ConfigError:
         return []
     own = METHODS[config["method"]].Options.default("distill")
@@ -348,7 +348,7 @@ def read_settings(paths: Sequence[Path]) -> list[Setting]:
     Models are not grouped: models with equal options may have learned different images.
     """
     if not paths:
-        raise StoreError("no run directory given: one or more are needed")
+        raise StoreError("no run directory: at least one is needed")
     unique = {path.resolve(): path for path in paths}
     grouped: dict[str, dict[int, Run]] = {}
     for resolved, run in zip(unique, map(read_run, unique.values()), strict=True):
