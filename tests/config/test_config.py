@@ -88,6 +88,11 @@ def test_later_layers_win_and_origins_are_recorded(tmp_path):
         ({"bic": {"margin": 3}}, ["margin = 3 (command line, table bic)", "method lucir"]),
         ({"method": "bic", "bic": {"distill": "pod"}}, ["distill = 'pod' (command line)", "none"]),
         ({"lucir": {"subspace_dim": 64}}, ["subspace_dim = 64", "distillation geodesic"]),
+        (
+            {"lucir": {"method": "bic"}},
+            ["method = 'bic' (command line, table lucir)", "not allowed"],
+        ),
+        ({"distillation": {"lwf": {"lr": 1}}}, ["lr = 1", "table lwf", "not allowed"]),
         ({"distillation": 3}, ["distillation = 3 (command line)", "table"]),
         ({"distillation": {"lwf": 3}}, ["lwf = 3", "table distillation"]),
         ({"distillation": {"geo": {}}}, ["distillation.geo (command line)", *DISTILLATIONS]),

@@ -182,8 +182,10 @@ def _check_tables(layer: Layer) -> None:
 def _allowed_in_table(key: str, kind: str, name: str) -> bool:
     """Return whether an option may stand in a part's table; a method's may hold common options and those of other kinds."""
     parts = owners(key)
-    if kind == "method" and (key in COMMON or any(other != "method" for other, _ in parts)):
-        return True
+    if kind == "method" and key != "method":
+        return (
+            key in COMMON or (kind, name) in parts or any(other != "method" for other, _ in parts)
+        )
     return (kind, name) in parts
 
 
@@ -194,6 +196,8 @@ def _unknown(key: str, value: Any, origin: str, used: Collection[tuple[str, str]
     if having := owners(key):
         allowed, present = (", ".join(map(" ".join, parts)) for parts in (having, used))
         return f"{shown}: allowed only with {allowed}, not with {present}"
+    if key in COMMON:
+        return f"{shown}: a common option is not allowed in this table"
     close = difflib.get_close_matches(key, [*all_options(), "preset"], n=1)
     hint = f"did you mean {close[0]}?" if close else "`geodl config show` lists the options"
     return f"{shown}: no such option; {hint}"
