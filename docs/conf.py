@@ -14,7 +14,7 @@ reference.write(HERE / "generated")
 
 project = "geodl"
 author = "The geodl developers"
-copyright = "The geodl developers, MIT licence"
+copyright = "The geodl developers, MIT license"
 version = release = __version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]

@@ -1,4 +1,4 @@
-"""The rooms and what they may import; and the documents, whose commands and examples must work."""
+"""The package layout and its import rules; the documents, whose commands, examples and links must work."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ from geodl.model.classifiers import CLASSIFIERS
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "geodl"
 
-# From the ground up: a room imports from itself and from those before it. `geodl` itself holds the version alone.
+# From the bottom up: a room imports only from itself and those before it. `geodl` itself contains only the version.
 ROOMS = (
     "core config store geometry nets losses data closed_form model methods learning bench app cli "
     "__main__"
@@ -27,7 +27,7 @@ ROOMS = (
 
 
 def imports(path: Path) -> set[str]:
-    """Name the modules that a file imports, also inside functions."""
+    """Return the modules that a file imports, also inside functions."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -85,17 +85,17 @@ def test_no_module_compares_the_name_of_a_method_or_a_classifier():
 STATES = {"Statistics", "KeptFeatures", "Primal", "Fitted"}
 
 
-def test_the_closed_forms_state_is_known_where_the_closed_form_is_the_subject():
-    known = {"closed_form", "model/classifiers", "model/estimators.py", "bench/paper/beyond.py"}
+def test_only_the_closed_form_imports_its_state():
+    allowed = {"closed_form", "model/classifiers", "model/estimators.py", "bench/paper/beyond.py"}
     for path in FILES:
         place = path.relative_to(PACKAGE).as_posix()
-        if not place.startswith(tuple(known)):
+        if not place.startswith(tuple(allowed)):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom):
                     assert not STATES & {alias.name for alias in node.names}, place
 
 
-def test_every_room_is_described_in_its_place():
+def test_contributing_lists_the_rooms_in_order():
     """The table in CONTRIBUTING.md has the rooms in the order in which they may import."""
     table = re.findall(r"^\| (`.*?) \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
     names = [
@@ -107,7 +107,7 @@ def test_every_room_is_described_in_its_place():
 def test_nothing_unpickles():
     for path in FILES:
         text = path.read_text()
-        # Weights that somebody published as .pth: torch's reader of tensors alone.
+        # Published .pth weights, through torch's tensor-only reader.
         allowed = (
             'torch.load(file, map_location="cpu", weights_only=True)'
             if path.name == "weights.py"
@@ -115,7 +115,7 @@ def test_nothing_unpickles():
         )
         assert "torch.load(" not in text.replace(allowed, "")
         assert "torch.save(" not in text
-        if path.name != "cifar.py":  # its unpickler admits arrays alone
+        if path.name != "cifar.py":  # its unpickler accepts only arrays
             assert "pickle" not in imports(path), path
 
 
@@ -140,10 +140,10 @@ def test_public_names_load_what_they_need_and_no_more():
     completed(code=code)
 
 
-def test_public_names_are_what_they_are_called():
+def test_public_objects_have_their_public_names():
     for name in package.__all__:
-        found = getattr(package, name)
-        assert isinstance(found, str) or found.__name__.split(".")[-1] == name
+        value = getattr(package, name)
+        assert isinstance(value, str) or value.__name__.split(".")[-1] == name
     with pytest.raises(AttributeError, match="module 'geodl' has no attribute 'learner_'"):
         package.learner_  # noqa: B018
 
@@ -155,7 +155,7 @@ def blocks(document: str, language: str) -> list[str]:
 
 
 def write_weeks(folder: Path) -> None:
-    """Make the folders of images that the README speaks of: two digits a week."""
+    """Write the image folders that the README uses: two digits per week."""
     data = load("digits")
     for week, classes in (("week1", (0, 1)), ("week2", (2, 3))):
         write_digits(folder / week, data, classes, 12, name="{}")
@@ -163,7 +163,7 @@ def write_weeks(folder: Path) -> None:
 
 
 def test_every_command_of_the_readme_works(tmp_path, monkeypatch):
-    # As where the extra is not installed; the tutorial's test has it.
+    # As if the extra were not installed; the tutorial's test uses it.
     monkeypatch.setattr(choices, "has_pretrained", lambda: False)
     write_weeks(tmp_path)
     commands = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line]
@@ -188,10 +188,10 @@ def test_every_python_block_works(tmp_path):
         *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
     ],
 )
-def test_links_lead_somewhere(document):
+def test_relative_links_exist(document):
     text = (ROOT / document).read_text()
     for target in re.findall(r"\]\(([^)#]+)", text):
-        if not target.startswith(("http", "generated/")):  # what the site generates comes later
+        if not target.startswith(("http", "generated/")):  # pages generated by the site build
             assert ((ROOT / document).parent / target).exists(), target
 
 

@@ -1,4 +1,4 @@
-"""The reference of commands and of options: Markdown made from their declarations, so that it cannot be out of date."""
+"""Generates the reference of commands and options from their declarations, so that it is always up to date."""
 
 import re
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def leaves(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
-    """Yield every command below one that does something itself, with its words."""
+    """Yield the words and the app of every command that can be called."""
     for name in app:
         if name.startswith("-"):
             continue
@@ -50,7 +50,7 @@ def leaves(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
 
 
 def arguments(command: App) -> tuple[list[tuple[str, ...]], bool]:
-    """Return the rows of a command's own arguments, and whether it also takes the options of a run."""
+    """Return the table rows of a command's arguments, and whether it also takes the options of a run."""
     rows, takes_options = [], False
     found = [
         each for each in command.assemble_argument_collection(parse_docstring=True) if each.show
@@ -70,7 +70,7 @@ def arguments(command: App) -> tuple[list[tuple[str, ...]], bool]:
 
 
 def usage(path: tuple[str, ...], command: App) -> str:
-    """Return how a command is called: its words and its positional arguments."""
+    """Return the usage line of a command: its words and its positional arguments."""
     words = ["geodl", *path]
     for each in command.assemble_argument_collection():
         name = each.names[0]
@@ -83,11 +83,11 @@ def commands() -> str:
     """Return the reference of the command line."""
     lines = ["# Command line", ""]
     lines += [
-        "Every command of `geodl`, made from the commands themselves. `geodl COMMAND --help` prints the same.",
+        "Every command of `geodl`, as `geodl COMMAND --help` prints it.",
         "",
     ]
     lines += [
-        "A command that fails prints one line and exits with status 2; Ctrl-C is 130, SIGTERM 143.",
+        "A command that fails prints one line and exits with status 2; after Ctrl-C the status is 130, after SIGTERM 143.",
         "",
     ]
     order = [name.split()[0] for name, *_ in COMMANDS]
@@ -118,11 +118,11 @@ KINDS = {
     Path: "path",
     tuple: "list",
 }
-MANY = 1_000_000  # a limit beyond is no help to a reader
+MANY = 1_000_000  # larger limits are not shown
 
 
 def kind_of(info: Any) -> str:
-    """Return the type of an option in the words of a reader, or its values."""
+    """Return the type of an option in plain words, or its values."""
     if get_origin(info.annotation) is Literal:
         return ", ".join(map(str, get_args(info.annotation)))
     choices = get_args(info.annotation) if get_origin(info.annotation) in (Union, UnionType) else ()
@@ -162,8 +162,8 @@ def options() -> str:
     head = ("option", "meaning", "values", "default")
     lines = ["# Options", ""]
     lines += [
-        "Every option of a run, made from its declaration. `batch_size` is `--batch-size 64` on the command line, `batch_size = 64` in a TOML file, and "
-        "`batch_size=64` in Python; a switch such as `flip` is `--flip` or `--no-flip`. A later source wins: default, default of the method, preset, file, command line. "
+        "Every option of a run. `batch_size` is `--batch-size 64` on the command line, `batch_size = 64` in a TOML file, and "
+        "`batch_size=64` in Python; a switch such as `flip` is `--flip` or `--no-flip`. Later sources override earlier ones: default, default of the method, preset, file, command line. "
         "`geodl config show` prints every value with its source.",
         "",
     ]
@@ -171,7 +171,7 @@ def options() -> str:
         "## Presets",
         "",
         *table(
-            ("preset", "what it is"),
+            ("preset", "description"),
             [(f"`{name}`", plain(text)) for name, text in presets().items()],
         ),
     ]

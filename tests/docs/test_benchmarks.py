@@ -1,4 +1,4 @@
-"""The benchmarks: ratios, peaks, and the table beside the paper's."""
+"""Benchmarks: ratios, peak memory, and the table compared with the paper's."""
 
 from dataclasses import replace
 
@@ -18,14 +18,14 @@ def test_ratio_of_pairs():
     assert (hundred.low, hundred.high) == (40.0, 61.0)
 
 
-def test_peak_of_a_process_of_its_own():
-    # 600 MB of our own, while or before it is measured, are not part of it.
+def test_peak_is_measured_in_a_separate_process():
+    # 600 MB allocated in this process are not part of it.
     lean, ballast = Shape("convnet", 8, batch=8, old=3, new=2), torch.ones(150_000_000)
     assert 0 <= peak("none", lean) < 300e6 < ballast.nbytes
     assert peak("none", replace(lean, size=64, batch=128)) > 100e6  # the first map alone is 32 MB
 
 
-def test_time_and_memory_beside_the_papers():
+def test_time_and_memory_compared_with_the_paper():
     tenths = {"none": 0.1, "lwf": 0.2, "cosine": 0.2, "geodesic": 0.3}
     peaks = dict.fromkeys(tenths, 2.0**30) | {"geodesic": 2.0**31}
     table = time_memory({name: [each] * 3 for name, each in tenths.items()}, peaks, "a network")

@@ -1,4 +1,4 @@
-"""Parts of a user's own: every example of docs/extending.md runs, resumes, is stored and is found again."""
+"""Plug-ins: every example of docs/extending.md runs, resumes, is stored and is loaded again."""
 
 import json
 import re
@@ -42,7 +42,7 @@ PARTS = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return a folder with the files of the page; what they register is forgotten afterwards."""
+    """Return a folder with the files of the page; unregister their parts afterwards."""
     for name, text in EXAMPLES.items():
         (tmp_path / name).write_text(text)
     before = {kind: set(registry) for kind, registry in REGISTRIES.items()}
@@ -105,15 +105,12 @@ def test_what_the_parts_compute(folder):
     assert wide.train.pixels[0, 0, 0].tolist() == ([0] * 4 + [255] * 4) * 2
 
 
-@pytest.mark.parametrize("file", ["log_to_csv.py", "objects.py"])
-def test_the_scripts_of_the_page_run(folder, file):
-    subprocess.run([sys.executable, file], check=True, timeout=300, cwd=folder)
-    if file == "log_to_csv.py":
-        assert len((folder / "losses.csv").read_text().splitlines()) == 4
+def test_the_script_with_objects_runs(folder):
+    subprocess.run([sys.executable, "objects.py"], check=True, timeout=300, cwd=folder)
 
 
 def test_a_command_imports_before_it_knows_its_options(folder):
-    """In processes of its own: the flags of a part are declared once."""
+    """In separate processes, since the flags of a part are declared once."""
     words = "run --preset digits --network convnet --base 6 --phases 1 --epochs 1 --base-epochs 1"
     words += " --method eeil --balance-epochs 1 --no-cache --out r --json"
     done = completed(*words.split(), "--import", "eeil.py", cwd=folder)
@@ -183,7 +180,7 @@ def test_installed_packages_announce_parts(folder):
     assert "not today" in done.stderr
 
 
-def test_shared_bases_depend_on_the_code_of_foreign_parts(folder):
+def test_shared_bases_depend_on_the_code_of_plug_ins(folder):
     assert base_options(build(tiny.config()), 2)["code"] == []
     config = config_of(folder, "two_layers.py")
     before = base_options(build(config), 2)
@@ -193,7 +190,7 @@ def test_shared_bases_depend_on_the_code_of_foreign_parts(folder):
 
 
 class Levels(nn.Module):
-    """A backbone with levels and a width of its own, which no small image can pass."""
+    """A backbone with its own levels and width, for 8 x 8 images only."""
 
     width, level_grids = 6, {"low": 2, "high": 1}
 
@@ -247,14 +244,14 @@ def test_a_learner_takes_any_module_and_loads_it_again(folder, method, network):
     ("network", "words"),
     [(nn.Flatten(0), "(B, d)"), (nn.Linear(3, 3), "width"), (lambda: 3, "torch module")],
 )
-def test_what_is_no_backbone_is_refused(network, words):
+def test_an_invalid_backbone_is_refused(network, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         learned(network=network)
 
 
 def test_a_learner_takes_methods_and_other_parts_as_they_are(folder):
     class Scaled(Method):
-        """Cross-entropy times a number that its maker chooses."""
+        """Cross-entropy times a constructor argument."""
 
         name, summary, paper = "scaled", "", ""
 

@@ -1,4 +1,4 @@
-"""The services of the page about other programs, asked as these programs are documented to ask."""
+"""The services of docs/integrations.md, called as PhotoPrism and Label Studio document it."""
 
 import base64
 import http.server
@@ -59,7 +59,7 @@ def test_photoprism(model, digits, monkeypatch, path):
 
 @contextmanager
 def studio(content):
-    """Answer with an image those who know the token."""
+    """Serve an image and record the requests: path and token."""
     seen = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -100,15 +100,15 @@ def test_label_studio(model, digits, monkeypatch):
         asked = {"tasks": tasks, "project": "1.1", "label_config": CONFIG, "params": {}}
         results = service.post("/predict", json=asked).json()["results"]
         assert seen[0] == ("/data/upload/1/digit.png", "Token a key")
-        assert strange == [("/digit.png", None), ("/moved.png", None)]  # the token stays at home
+        assert strange == [("/digit.png", None), ("/moved.png", None)]  # without token
     assert [each["model_version"] for each in results] == [version] * 3
     (part,) = results[0]["result"]
     assert (part["from_name"], part["to_name"], part["type"]) == ("kind", "image", "choices")
     assert part["value"]["choices"][0] in model.classes
 
 
-def test_label_studio_asks_nobody_else(model, digits, monkeypatch, tmp_path):
-    """Whoever adds tasks names addresses: of files, of programs on this machine, of what is no image."""
+def test_label_studio_images_come_from_allowed_hosts_only(model, digits, monkeypatch, tmp_path):
+    """A task may have the URL of a local file, of a program on this machine, or of a file that is not an image."""
     (content,) = pictures(digits, 1, slice(30, 31))
     (tmp_path / "own.png").write_bytes(content)
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"

@@ -13,7 +13,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 
 
 def cells(path: Path) -> list[str]:
-    """Read the code cells of a notebook; it must be one of format 4 that holds no output."""
+    """Return the code cells of a notebook, which must have format 4 and no output."""
     content = json.loads(path.read_text())
     assert content["nbformat"] == 4
     names = [cell["id"] for cell in content["cells"]]
@@ -25,7 +25,7 @@ def cells(path: Path) -> list[str]:
 
 @pytest.fixture
 def plots():
-    """Draw on no screen; gives matplotlib's figures as they are made."""
+    """Return matplotlib.pyplot with a backend that needs no screen."""
     before = matplotlib.get_backend()
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -46,7 +46,7 @@ def test_the_quickstart(tmp_path, monkeypatch, plots, capsys):
     monkeypatch.chdir(tmp_path)
     quickstart, _ = NOTEBOOKS
     lines = [line for code in cells(quickstart) for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 25  # it promises to be short
+    assert len(lines) <= 25  # a quickstart is short
     after = run(quickstart)
     assert capsys.readouterr().out.startswith("('4', '2', '7', '6') {'cnn': ")
     (drawn,) = plots.gcf().axes
@@ -65,5 +65,5 @@ def test_your_own_photographs(tmp_path, monkeypatch, plots):
     _, own = NOTEBOOKS
     after = run(own)
     assert after["model"].classes == ("daisy", "poppy", "sunflower", "cornflower", "mallow")
-    assert after["found"].accuracy > 80
+    assert after["result"].accuracy > 80
     assert len(plots.get_fignums()) == 2

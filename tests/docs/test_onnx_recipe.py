@@ -1,4 +1,4 @@
-"""The lines of the documentation that use an exported file give what the model gives."""
+"""The documented code that uses an exported file predicts the same as the model."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "own-images.md"
 
 
 def recipe(whole):
-    """Return the block of the page that uses onnxruntime, with the model and the images as arguments."""
+    """Return the page's onnxruntime example as a script that takes the model and the images as arguments."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (found,) = (block for block in blocks if "onnxruntime" in block)
     if whole:
@@ -25,11 +25,11 @@ def recipe(whole):
         center = re.compile(r"    box = .*# the center\n", re.DOTALL)
         assert center.search(found)
         found = center.sub(lambda _: textwrap.indent(square, "    "), found)
-    given = {
+    arguments = {
         '"trained.onnx"': "sys.argv[1]",
         'sorted(Path("test/digit 3").iterdir())': "sys.argv[2:]",
     }
-    for written, argument in given.items():
+    for written, argument in arguments.items():
         assert written in found
         found = found.replace(written, argument)
     return "import sys\n" + found
@@ -49,7 +49,7 @@ def drawn(folder, sizes=((700, 500), (90, 160), (1500, 1400))):
 
 
 def compare(model, files, folder, whole=False):
-    """Return the classes that differ, and the largest difference of confidences."""
+    """Return the files with another class, and the largest difference of confidences."""
     model.export(folder / "model.onnx")
     (folder / "use.py").write_text(recipe(whole))
     command = [sys.executable, str(folder / "use.py"), str(folder / "model.onnx"), *map(str, files)]
@@ -65,7 +65,7 @@ def compare(model, files, folder, whole=False):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_recipe_gives_what_the_model_gives(tmp_path, whole):
+def test_the_recipe_predicts_the_same_as_the_model(tmp_path, whole):
     model = IncrementalClassifier(tmp_path / "model")
     model.learn(drawn(tmp_path / "pictures"), threads=1, whole=whole)
     files = sorted((tmp_path / "pictures").rglob("*.*"))

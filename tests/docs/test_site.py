@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def reference():
-    """Load what makes the pages of commands and options."""
+    """Load the generator of the pages of commands and options."""
     spec = importlib.util.spec_from_file_location("reference", DOCS / "_ext" / "reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -33,10 +33,10 @@ def test_every_command_is_described(reference):
     assert "`--threshold`" in text
     described = re.findall(r"^## geodl run$(.*?)^## ", text, flags=re.M | re.S)[0]
     assert "options.md" in described
-    assert "--geodesic-weight" not in described  # the options have a page of their own
+    assert "--geodesic-weight" not in described  # options have a separate page
 
 
-def test_every_argument_has_its_meaning_and_its_values(reference):
+def test_every_argument_has_a_meaning_and_values(reference):
     rows = re.findall(r"^\| (`.+`) \| (.*) \| (.*) \| .* \|$", reference.commands(), flags=re.M)
     found = {names: (meaning, values) for names, meaning, values in rows}
     assert [names for names, (meaning, _) in found.items() if not meaning] == []
@@ -75,7 +75,7 @@ def test_every_example_of_the_reference_runs(hub, tmp_path, monkeypatch):
     assert runner.run(example, out=sys.stdout.write).failed == 0
 
 
-@pytest.mark.filterwarnings("ignore")  # of other packages
+@pytest.mark.filterwarnings("ignore")  # from other packages
 @pytest.mark.parametrize("name", ["csv", "wandb", "mlflow"])
 def test_every_logger_logs(name, tmp_path, monkeypatch):
     pytest.importorskip(name)
@@ -93,7 +93,7 @@ def test_every_logger_logs(name, tmp_path, monkeypatch):
         assert [row.split(",")[0] for row in rows] == ["phase", "0", "1"]
 
 
-@pytest.mark.filterwarnings("ignore")  # of Lightning
+@pytest.mark.filterwarnings("ignore")  # from Lightning
 def test_the_loss_in_other_loops(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "lightning.md").read_text()

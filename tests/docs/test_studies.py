@@ -1,4 +1,4 @@
-"""The studies and benchmarks: all can be imported, variants train, features move along, choices are honest."""
+"""Studies and benchmarks: all have help, variants train, mapped features are right, choices use held-out images."""
 
 import sys
 from importlib import import_module
@@ -32,10 +32,10 @@ def test_every_variant_trains_and_reads_the_later_classes(name):
         learner.method.teachers = [plain.network]
     learner.learn(data.train.pixels[:18], data.train.labels[:18])
     learner.learn(data.train.pixels[18:], data.train.labels[18:])
-    heard = [event for event in events if isinstance(event, EpochEnded)]
-    assert [event.epoch for event in heard] == [1, 2]
+    epochs = [event for event in events if isinstance(event, EpochEnded)]
+    assert [event.epoch for event in epochs] == [1, 2]
     own = {"distilled": {"distill"}, "decorrelation": {"decorrelation"}}.get(name, set())
-    assert set(heard[0].parts) == {"ce"} | own
+    assert set(epochs[0].parts) == {"ce"} | own
     assert all(torch.isfinite(p).all() for p in learner.network.parameters())
     assert learner.evaluate(data.test.pixels, data.test.labels)["analytic"].accuracy > 50
     both = (each.network.backbone.parameters() for each in (plain, learner))
@@ -51,7 +51,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_every_study_and_benchmark_says_how_it_is_run(name, monkeypatch, capsys):
+def test_every_study_and_benchmark_has_help(name, monkeypatch, capsys):
     known = set(METHODS)
     module = import_module(name)
     for own in set(METHODS) - known:  # a study's method is not for other tests
@@ -66,7 +66,7 @@ def test_every_study_and_benchmark_says_how_it_is_run(name, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("images", [30, 60])
-def test_features_are_moved_by_the_affine_map_that_the_images_at_hand_tell(images):
+def test_old_features_are_mapped_by_the_affine_map_of_the_current_images(images):
     rng = np.random.default_rng(images)
     before, after, z, expected = {}, {}, {}, {}
     for name, width in {"shallow": 3, "deep": 5}.items():
@@ -80,7 +80,7 @@ def test_features_are_moved_by_the_affine_map_that_the_images_at_hand_tell(image
         np.testing.assert_allclose(block, expected[name], rtol=0, atol=2e-3 * size)
 
 
-def test_what_the_images_at_hand_say_nothing_about_moves_as_their_mean_does():
+def test_directions_without_variance_are_shifted_by_the_mean():
     before, after = torch.ones(4, 3), torch.full((4, 3), 3.0)
     z = torch.arange(15.0).reshape(5, 3)
     torch.testing.assert_close(moved({"z": z}, {"z": before}, {"z": after})["z"], z + 2)
@@ -100,11 +100,11 @@ def test_the_closed_form_over_a_moving_network(monkeypatch):
     assert oracle.accuracy > 50
 
 
-def test_gain_is_chosen_by_held_out_images_and_paired_by_seed(tmp_path, monkeypatch, capsys):
+def test_gain_chooses_by_held_out_images_and_pairs_by_seed(tmp_path, monkeypatch, capsys):
     asked = []
 
     def run(out, **options):
-        """Have GeoDL 3 without margin and cosine 10 on the grid best; on test images GeoDL is ahead by the seed."""
+        """Make GeoDL 3 without margin and cosine 10 on the grid best; on test images GeoDL is ahead by the seed."""
         asked.append(options)
         best = options.get("geodesic_weight") == 3 or options.get("cosine_weight") == 10
         plain = options.get("margin_weight") == 0 or options.get("cosine_features") == "grid"
@@ -142,7 +142,7 @@ def test_gain_is_chosen_by_held_out_images_and_paired_by_seed(tmp_path, monkeypa
 KEPT = ("average", "average_incremental", "final", "forgetting", "accuracy")
 
 
-def test_an_intercept_is_that_of_centered_ridge_regression_whatever_the_targets():
+def test_an_intercept_equals_centered_ridge_regression_for_any_targets():
     rng = torch.Generator().manual_seed(0)
     h, test = (torch.rand(count, 6, generator=rng, dtype=torch.float64) for count in (90, 20))
     labels = torch.randint(0, reading.CLASSES, (90,), generator=rng)
@@ -165,7 +165,7 @@ def test_an_intercept_is_that_of_centered_ridge_regression_whatever_the_targets(
     torch.testing.assert_close(found.double(), test @ plain, rtol=1e-4, atol=1e-4)
 
 
-def test_shifted_pixels_are_those_of_a_roll_with_black_where_nothing_is_known():
+def test_shifted_pixels_equal_a_roll_with_a_black_border():
     pixels = torch.arange(1, 26, dtype=torch.uint8).reshape(1, 1, 5, 5).expand(2, 3, 5, 5)
     for down, right in ((0, 0), (2, -1), (-2, 2)):
         found = reading.shifted(pixels, down, right)
