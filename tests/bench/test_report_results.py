@@ -1,4 +1,4 @@
-"""What a report reads of runs, and how runs become settings."""
+"""Runs as read by a report, and their grouping into settings."""
 
 import re
 import shlex
@@ -80,7 +80,7 @@ def test_models_with_equal_options_are_not_averaged(tmp_path):
     page.render(settings)
 
 
-def test_labels_say_what_differs(runs):
+def test_labels_contain_the_differences(runs):
     paths = [runs / name for name in ("geo-1", "partial", "none", "base")]
     assert [setting.label for setting in read_settings(paths)] == [
         "LUCIR + GeoDL, base 3, phases 3",

@@ -38,11 +38,11 @@ class Here:
 def quick(monkeypatch):
     """Make the smoke length tiny, and speeds known."""
     monkeypatch.setattr(command, "measure", lambda shape: SPEED)
-    tiny = {"network": "convnet", "epochs": 1, "base_epochs": 1, "phases": 2}
+    small = {"network": "convnet", "epochs": 1, "base_epochs": 1, "phases": 2}
 
     def smaller(training, dataset, length, options):
         config = config_of(training, dataset, length, options)
-        return config.model_copy(update=tiny if length == "smoke" else {})
+        return config.model_copy(update=small if length == "smoke" else {})
 
     monkeypatch.setattr(grid, "config_of", smaller)
     monkeypatch.setattr(grids, "Local", Here)

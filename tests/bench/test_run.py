@@ -1,4 +1,4 @@
-"""`geodl.run` from Python: the command's options, directory and result."""
+"""`geodl.run` from Python: options, directory and result as of the command."""
 
 from dataclasses import replace
 
@@ -21,22 +21,25 @@ OPTIONS = QUICK | {"method": "lucir"}
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Give a folder in which the command has run."""
+    """Return a folder in which the command has run."""
     folder = tmp_path_factory.mktemp("finished")
     command("run", *DIGITS, "--distill", "geodesic", "--no-cache", cwd=folder)
     return folder
 
 
-def test_it_finds_the_commands_run_complete(finished, monkeypatch):
+def test_it_finds_the_run_of_the_command_complete(finished, tmp_path, monkeypatch):
+    # The file of options wins over the preset that it names, and options over the file.
+    values = {"preset": "digits", "distill": "none", **OPTIONS}
+    lines = [f"{key} = {value!r}" for key, value in values.items()]
+    (tmp_path / "own.toml").write_text("\n".join(lines))
     monkeypatch.chdir(finished)
-    heard = []
-    found = geodl.run(
-        preset="digits", distill="geodesic", cache=False, listener=heard.append, **OPTIONS
-    )
+    events = []
+    how = {"cache": False, "listener": events.append}
+    found = geodl.run(config=tmp_path / "own.toml", distill="geodesic", **how)
     assert isinstance(found, RunResult)
     assert [path.resolve() for path in (finished / "runs").iterdir()] == [found.directory.resolve()]
-    assert [type(event) for event in heard] == [RunStarted, RunEnded]
-    assert heard[0].done == 3
+    assert [type(event) for event in events] == [RunStarted, RunEnded]
+    assert events[0].done == 3
     last = Directory(found.directory).phase(2).json("metrics.json")
     assert set(found.results) == set(last["accuracy"]) == {"cnn", "nme", "ncm"}
     for name, trajectory in found.results.items():
@@ -56,16 +59,7 @@ def test_it_computes_the_commands_bytes(finished, tmp_path):
     assert result_files(found.directory) == result_files(theirs)
 
 
-def test_a_file_of_options_lies_between_preset_and_options(finished, tmp_path, monkeypatch):
-    monkeypatch.chdir(finished)
-    values = {"preset": "digits", "distill": "none", **OPTIONS}
-    lines = [f"{key} = {value!r}" for key, value in values.items()]
-    (tmp_path / "own.toml").write_text("\n".join(lines))
-    found = geodl.run(config=tmp_path / "own.toml", distill="geodesic")
-    assert [path.resolve() for path in (finished / "runs").iterdir()] == [found.directory.resolve()]
-
-
-def test_it_starts_over_only_when_asked(tmp_path):
+def test_it_starts_over_only_on_request(tmp_path):
     options = {"preset": "digits", "cache": False, "out": tmp_path / "r"} | OPTIONS
     first = result_files(geodl.run(**options).directory)
     with pytest.raises(StoreError, match="seed"):

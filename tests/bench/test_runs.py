@@ -1,4 +1,4 @@
-"""The list of runs, and what runs say of themselves when something is wrong with them."""
+"""The list of runs, damaged runs, and output that cannot be written."""
 
 import json
 import os
