@@ -74,8 +74,8 @@ def main():
             for one in (found["cnn"], found["nme"]):
                 rates += [one.accuracy, one.rate(range(SEEN)), one.rate(range(SEEN, SEEN + 10))]
             path.write_text(json.dumps(rates))
-        rates = " | ".join(f"{rate:.1f}" for rate in json.loads(path.read_text()))
-        print(f"| {name} | {rates} |", flush=True)
+        shown = " | ".join(f"{rate:.1f}" for rate in json.loads(path.read_text()))
+        print(f"| {name} | {shown} |", flush=True)
 
 
 if __name__ == "__main__":

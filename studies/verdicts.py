@@ -133,7 +133,7 @@ def comparisons(rows: Rows, pairs: Sequence[tuple[str, str]], measure: str) -> T
         cells: list[Cell] = [" against ".join(pair), t, seeds]
         for name, each in found.items():
             words = verdict(each, lower_is_better=less) if each else "not run"
-            cells += [each and each.shown, _published(pair, name, measure, t), words]
+            cells += [each.shown if each else None, _published(pair, name, measure, t), words]
         table.append(cells)
     header = [part for name in JUDGED for part in (titles()[name], "in the paper", "verdict")]
     return Table(["comparison", "T", "seeds", *header], table)
@@ -149,7 +149,7 @@ def readings(rows: Rows) -> Table:
         for measure in (AVERAGE, "forgetting"):
             one, other = (rows.get((row, t), ()) for row in (name, "LUCIR"))
             found = difference(one, other, (mine, theirs), MEASURES[measure][0])
-            cells += [found and found.shown, _published((name, "LUCIR"), mine, measure, t)]
+            cells += [found.shown if found else None, _published((name, "LUCIR"), mine, measure, t)]
         if cells[2] is not None:
             table.append(cells)
     return Table(["T", "read under", AVERAGE, "in the paper", "forgetting", "in the paper"], table)
