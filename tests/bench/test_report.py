@@ -186,7 +186,7 @@ def test_the_heading_says_what_all_settings_share_and_what_a_run_will_be(runs):
     def words(*names):
         return sections.heading(read_settings([runs / name for name in names]))["lead"]
 
-    shape, rest = "3 classes, then 3 phases", "3 exemplars a class; network convnet."
+    shape, rest = "3 classes, then 3 phases", "3 exemplars per class; network convnet."
     assert words("partial").startswith(f"{shape} of 1; {rest}")
     assert words("nothing").startswith(f"{shape}; {rest}")
     assert words("geo-1", "cos") == f"2 runs. {shape} of 1; {rest}"

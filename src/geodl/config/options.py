@@ -50,7 +50,7 @@ class PartOptions(Options):
     method: str = "lucir"
     """The learning method; `geodl methods` lists them."""
     distill: str = "none"
-    """How old knowledge is distilled: none, lwf, cosine or geodesic (GeoDL)."""
+    """Distillation of old knowledge: none, lwf, cosine or geodesic (GeoDL)."""
 
 
 class DataOptions(Options):
@@ -69,7 +69,7 @@ class DataOptions(Options):
     classes: int | None = Field(None, ge=1, le=MANY)
     """Use only the first N classes of the class order; unset: all."""
     images_per_class: int | None = Field(None, ge=1, le=MANY)
-    """At most this many training images a class, drawn with split_seed; unset: all."""
+    """At most this many training images per class, drawn with split_seed; unset: all."""
     image_column: str | None = None
     """Hub: the column of images; unset: auto-detected."""
     label_column: str | None = None
@@ -179,9 +179,9 @@ class ImageOptions(Options):
     augment: str = "none"
     """Further augmentation of each image: none or trivial (TrivialAugment)."""
     mean: tuple[float, float, float] = (0.5071, 0.4866, 0.4409)
-    """Mean of the colors."""
+    """Mean of each color channel (0 to 1)."""
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.2009, 0.1984, 0.2023)
-    """Standard deviation of the colors."""
+    """Standard deviation of each color channel."""
 
 
 class MemoryOptions(Options):

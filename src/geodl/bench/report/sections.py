@@ -64,7 +64,7 @@ def _facts(run: Run) -> dict[str, str]:
             low, high = min(later), max(later)
             facts["phases"] += f" of {low}" if low == high else f" of {low} to {high}"
     if "exemplars" in config:
-        counted = "a class" if config.get("memory_budget") == "per_class" else "in total"
+        counted = "per class" if config.get("memory_budget") == "per_class" else "in total"
         facts["memory"] = f"{config['exemplars']} exemplars {counted}"
     if "network" in config:
         facts["network"] = f"network {config['network']}"
