@@ -34,15 +34,14 @@ Rows = tuple[np.ndarray, np.ndarray]
 PAGE = """# The closed form as an estimator
 
 Written by `python -m benchmarks.estimator omniglot28.npz --out docs/estimator.md`, do not edit. `geodl.ClosedFormClassifier` beside classifiers of
-scikit-learn, on the same pixels (14 x 14, gray) of handwritten characters; the 15 images of a class and shifted copies of them are learned. Classes
-arrive in ten groups:
+scikit-learn, on the same pixels (14 x 14, gray) of handwritten characters: 15 images per class and shifted copies of them. Classes arrive in ten groups:
 
-- *groups*: the rows of each group are seen once, in this order;
-- *at once*: all rows are fitted together, and each further group costs as much again.
+- *groups*: the rows of each group are seen once, in order;
+- *at once*: all rows are fitted together, and every further group costs as much again.
 
-Accuracy is on test images of all classes, seconds are processor time of one thread: for all groups, and for the last one. `ClosedFormClassifier` chooses
-its ridge by leave-one-out, which the others do not; random features, also those of Nystroem, are 4,096. With more rows than that `partial_fit` keeps sums: then
-standardization and ridge stay those of the first groups. `SGDClassifier.partial_fit` forgets earlier groups.
+Accuracy is on test images of all classes; seconds are processor time of one thread, for all groups and for the last one. `ClosedFormClassifier` chooses
+its ridge by leave-one-out, unlike the others. There are 4,096 random features, also for Nystroem; with more rows than that, `partial_fit` stores sums,
+and standardization and ridge remain those of the first groups. `SGDClassifier.partial_fit` forgets earlier groups.
 """
 
 

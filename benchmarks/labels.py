@@ -20,12 +20,12 @@ from geodl.store import Directory
 SHARE = 0.05
 TABLE = """# Wrong labels
 
-Written by `python -m benchmarks.labels DATA --out docs/labels.md`, do not edit. Some images of two sets of photographs are moved into the folder of
-another class, drawn at random: 20 kinds of flowers, and frames of 12 kinds of traffic signs from drive-bys of 30 frames each. "Found" are the moved
-ones that `learn` names as mislabelled; "wrongly named" are those of the named that were not moved, some of which look wrong in the original data, too.
-Means over {draws}.
+Written by `python -m benchmarks.labels DATA --out docs/labels.md`, do not edit. In two sets of photographs, randomly drawn images are moved into
+the folder of another class: 20 kinds of flowers, and frames of 12 kinds of traffic signs from drive-bys of 30 frames each. "Found" is the share of moved
+images that `learn` reports as mislabeled; "wrongly reported" is the number of reported images that were not moved, some of which look wrong in the
+original data, too. Means over {draws}.
 
-| images | moved | found | wrongly named |
+| images | moved | found | wrongly reported |
 |---|---|---|---|
 """
 
@@ -101,7 +101,7 @@ def main() -> None:
             for kind in kinds:
                 found = measure(model, kind == "tracks", arguments.draws)
                 what = f"one {'image' if kind == 'images' else 'drive-by'} in {1 / SHARE:.0f}"
-                title = f"{name}, {what} moved ({clean} named before)"
+                title = f"{name}, {what} moved ({clean} reported before)"
                 lines.append(row(title, found))
                 print(lines[-1], flush=True)
     if arguments.out:

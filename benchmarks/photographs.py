@@ -42,14 +42,14 @@ PAGE = """# Photographs
 Written by `python -m benchmarks.photographs DIR --out docs/photographs.md`, do not edit. DIR has the folders `week1`, `week2`, ... and `test`, each with a
 folder of photographs for each class.
 
-Accuracy is that on the test photographs of all classes after the last step, by the likeliest class; "unknown" is not counted. Time is processor
-seconds of one thread; stored is the state on disk: the network, what is kept of the images, and pictures to show. Calibration error: the mean gap of
-confidence and accuracy, in ten bins. Unknown: a model of all steps but the last is shown the test photographs of the last one's classes; the area under
-the ROC curve is that of `score`, and the last two columns say how many of the unknown photographs its own threshold catches, and how many
-of the known ones it rejects (it is fitted so that 5 % of the learned images, each left out in turn, are rejected).
+Accuracy: on the test photographs of all classes after the last step, by the most likely class, ignoring "unknown". Time: processor seconds of one
+thread. Stored: the size on disk of network, stored features and exemplars, and thumbnails. Calibration error: the mean gap between confidence and
+accuracy in ten bins. Unknown: a model of all steps but the last is tested on photographs of the last step's classes; the area under the ROC curve is
+that of `score`, and the last two columns are the shares of unknown photographs caught by its threshold and of known ones rejected by it (it is fitted
+to reject 5 % of the learned images, each left out in turn).
 """
 SETS = {
-    "flowers20": "20 classes of Oxford Flowers-102: 10, then 5, then 5 more, up to 60 images of each to learn and up to 24 to test.",
+    "flowers20": "20 classes of Oxford Flowers-102: 10, then 5, then 5 more, with up to 60 training and 24 test images each.",
     "signs12": "12 traffic signs of GTSRB: 8, then 4 more, six drive-bys of 30 frames of each to learn and 40 images of other drive-bys to test.",
 }
 HEAD = """| | accuracy | seconds of each step | stored | images/s predicting | calibration error | unknown: ROC area | caught | rejected |

@@ -24,16 +24,16 @@ PHOTOGRAPHS, CROPS = 10, 20
 """Photographs of each class, and crops of each photograph."""
 CLOSE = 6.0
 """Accepted difference between reported and test accuracy for series, in points."""
-TABLE = """# Series
+TABLE = """# Series of photographs
 
 Written by `python -m benchmarks.series DATA --out docs/series.md`, do not edit.
 
-The accuracy that `geodl learn` claims after each step, with its interval, beside the accuracy on test photographs. `signs12`: traffic signs, 30 frames of
-each of six drive-bys a class. `crops`: ten photographs a class of `flowers20`, twenty jittered crops of each, under names that tell nothing.
-`flowers20`: photographs one by one. No option is set. Each image is judged by the model without its series; see [Your own images](own-images.md).
+The accuracy that `geodl learn` reports after each step, with its interval, beside the accuracy on test photographs. `signs12`: traffic signs, 30 frames of
+each of six drive-bys per class. `crops`: ten photographs per class of `flowers20`, twenty jittered crops of each, under random names. `flowers20`:
+single photographs. All options are defaults. Each image is predicted by the model without its series; see [Your own images](own-images.md).
 The test accuracy is an estimate as well: on 455 photographs of flowers its standard error is 0.7 points.
 
-| set | step | images | series | claimed | 95 % interval | test | difference | within the interval |
+| set | step | images | series | reported | 95 % interval | test | difference | within the interval |
 |---|---|---|---|---|---|---|---|---|
 """
 

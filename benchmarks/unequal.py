@@ -104,10 +104,10 @@ PAGE = """# Classes of unequal size
 
 Written by `python -m benchmarks.unequal DATA --out docs/unequal.md`, do not edit.
 
-Balanced accuracy on test images of a model in closed form (the mean of the accuracies of the classes), mean of {draws} draws: of five images of each
-class; of the same five where a third of the classes have all their images; and of these without the offsets of the scores that keep large classes from
-being favored. `flowers20`: 20 kinds of flowers, all have up to 60 images. `cifar100`: every tenth class of CIFAR-100, 500 images where it has all, enlarged as
-`learn` does it, 60 test images of each class.
+Balanced accuracy (the mean of the accuracies of the classes) of a model in closed form on test images, averaged over {draws} draws: with five images per
+class; with all images of a third of the classes and five of the others; and the latter without the score offsets that keep large classes from being
+favored. `flowers20`: 20 kinds of flowers with up to 60 images. `cifar100`: every tenth class of CIFAR-100 with up to 500 images, enlarged as by `learn`,
+and 60 test images per class.
 
 {table}
 """

@@ -53,18 +53,18 @@ FEW_DRAWS = 5
 
 PAGE = """# Unknown images
 
-Written by `python -m benchmarks.unknown DATA --out docs/unknown.md`, do not edit. Models in closed form of some classes drawn from 20 kinds of
-flowers (a part of Oxford Flowers-102) or 12 kinds of traffic signs (a part of GTSRB) are shown images of other kinds. A model calls an image
-`unknown` where its probability of being of a known class is below 95 %; one in twenty learned images, each left out, is.
+Written by `python -m benchmarks.unknown DATA --out docs/unknown.md`, do not edit. Models in closed form, learned on random subsets of 20 kinds
+of flowers (a part of Oxford Flowers-102) or of 12 kinds of traffic signs (a part of GTSRB), predict images of other kinds. An image is `unknown` if its
+probability of belonging to a known class is below 95 %, as it is for one in twenty learned images, each left out.
 
-- Rejected: test images of known classes that are called unknown. Calibration error: of the confidence, on test images of known classes, those of
-  all draws together: the mean gap to accuracy, in ten bins.
-- Caught: other images that are called unknown. Other set: signs for models of flowers, flowers for models of signs (test images). Odd pictures:
+- Rejected: test images of known classes predicted as unknown. Calibration error: the mean gap between confidence and accuracy in ten bins, on test
+  images of known classes of all draws together.
+- The other columns: other images predicted as unknown. Other set: signs for models of flowers, flowers for models of signs (test images). Odd pictures:
   black, white, gray, colored and gray noise, a page of text, two screenshots. CIFAR-100 and Omniglot: {others} images each. Other classes: test images of
-  the set's classes that were not drawn; the ROC area tells how well these and the known ones can be told apart at any threshold.
-- Score alone: what the largest score would do with a threshold that rejects 5 % of the learned images, as in version 0.2.
+  the set's classes that were not drawn; the ROC area measures their separation from known ones over all thresholds.
+- Score alone: the largest score with a threshold that rejects 5 % of the learned images, as in version 0.2.
 
-{draws} different pairs of classes are drawn, {few} different sets of more classes, and all of them; each figure is the mean.
+{draws} random pairs of classes are drawn, {few} random sets of more classes, and all of them; results are means.
 
 {table}
 """
