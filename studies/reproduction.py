@@ -259,7 +259,7 @@ def missing(artefact: str, runs: Runs) -> list[str]:
     mine = [claim for claim in claims() if claim.artefact == artefact]
     waiting = [claim for claim in mine if claim.found(runs) is None]
     return [
-        f"Not run: {'; '.join(gone)}. So {len(waiting)} of {count(len(mine), 'claim')} are not judged."
+        f"Not run: {'; '.join(gone)}. Therefore {len(waiting)} of {count(len(mine), 'claim')} are not judged."
     ]
 
 
@@ -269,13 +269,13 @@ def page(found: Sequence[Record]) -> str:
     kept = sum(map(len, runs.values()))
     parts = [
         "# The paper on CIFAR-100, table by table",
-        f"Written by `python -m studies.reproduction` from the files of {count(kept, 'run')} ({left_out} of other options, another "
-        f"precision or the same seed are left out); do not edit. {preset_words(PRESET)} The paper trains 160 epochs a phase, so levels "
-        "are not judged, only differences between rows that were trained alike.",
-        f"A claim is *reproduced* or *not reproduced* where {SEEDS} seeds or more have a 95 % interval (t distribution) that leaves zero "
-        f"out, or where fewer seeds differ by more than {CLEAR:g} points; else it is *not decided*. Differences are positive where they "
-        "speak for the claim, also for forgetting, of which less is better. The paper does not name the classifier of some rows: "
-        "these are judged under each. Its differences from the rows that it cites mix averages with and without phase 0.",
+        f"Written by `python -m studies.reproduction` from the files of {count(kept, 'run')} ({left_out} with other options, another "
+        f"precision or a repeated seed are left out); do not edit. {preset_words(PRESET)} The paper trains 160 epochs per phase, so only "
+        "differences between rows that were trained alike are judged.",
+        f"A claim is *reproduced* or *not reproduced* if {SEEDS} or more seeds have a 95 % interval (t distribution) that excludes zero, "
+        f"or if fewer seeds differ by more than {CLEAR:g} points; otherwise it is *not decided*. Positive differences support the claim, "
+        "also for forgetting, where less is better. If the paper does not name the classifier of a row, the claim is judged under "
+        "each. The paper's differences from rows that it cites mix averages with and without phase 0.",
     ]
     for name, artefact in ARTEFACTS.items():
         if "cifar100" not in artefact.datasets:

@@ -235,7 +235,7 @@ def page(records: Sequence[Record], preset: str) -> str:
     """Return the page as Markdown."""
     parts = [
         f"# Results: {preset}",
-        "Written by `python -m studies.results write` from one file a run; do not edit. "
+        "Written by `python -m studies.results write` from one file per run; do not edit. "
         + preset_words(preset)
         + f" {_machines(records)} All accuracies in %, mean ± sample standard deviation over seeds where there are several.",
     ]
@@ -273,7 +273,7 @@ def _paper(records: Sequence[Record], preset: str) -> list[str]:
     rows, others = sort_out(records, preset)
     against_joint = [("Joint training", name) for name in ROWS if name != "Joint training"]
     parts = [
-        "LwF and iCaRL are one training, which the paper reads under CNN and under k-NME; so are CE + GeoDL and iCaRL + GeoDL. "
+        "LwF and iCaRL are one training, which the paper evaluates under CNN and under k-NME; so are CE + GeoDL and iCaRL + GeoDL. "
         f"{AVERAGE}: mean accuracy after phases 1 to T (the paper's definition); {INCREMENTAL}: with phase 0; final: after the last "
         "phase; forgetting: accuracy on the base classes after phase 0 minus after the last phase.",
     ]
@@ -283,9 +283,9 @@ def _paper(records: Sequence[Record], preset: str) -> list[str]:
         words = []
         if classifier == "ame":
             most = preset_layer(preset).values.get("ame_images")
-            limit = f" Its means are of at most {most} images a class." if most else ""
+            limit = f" Its means use at most {most} images per class." if most else ""
             words = [
-                "AME needs old classes' images, which a real learner no longer has: it is an oracle."
+                "AME needs images of old classes, which a real learner no longer has: it is an oracle."
                 + limit
             ]
         parts += _section(standing(rows, classifier), f"## {titles()[classifier]}", *words)
@@ -299,21 +299,21 @@ def _paper(records: Sequence[Record], preset: str) -> list[str]:
     if compared:
         parts += [
             "## The paper's comparisons",
-            "The first row minus the second, seed by seed: mean and, in brackets, its 95 % interval over seeds (t distribution), not corrected for the "
-            "number of comparisons. *better*, *worse*: the first row is, and the interval leaves zero out; *not decided*: it does not, or there are "
-            f"fewer than {SEEDS} seeds. *In the paper*: its own difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else "
-            "from Table 1, where the rows it cites count phase 0 and its own do not.",
+            "The first row minus the second by seed: mean and, in parentheses, its 95 % interval (t distribution), not corrected for multiple "
+            "comparisons. *better*, *worse*: of the first row, if the interval excludes zero; *not decided*: if it does not, or with fewer than "
+            f"{SEEDS} seeds. *In the paper*: the paper's difference on CIFAR-100 with 20 exemplars, from Table 2 (T = 10) for the CE rows, else "
+            "from Table 1, where cited rows count phase 0 and the paper's own rows do not.",
             *compared,
         ]
     parts += _section(
         readings(rows),
         "## Two readings of LUCIR + GeoDL against LUCIR",
-        "The paper does not say under which classifier its Table 1 reads them. Both under one classifier; GeoDL under AME (an oracle) "
-        "against LUCIR under CNN; and what that change of classifier does without GeoDL:",
+        "The paper does not state the classifier of these rows of Table 1. Both under one classifier; GeoDL under AME (an oracle) "
+        "against LUCIR under CNN; and the effect of that change of classifier without GeoDL:",
     )
-    clock = "Wall-clock time of training and evaluation, without interruptions; other work may have run beside it."
+    clock = "Wall-clock time of training and evaluation without interruptions, possibly beside other work."
     parts += _section(times(rows), "## Time", clock)
-    return parts + _section(_others(others), "## Other runs", "Runs that depart from the preset.")
+    return parts + _section(_others(others), "## Other runs", "Runs that deviate from the preset.")
 
 
 def _section(table: Table, *words: str) -> list[str]:
@@ -324,10 +324,10 @@ def _section(table: Table, *words: str) -> list[str]:
 def preset_words(preset: str) -> str:
     """Describe a preset."""
     values = configure([preset_layer(preset)]).config
-    kept = f", {values.exemplars} exemplars a class" if values.exemplars else ""
+    kept = f", {values.exemplars} exemplars per class" if values.exemplars else ""
     later = "" if values.method == "analytic" else f" and {values.epochs} in each phase after it"
     return (
-        f"Preset `{preset}`: {values.network}, {values.base} classes and then {values.phases} phases unless the column T says otherwise{kept}, "
+        f"Preset `{preset}`: {values.network}, {values.base} classes, then {values.phases} phases (or as in column T){kept}, "
         f"{values.base_epochs or values.epochs} epochs in phase 0{later}."
     )
 

@@ -226,7 +226,7 @@ def test_the_page(tmp_path):
     text = out.read_text()
     assert text.count("Not run: LwF; iCaRL; BiC; LUCIR, cosine on the grid; Mnemonics;") == 1
     assert text.count("| LUCIR | 5 | 2 | 51.50 ± 0.71 |") == 4  # a table for each classifier
-    for words in ("## AME (oracle)", "at most 150 images a class", "16 epochs in phase 0 and 6"):
+    for words in ("## AME (oracle)", "at most 150 images per class", "16 epochs in phase 0 and 6"):
         assert words in text
     # Minutes; the cached base phase does not count.
     assert "| LUCIR | 5 | 10.00 | 2.00 ± 0.00 |" in text
