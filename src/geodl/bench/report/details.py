@@ -1,7 +1,8 @@
 """Template data for the part of the page about a single setting: classes, exemplars, training, origin."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,11 @@ from typing import Any
 from PIL import Image
 
 from geodl.bench.report import plots
+from geodl.bench.report.published import reference
 from geodl.bench.report.results import PUBLIC, Run, Setting
 from geodl.bench.report.tables import Table
-from geodl.config import Layer, RunConfig
 from geodl.core.errors import ConfigError, GeodlError
 from geodl.data.images import Images
-from geodl.methods import configure
 from geodl.model.classifiers import titles
 from geodl.model.page import thumbnail, webp
 
@@ -143,23 +143,17 @@ def _configuration(run: Run) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     config, parts = dict(run.config), []
     if run.is_model and config.get("weights"):
         config["weights"] = Path(config["weights"]).name  # no local paths: the page may be shared
-    start = _defaults(config)
-    defaults = start.identity() if start else {}
-    for title, options in (start.headings() if start else {}).items():
-        known = {name: config.pop(name) for name in options if name in config}
-        rows = [(name, _plain(known[name]), known[name] != defaults.get(name)) for name in known]
-        parts.append((title, rows))
+    with suppress(ConfigError):  # a method that this version does not have
+        usual = reference(config)
+        defaults = usual.identity()
+        for title, options in usual.headings().items():
+            known = {name: config.pop(name) for name in options if name in config}
+            rows = [
+                (name, _plain(each), each != defaults.get(name)) for name, each in known.items()
+            ]
+            parts.append((title, rows))
     others = [(name, _plain(value), False) for name, value in sorted(config.items())]
     return [part for part in (*parts, ("Other", others)) if part[1]]
-
-
-def _defaults(config: Mapping[str, Any]) -> RunConfig | None:
-    """Return the defaults of a run's method and distillation; None if this version does not have them."""
-    parts = {key: config[key] for key in ("method", "distill") if key in config}
-    try:
-        return configure([Layer("", parts)]).config
-    except ConfigError:
-        return None
 
 
 def _plain(value: Any) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from geodl.config import Layer, preset_layer
+from geodl.config import Layer, RunConfig, preset_layer
 from geodl.methods import configure
 
 # Trainings with two names: LwF and iCaRL differ in the classifier they are read under, and iCaRL + GeoDL is CE + GeoDL
@@ -94,10 +94,16 @@ def not_as_published(config: Mapping[str, Any]) -> list[str]:
     return departures(config, str(config["data"]), IN_GRID)
 
 
+def reference(config: Mapping[str, Any], preset: str | None = None) -> RunConfig:
+    """Return the configuration of a preset, or of the defaults, with the method and distillation of a run."""
+    layers = [preset_layer(preset)] if preset else []
+    parts = {key: config[key] for key in ("method", "distill") if key in config}
+    return configure([*layers, Layer("", parts)]).config
+
+
 def departures(config: Mapping[str, Any], preset: str, free: Collection[str] = ()) -> list[str]:
     """Describe how a run deviates from a preset with the run's method; options in ``free`` may differ."""
-    method = {key: config[key] for key in ("method", "distill")}
-    expected = configure([preset_layer(preset), Layer("", method)]).config.identity()
+    expected = reference(config, preset).identity()
     unused = ("milestones", "lr_decay") if config.get("schedule") in ("onecycle", "cosine") else ()
     ignored = {*FILES, *REPETITION, *free, *unused}
     # An option that the run is too old for, or that the preset leaves to the device (auto), is no deviation; nor is an option

@@ -10,12 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from geodl.config import SECTIONS, Layer, preset_layer, presets
+from geodl.bench.report.published import reference
+from geodl.config import SECTIONS, presets
 from geodl.core.content import interpreting
 from geodl.core.errors import ConfigError, StoreError
 from geodl.learning.saving import load_model
 from geodl.losses import DISTILLATIONS
-from geodl.methods import METHODS, configure
+from geodl.methods import METHODS
 from geodl.model.classifiers import default_classifier, titles
 from geodl.model.memory import Memory
 from geodl.model.metrics import Confusion, Trajectory, confusions_of
@@ -212,10 +213,8 @@ def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
 
 def _words(config: Mapping[str, Any], preset: str | None) -> list[str]:
     """Return the command line options that yield this configuration from a preset; empty if it cannot be reached."""
-    layers = [preset_layer(preset)] if preset else []
-    parts = {key: config[key] for key in ("method", "distill")}
     try:
-        start = configure([*layers, Layer("", parts)]).config.identity()
+        start = reference(config, preset).identity()
     except ConfigError:
         return []
     own = METHODS[config["method"]].Options.default("distill")
