@@ -143,13 +143,12 @@ def beyond(
     groups = [after - before for before, after in pairwise([0, *ends])]
     split = ClassIncremental(data, groups=groups, order=config.order, seed=config.order_seed)
     confusions = _learned(config, split, readings, listener)
-    return {
-        t: {
-            name: Trajectory([after[end] for end in _ends(scenario)]).to_dict()
-            for name, after in confusions.items()
-        }
-        for t, scenario in scenarios.items()
-    }
+    results: dict[int, Results] = {t: {} for t in phases}
+    for t, scenario in scenarios.items():
+        for name, after in confusions.items():
+            trajectory = Trajectory([after[end] for end in _ends(scenario)])
+            results[t][name] = trajectory.to_dict()
+    return results
 
 
 def _learned(

@@ -32,11 +32,11 @@ HUGE = 200
 
 def details(settings: Sequence[Setting], with_images: bool | None) -> list[dict[str, Any]]:
     """Return the template data of each setting."""
-    several = len(settings) > 1
-    return [
-        _setting(setting, f"s{i}-" if several else "", len(settings) <= FEW, with_images)
-        for i, setting in enumerate(settings)
-    ]
+    found = []
+    for i, setting in enumerate(settings):
+        prefix = f"s{i}-" if len(settings) > 1 else ""
+        found.append(_setting(setting, prefix, len(settings) <= FEW, with_images))
+    return found
 
 
 def _setting(
@@ -77,15 +77,16 @@ def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
     for i, j, wrong in confusion.mistakes(SHOWN):
         name = confusion.classes[i]
         mistakes.append([name, confusion.classes[j], wrong, 100 * wrong / tests[name]])
+    bars = []
+    for group in run.groups:
+        bars.append([(name, accuracies.get(name), tests[name]) for name in group])
     return {
         "name": titles()[classifier],
         "groups": plots.groups(setting, classifier),
         "matrix": plots.confusion(setting, classifier),
         "zoom": min(18 * count + 160, 4000) if count > 20 else 0,
         "confusions": Table(["true class", "predicted as", "images", "% of the class"], mistakes),
-        "bars": [
-            [(name, accuracies.get(name), tests[name]) for name in group] for group in run.groups
-        ],
+        "bars": bars,
     }
 
 

@@ -216,7 +216,6 @@ def curve(
     places, means = [at for at, _ in known], [value.mean for _, value in known]
     if all(value.runs == 1 for _, value in known):
         return Curve(label, places, means, dashed=dashed)
-    low, high = (
-        [value.mean + sign * (value.spread or 0) for _, value in known] for sign in (-1, 1)
-    )
+    low = [value.mean - (value.spread or 0) for _, value in known]
+    high = [value.mean + (value.spread or 0) for _, value in known]
     return Curve(label, places, means, low, high, dashed)

@@ -333,8 +333,10 @@ class Setting:
 
 def _losses(accuracies: Sequence[float | None]) -> list[float | None]:
     """Return the first accuracy minus each; None if one of both is unknown."""
-    first = next(iter(accuracies), None)
-    return [None if first is None or now is None else first - now for now in accuracies]
+    first, found = next(iter(accuracies), None), list[float | None]()
+    for now in accuracies:
+        found.append(None if first is None or now is None else first - now)
+    return found
 
 
 def _range(values: Sequence[float]) -> tuple[float, float, float]:

@@ -54,7 +54,7 @@ def _facts(run: Run) -> dict[str, str]:
     """Describe the phases, memory and network of a run."""
     config, facts = run.config, {}
     groups = config.get("groups") or run.groups or [config.get("base") or 0]
-    base, *later = (group if isinstance(group, int) else len(group) for group in groups)
+    base, *later = map(_size, groups)
     if base:
         facts["base"] = f"{base} classes at first"
         facts["phases"] = f"{base} classes"
@@ -69,6 +69,10 @@ def _facts(run: Run) -> dict[str, str]:
     if "network" in config:
         facts["network"] = f"network {config['network']}"
     return facts
+
+
+def _size(group: int | Sequence[str]) -> int:
+    return group if isinstance(group, int) else len(group)
 
 
 def _tiles(setting: Setting) -> dict[str, Any]:

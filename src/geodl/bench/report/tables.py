@@ -48,7 +48,10 @@ class Table:
     @property
     def columns(self) -> list[list[Cell]]:
         """The cells of each column."""
-        return [[row[i] for row in self.rows] for i in range(len(self.header))]
+        columns = []
+        for i in range(len(self.header)):
+            columns.append([row[i] for row in self.rows])
+        return columns
 
     @property
     def numeric(self) -> list[bool]:
@@ -63,8 +66,10 @@ class Table:
     def keeping(self, columns: Iterable[int]) -> "Table":
         """Return the table with some of its columns."""
         kept = list(columns)
-        header, *rows = [[row[i] for i in kept] for row in (self.header, *self.rows)]
-        return Table([str(name) for name in header], rows, self.notes)
+        rows = []
+        for row in self.rows:
+            rows.append([row[i] for i in kept])
+        return Table([self.header[i] for i in kept], rows, self.notes)
 
     @property
     def filled(self) -> "Table":
@@ -74,8 +79,10 @@ class Table:
     def markdown(self) -> str:
         """Return it as Markdown; numbers are aligned to the right."""
         rules = [("---", "---:")[number] for number in self.numeric]
-        rows = [[text(cell).replace("|", "\\|") for cell in row] for row in self.rows]
-        table = "\n".join(f"| {' | '.join(row)} |" for row in (self.header, rules, *rows))
+        rows = [self.header, rules]
+        for row in self.rows:
+            rows.append([text(cell).replace("|", "\\|") for cell in row])
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         return "\n\n".join([table, *self.notes]) + "\n"
 
     def csv(self) -> str:
