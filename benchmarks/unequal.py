@@ -17,8 +17,8 @@ from geodl import IncrementalClassifier
 from geodl.closed_form.fitted import Fitted
 from geodl.closed_form.kept_features import KeptFeatures, fit
 from geodl.data.dataset import load
-from geodl.data.images import ArrayImages, Images, concat
-from geodl.data.intake import take, with_rows
+from geodl.data.images import ArrayImages, Images, concat, with_rows
+from geodl.data.intake import take
 from geodl.data.squares import squares
 from geodl.model.recognizer import Recognizer
 

@@ -36,7 +36,7 @@ from geodl.model.classifiers import ClosedForm, Scorer, fitting
 from geodl.model.features import Features
 from geodl.model.memory import Memory
 from geodl.model.phase import Phase
-from geodl.nets import build_network
+from geodl.nets import Network, build_network
 
 SIZES = {"flowers": 192, "signs": 128}
 """Image size of `learn` for each set in pixels."""
@@ -80,7 +80,7 @@ def learned(part: Part, names: Sequence[str], config: RunConfig) -> ClosedForm:
     """Return the closed form of a learn step on images of classes."""
     numbers = torch.arange(len(part.labels))
 
-    def read(images: Images, *, mirror: bool = False) -> Features:
+    def features(network: Network, images: Images, *, mirror: bool = False) -> Features:
         """Return features of images, whose labels are their numbers."""
         rows = images.labels.tolist()
         return as_features(part.select(rows).views[mirror], part.rows(names)[rows])
@@ -99,8 +99,8 @@ def learned(part: Part, names: Sequence[str], config: RunConfig) -> ClosedForm:
         images=replace(images, labels=numbers, clues=clues),
         memory=Memory(),
         old=0,
-        new=len(names),
-        read=read,
+        names=tuple(names),
+        features=features,
         device=torch.device("cpu"),
         now=as_features(part.features, part.rows(names)),
     )

@@ -8,9 +8,9 @@ from typing import Any
 
 from geodl.bench.report.published import FILES, REPETITION, same
 from geodl.bench.report.results import read_run
-from geodl.core.content import fingerprint, interpreting, read_json, write_json
+from geodl.core.content import fingerprint, interpreting, json_file, read_json
 from geodl.core.errors import StoreError
-from geodl.core.files import make_directory
+from geodl.core.files import atomic_write, make_directory
 from geodl.store import Directory
 
 FORMAT = 1
@@ -108,7 +108,7 @@ def add(paths: Sequence[Path], to: Path) -> list[Path]:
     for path in paths:
         found = record(path)
         written.append(to / found.file_name)
-        write_json(written[-1], {"format": FORMAT, **vars(found)})
+        atomic_write(written[-1], json_file({"format": FORMAT, **vars(found)}))
     return written
 
 

@@ -52,9 +52,10 @@ def leaves(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ..
 def arguments(command: App) -> tuple[list[tuple[str, ...]], bool]:
     """Return the table rows of a command's arguments, and whether it also takes the options of a run."""
     rows, takes_options = [], False
-    found = [
-        each for each in command.assemble_argument_collection(parse_docstring=True) if each.show
-    ]
+    collection = command.assemble_argument_collection(
+        default_parameter=geodl.default_parameter, parse_docstring=True
+    )
+    found = [each for each in collection if each.show]
     takes_options = {"--preset", "--config", "--distill"} <= {
         name for each in found for name in each.names
     }

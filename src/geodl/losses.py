@@ -1,7 +1,7 @@
-"""Distillation losses, each registered under its name with its own options; and LUCIR's margin ranking.
+"""Distillation losses, registered by name with their own options, and LUCIR's margin ranking.
 
 A distillation compares student and teacher outputs for the same images, row by row: `loss(student, teacher)` with (batch, d)
-each. Input that is not finite gives a loss that is not finite: nothing here waits for a GPU to find out.
+each. Inputs that are not finite give a loss that is not finite; they are not checked, which would wait for a GPU.
 """
 
 import math
@@ -27,24 +27,24 @@ class FeatureOptions(Options):
     """Options of every distillation that compares features."""
 
     weight_factor: WeightFactor = "old/new"
-    """Factor of the weight: sqrt(old/new) classes as in the released code, sqrt(new/old) as the papers print it, or none."""
+    """Factor of the weight: sqrt(old/new) classes as in the released code, sqrt(new/old) as printed in the papers, or none."""
     freeze_old_rows: bool = True
     """Freeze the rows of a cosine head whose classes have no new images."""
 
 
 class Distillation(nn.Module):
-    """A way to carry the old network's knowledge over. A new one is a registered class that fills in what is here."""
+    """Base class of the losses that preserve the old network's knowledge."""
 
     name: ClassVar[str]
-    """As `--distill NAME` finds it."""
+    """The name for `--distill NAME`."""
     title: ClassVar[str]
-    """As tables name it; unset: its name."""
+    """The name in tables; default: `name`."""
     Options: ClassVar[type[BaseOptions]] = BaseOptions
-    """Its own options, with those of `FeatureOptions` where it compares features; other names must be its alone."""
+    """Its own options, a subclass of `FeatureOptions` if it compares features; other names must be unique."""
     of_features: ClassVar[bool]
-    """Whether it compares features, or else logits."""
+    """Whether it compares features; otherwise logits."""
     features: Pooling = "pooled"
-    """Which features it compares."""
+    """The features that it compares."""
 
     def __init__(
         self, group: Group = None, base_weight: float = 1.0, weight_factor: WeightFactor = "old/new"
@@ -56,13 +56,13 @@ class Distillation(nn.Module):
 
     @classmethod
     def build(cls, options: Any, group: Group = None) -> Self:
-        """Return the distillation that `options`, which has the fields of `Options`, asks for."""
+        """Return the distillation with these options; options: with the fields of `Options`."""
         raise NotImplementedError
 
     def weight(self, old: int, new: int) -> float:
-        """Return the weight of the loss in a phase with so many old and new classes: that of features has a factor.
+        """Return the weight of the loss in a phase with these numbers of old and new classes.
 
-        LUCIR's and GeoDL's code have sqrt(old/new), their papers print sqrt(new/old). No new class counts as one.
+        For features it has a factor: sqrt(old/new) in LUCIR's and GeoDL's code, sqrt(new/old) in their papers. new: at least 1.
         """
         if not self.of_features or self.weight_factor == "none":
             return self.base_weight
@@ -72,15 +72,15 @@ class Distillation(nn.Module):
         )
 
     def compared(self, outputs: Output, old: int) -> Tensor:
-        """Return what is compared of a network's outputs, (batch, d), where `old` classes are the teacher's; features here."""
+        """Return what is compared of a network's outputs, (batch, d); here features. old: number of the teacher's classes."""
         compared: Tensor = getattr(outputs, self.features)
         return compared
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of student and teacher: (batch, d) each, the same images in the same order."""
-        for given in (student, teacher):
-            if not isinstance(given, Tensor):
-                kind = type(given).__name__
+        """Return the loss of student and teacher: (batch, d) each, of the same images in the same order."""
+        for features in (student, teacher):
+            if not isinstance(features, Tensor):
+                kind = type(features).__name__
                 raise GeometryError(f"student and teacher must be tensors, not {kind}")
         if student.dim() != 2 or student.shape != teacher.shape:
             raise GeometryError(
@@ -97,7 +97,7 @@ class Distillation(nn.Module):
         return global_mean(self.rows(student, teacher), self.group)
 
     def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the loss of every row: (batch,), in float64 whatever the precision of what is compared."""
+        """Return the loss of every row: (batch,), in float64 whatever the precision of the inputs."""
         raise NotImplementedError
 
 
@@ -121,7 +121,7 @@ class LogitOptions(Options):
 class LogitDistillation(Distillation):
     """LwF's loss (Eq. 2): KL(teacher || student) of the classes' softmax at a temperature, batch mean, no T^2.
 
-    Student and teacher logits are both (batch, old classes): the caller cuts the student's to the teacher's classes.
+    Student and teacher logits are both (batch, old classes); the student's logits of new classes are left out.
     """
 
     name = "lwf"
@@ -134,12 +134,12 @@ class LogitDistillation(Distillation):
     ) -> None:
         super().__init__(group, base_weight)
         if not temperature > 0:
-            raise ConfigError(f"temperature = {temperature}: numbers above 0 are allowed")
+            raise ConfigError(f"temperature = {temperature}: allowed values are above 0")
         self.temperature = temperature
 
     @classmethod
     def build(cls, options: LogitOptions, group: Group = None) -> Self:
-        """Return the loss that the options ask for."""
+        """Return the distillation with these options."""
         return cls(options.temperature, group, base_weight=options.lwf_weight)
 
     def compared(self, outputs: Output, old: int) -> Tensor:
@@ -158,12 +158,12 @@ class CosineOptions(FeatureOptions):
     cosine_weight: float = Field(5.0, ge=0)
     """Weight of the cosine distillation (times weight_factor)."""
     cosine_features: Pooling = "pooled"
-    """What is compared: pooled features, or GeoDL's 2 x 2 grid."""
+    """Features that are compared: pooled, or GeoDL's 2 x 2 grid."""
 
 
 @register
 class CosineDistillation(Distillation):
-    """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; a zero row counts 0."""
+    """LUCIR's less-forget constraint (Eq. 3): mean of 1 - cos over the rows; 0 for a zero row."""
 
     name = "cosine"
     title = "Cos"
@@ -183,7 +183,7 @@ class CosineDistillation(Distillation):
 
     @classmethod
     def build(cls, options: CosineOptions, group: Group = None) -> Self:
-        """Return the loss that the options ask for."""
+        """Return the distillation with these options."""
         return cls(
             group,
             features=options.cosine_features,
@@ -206,11 +206,11 @@ class GeodesicOptions(FeatureOptions):
     through_flow: bool = False
     """Differentiate through the geodesic flow too."""
     center: bool = True
-    """Find the subspaces about the mean of the batch."""
+    """Subtract the batch mean before finding the subspaces."""
     geodesic_distance: Literal["cosine", "squared"] = "cosine"
     """1 - cos of projected rows, or squared distance of unit rows."""
     geodesic_features: Pooling = "grid"
-    """What is compared: the 2 x 2 grid, or pooled features."""
+    """Features that are compared: the 2 x 2 grid, or pooled."""
 
 
 @register
@@ -218,17 +218,17 @@ class GeodesicDistillation(Distillation):
     """GeoDL's loss (Eq. 9): the mean of 1 - cos under the kernel of the geodesic flow between the batches' subspaces.
 
     Args:
-        dim: principal directions of each batch; 127: all of a centered batch of 128.
+        dim: number of principal directions of each batch; 127: all of a centered batch of 128.
         through_flow: differentiate the flow too. By default it is constant and only the projected student
             rows carry gradient, as in the reference code.
-        group: take the subspaces of the global batch over these ranks.
+        group: compute the subspaces of the global batch over these ranks.
         center: subtract the batch mean before finding the subspaces.
         distance: "squared": the squared distance of the unit rows under the kernel, as in the released
             code, instead of 1 - cos.
-        features: where a method takes the rows from. With pooled features no wider than `dim` the kernel
+        features: the features that a method compares. With pooled features no wider than `dim`, the kernel
             is the identity and the loss 1 - cos.
         base_weight: weight of the loss in a method.
-        weight_factor: what a method multiplies it by in each phase.
+        weight_factor: factor of the weight in each phase.
     """
 
     name = "geodesic"
@@ -250,9 +250,9 @@ class GeodesicDistillation(Distillation):
     ) -> None:
         super().__init__(group, base_weight, weight_factor)
         if not isinstance(dim, int) or dim < 1:
-            raise GeometryError(f"dim = {dim!r}: a whole number from 1 is needed")
+            raise GeometryError(f"dim = {dim!r}: allowed values are integers from 1")
         if distance not in ("cosine", "squared"):
-            raise ConfigError(f"distance = {distance!r}: cosine and squared are allowed")
+            raise ConfigError(f"distance = {distance!r}: allowed values are cosine and squared")
         self.dim = dim
         self.through_flow = through_flow
         self.center = center
@@ -261,7 +261,7 @@ class GeodesicDistillation(Distillation):
 
     @classmethod
     def build(cls, options: GeodesicOptions, group: Group = None) -> Self:
-        """Return the loss that the options ask for."""
+        """Return the distillation with these options."""
         return cls(
             options.subspace_dim,
             options.through_flow,
@@ -274,16 +274,15 @@ class GeodesicDistillation(Distillation):
         )
 
     def loss(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """Return the mean over the rows of all ranks, the subspaces being those of the global batch."""
+        """Return the mean over the rows of all ranks, with the subspaces of the global batch."""
         if self.group is None:
             return super().loss(student, teacher)
-        # Each rank computes the whole batch's loss: its own rows carry the gradient, also through the flow.
-        everything, start = gather_rows(
-            torch.stack([student.detach(), teacher.detach()], 1), self.group
-        )
-        others, end = everything[:, 0], start + len(student)
+        # Each rank computes the loss of the global batch; its own rows carry the gradient, also through the flow.
+        pairs = torch.stack([student.detach(), teacher.detach()], 1)
+        gathered, start = gather_rows(pairs, self.group)
+        others, end = gathered[:, 0], start + len(student)
         students = torch.cat([others[:start], student, others[end:]])
-        loss = global_mean(self.rows(students, everything[:, 1]))
+        loss = global_mean(self.rows(students, gathered[:, 1]))
         return loss.detach() + (loss - loss.detach()) * torch.distributed.get_world_size(self.group)
 
     def rows(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -301,9 +300,9 @@ class GeodesicDistillation(Distillation):
 
 
 def one_minus_cosine(a: Tensor, b: Tensor, least: float = 0.0) -> Tensor:
-    """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 where either is no longer than `least`.
+    """Return 1 - cos (batch,) of the rows of a, b: (batch, d); 0 if either has a length of at most `least`.
 
-    Half the squared distance of the unit rows: the textbook form loses the digits of small losses.
+    Computed as half the squared distance of the unit rows: the textbook formula loses digits of small losses.
     """
     norms = [torch.linalg.vector_norm(z, dim=1, keepdim=True) for z in (a, b)]
     both = (norms[0] > least) & (norms[1] > least)
@@ -317,11 +316,11 @@ def one_minus_cosine(a: Tensor, b: Tensor, least: float = 0.0) -> Tensor:
 def margin_ranking(
     cosines: Tensor, labels: Tensor, old: int, margin: float = 0.5, top: int = 2
 ) -> tuple[Tensor, Tensor]:
-    """Return LUCIR's hinges max(0, margin - cos of the true class + cos of a hard new class), (batch, K), and which count.
+    """Return LUCIR's hinges max(0, margin - cos of the true class + cos of a hard new class), (batch, K), and a mask.
 
-    cosines: (batch, classes) before the scale sigma, those of the `old` classes first; labels: (batch,). K = min(top, new classes)
-    are the highest new ones. The second result, (batch, 1) bool, tells the samples of old classes: LUCIR ranks those
-    alone. Take `global_mean` of both.
+    cosines: (batch, classes) before the scale sigma, the `old` classes first; labels: (batch,). The hard classes are the
+    K = min(top, new classes) highest new ones. The mask (batch, 1) selects the samples of old classes, which alone LUCIR ranks:
+    pass both to `global_mean`.
     """
     true = cosines.gather(1, labels.unsqueeze(1))
     hardest = cosines[:, old:].topk(min(top, cosines.shape[1] - old), dim=1).values

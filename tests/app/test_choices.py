@@ -149,9 +149,9 @@ def test_a_model_in_closed_form_is_not_trained(classifier, weeks):
 def test_without_workers_the_calling_thread_decodes(classifier, weeks, monkeypatch):
     threads, square = set(), squares.square
 
-    def watched(*given):
+    def watched(*arguments, **options):
         threads.add(current_thread())
-        return square(*given)
+        return square(*arguments, **options)
 
     monkeypatch.setattr(squares, "square", watched)
     classifier.learn(weeks[0], **QUICK | {"workers": 0})

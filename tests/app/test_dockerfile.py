@@ -17,7 +17,7 @@ STEPS = re.findall(r"^([A-Z]+) (.*)$", (ROOT / "Dockerfile").read_text(), flags=
 
 
 def step(name):
-    """Return what the last step of a kind says."""
+    """Return the last step of a kind."""
     return [words for kind, words in STEPS if kind == name][-1]
 
 

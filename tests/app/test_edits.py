@@ -51,7 +51,7 @@ def test_rename(taught, weeks):
         ("eins", ".dot", "no folder of images could have it"),
         ("eins", "a/b", "no folder of images could have it"),
         ("eins", "line\nbreak", "it is not valid text"),
-        ("eins", "unknown", "images unlike all classes are called that"),
+        ("eins", "unknown", "reserved for images unlike all classes"),
     ):
         with pytest.raises(GeodlError, match=message):
             taught.rename(old, new)

@@ -15,7 +15,7 @@ from geodl.app.classifier import IncrementalClassifier
 from geodl.app.finding import find
 from geodl.app.ledger import UNKNOWN_KEY, Ledger
 from geodl.app.page import owner, render
-from geodl.cli.own_display import say_learned
+from geodl.cli.own_display import print_learned
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.events import Advised
@@ -278,7 +278,7 @@ def test_the_accuracy_names_series_of_several_images_alone(tmp_path, capsys):
     model = IncrementalClassifier(tmp_path / "model")
     done = model.learn(PIXELS, NAMES, group_by=r"(image) [0-3]$", **CLOSED)
     assert (done.judged, done.series, done.in_series) == (len(PIXELS), 1, 4)
-    say_learned(model.path, done)
+    print_learned(model.path, done)
     assert f"on {len(PIXELS)} images, 4 of them in 1 series, each judged without" in _flat(capsys)
 
 

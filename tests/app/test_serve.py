@@ -41,7 +41,7 @@ def test_predictions_are_those_of_the_model(reader, base, digits, tmp_path):
         assert each == known | {"name": path.name}
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_predicted(reader, digits):
+def test_unreadable_images_are_skipped_with_a_reason(reader, digits):
     good = pictures(digits, 0, slice(30, 31))[0]
     large, tiny = encoded(Image.new("1", (10_000, 10_000))), encoded(Image.new("RGB", (2, 2)))
     answer = reader.predict(b"garbage", good, b"", good[:60], large, tiny).json()
@@ -52,7 +52,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_predicted(reader, digits):
         assert word in each["reason"]
 
 
-def test_names_of_files_are_shown_safely_and_never_used(reader, digits):
+def test_file_names_are_only_shown(reader, digits):
     good = pictures(digits, 0, slice(30, 31))[0]
     names = ["../../etc/passwd", "C:\\up\\x.png", "a\x1b[31m.png"]
     files = [("images", (name, good)) for name in names]
@@ -61,21 +61,21 @@ def test_names_of_files_are_shown_safely_and_never_used(reader, digits):
     assert all(each["name"].isprintable() for each in found)
 
 
-def test_validation_images_are_shown_to_those_who_know_the_token_alone(reader, digits):
+def test_similar_images_need_the_token(reader, digits):
     good = pictures(digits, 0, slice(30, 31))[0]
     (found,) = reader.predict(good, similar=True).json()["predictions"]
     values = [each["similarity"] for each in found["similar"]]
     assert len(values) == 4
     assert values == sorted(values, reverse=True)
     kind, _, content = found["similar"][0]["image"].partition(",")
-    assert kind == "data:image/png;base64"
+    assert kind == "data:image/webp;base64"
     (itself,) = reader.predict(base64.b64decode(content), similar=True).json()["predictions"]
     assert itself["similar"][0]["similarity"] == pytest.approx(1, abs=1e-3)
     with Client(reader.url, token=None) as stranger:
         assert stranger.predict(good, similar=True).json()["predictions"][0]["similar"] == []
 
 
-def test_many_predictions_at_once_are_all_right(reader, digits):
+def test_concurrent_predictions(reader, digits):
     images = [content for label in (0, 1) for content in pictures(digits, label, slice(30, 55))]
 
     def top(content):
@@ -85,7 +85,7 @@ def test_many_predictions_at_once_are_all_right(reader, digits):
     right = [top(content) for content in images]
 
     def one(i):
-        if i % 10 == 0:  # in between, a client that sends garbage
+        if i % 10 == 0:  # a client that sends garbage
             return reader.predict(b"garbage").json()["skipped"][0]["reason"] == "not an image"
         found, known = top(images[i % 50]), right[i % 50]
         return list(found) == list(known) and found == pytest.approx(known, abs=1e-5)
@@ -95,7 +95,7 @@ def test_many_predictions_at_once_are_all_right(reader, digits):
 
 
 class Held(IncrementalClassifier):
-    """A model that is read once it may be."""
+    """A model whose reads wait for permission."""
 
     asked, allowed = Event(), Event()
 
@@ -106,7 +106,7 @@ class Held(IncrementalClassifier):
 
 
 def test_the_queue_of_predictions(base, digits):
-    """Who no longer waits spoils no answer of others, and those who come first are served first."""
+    """A cancelled request does not affect others, and the owner is served first."""
     predictor, seen = Predictor(Held(base)), IncrementalClassifier(base).recognizer().transform
     (content,) = pictures(digits, 0, slice(1))
     first, owner, *others = [Future() for _ in range(102)]
@@ -146,8 +146,8 @@ def test_the_directory_is_read_again_only_after_a_commit(model):
     assert predictor.current().stack([other]).pixels.shape[2:] == (first.side, first.side)
 
 
-def test_a_class_that_is_removed_meanwhile_mixes_up_no_labels(model, monkeypatch):
-    """What is nearest comes from the state that predicts."""
+def test_a_class_that_is_removed_during_a_prediction_mixes_up_no_labels(model, monkeypatch):
+    """Similar images come from the state that predicts."""
     load, other = states.load, IncrementalClassifier(model)
     right = Counter(other.classes[label] for label in other.validation.labels.tolist())
 
@@ -159,20 +159,21 @@ def test_a_class_that_is_removed_meanwhile_mixes_up_no_labels(model, monkeypatch
 
     monkeypatch.setattr(states, "load", overtaken)
     now = Predictor(IncrementalClassifier(model)).current()
-    found = Counter(now.recognizer.classes[label] for label in now.validation.labels.tolist())
+    found = Counter(now.recognizer.classes[label] for label in now.state.validation.labels.tolist())
     assert other.classes == ("digit 1",)
     assert found == right
 
 
 def test_an_unexpected_error_while_decoding_is_answered(reader, digits, monkeypatch):
-    def broken(image, seen):
+    def broken(image, transform):
         raise MemoryError
 
     monkeypatch.setattr(batching, "decode", broken)
-    refused(reader.predict(*pictures(digits, 0, slice(1))), 500, "MemoryError")
+    with Client(reader.url) as client:  # the server closes this connection
+        refused(client.predict(*pictures(digits, 0, slice(1))), 500, "MemoryError")
 
 
-def test_small_requests_stay_in_memory_and_larger_ones_are_written(reader, digits, monkeypatch):
+def test_small_requests_stay_in_memory_and_larger_ones_go_to_files(reader, digits, monkeypatch):
     seen, decode = [], batching.decode
     monkeypatch.setattr(
         batching, "decode", lambda image, size: seen.append(image) or decode(image, size)
@@ -207,7 +208,7 @@ def test_the_onnx_file(client):
 
 
 @pytest.mark.slow
-def test_whatever_the_schema_allows_or_forbids_is_answered_as_it_says(model):
+def test_responses_follow_the_schema(model):
     schemathesis = pytest.importorskip("schemathesis")
     headers = {"Authorization": f"Bearer {TOKEN}"}
     # No schema says that there are as many labels as images, or which classes the model knows; and in a multipart request

@@ -1,4 +1,4 @@
-"""`geodl serve`: what it prints and refuses to serve; the client in the document."""
+"""`geodl serve`: what it prints and refuses to serve; the client in the documentation."""
 
 import re
 import socket
@@ -20,10 +20,10 @@ from geodl.core.errors import ConfigError, StoreError
         (["{folder}"], "is not a geodl directory|no head.json"),
         (["{folder}/new", "--allow-folder", "{folder}/nowhere"], "--allow-folder .*nowhere"),
         (["{folder}/new", "--host", "256.1.1.1"], "256.1.1.1 port 8000"),
-        (["{folder}/new", "--port", "70000"], "port = 70000: 0 to 65535"),
+        (["{folder}/new", "--port", "70000"], "port = 70000: allowed values are 0 to 65535"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_one_line(words, said, tmp_path):
+def test_bad_arguments(words, said, tmp_path):
     (tmp_path / "somebody's.txt").touch()
     with pytest.raises((ConfigError, StoreError), match=said):
         serve_command([word.format(folder=tmp_path) for word in words])
@@ -31,8 +31,6 @@ def test_what_cannot_be_served_is_said_in_one_line(words, said, tmp_path):
 
 
 ADDRESS = r"is served at http://127\.0\.0\.1:\d+/"
-
-
 EVERYWHERE = rf"http://{socket.gethostname()}:\d+/#token=[\w-]+\neverybody who reaches this"
 
 
@@ -41,7 +39,7 @@ EVERYWHERE = rf"http://{socket.gethostname()}:\d+/#token=[\w-]+\neverybody who r
     [
         ([], None, rf"{ADDRESS}#token=[\w-]{{32}}\n"),
         ([], "from-the-environment", rf"{ADDRESS}\nthe token is the value of GEODL_TOKEN"),
-        (["--read-only"], None, rf"{ADDRESS}\nCtrl-C"),
+        (["--read-only"], None, rf"{ADDRESS}\nPress Ctrl-C"),
         (["--host", "0.0.0.0"], None, EVERYWHERE),
     ],
 )
@@ -63,7 +61,7 @@ def serve_command(words):
     return app(["serve", *words], exit_on_error=False, print_error=False)
 
 
-def test_the_client_in_the_document_works(tmp_path, digits):
+def test_the_client_in_the_documentation(tmp_path, digits):
     text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
     write_digits(tmp_path / "week1", digits, (0, 1), 12)

@@ -1,4 +1,4 @@
-"""`geodl serve` under load and attack, with real sockets: limits, time-outs, shares, what strangers are told."""
+"""`geodl serve` under load and attack, with real sockets: limits, time-outs, shares, what strangers can see."""
 
 import asyncio
 import itertools
@@ -72,7 +72,7 @@ def closed(connection, seconds=60):
 # ----------------------------------------------------------------------------------------------------- connections
 
 
-def test_half_sent_heads_and_garbage_with_few_files_keep_nobody_out(
+def test_incomplete_headers_and_garbage_with_few_files_keep_nobody_out(
     model, digits, tmp_path, connect
 ):
     resource = pytest.importorskip("resource")  # Windows has none
@@ -96,7 +96,7 @@ def test_half_sent_heads_and_garbage_with_few_files_keep_nobody_out(
     assert len(log.splitlines()) <= 4, log
 
 
-def test_slow_heads_and_clients_that_do_not_read_are_closed(model, connect, monkeypatch):
+def test_slow_clients_are_disconnected(model, connect, monkeypatch):
     dropped, drop = [], Connection.drop
     monkeypatch.setattr(Connection, "drop", lambda each: (dropped.append(each), drop(each)))
     page = b"GET /static/style.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -127,11 +127,11 @@ def test_the_owner_s_connection_is_not_closed_to_make_room(model, connect):
 
 
 @pytest.mark.parametrize("limits", [Limits(idle_seconds=1), Limits(upload_seconds=1)])
-def test_uploads_that_stop_or_drip_get_a_408(model, connect, limits):
+def test_slow_uploads_get_a_408(model, connect, limits):
     with running(model, limits=limits) as url, ThreadPoolExecutor(1) as pool:
         slow = connect(url)
         answer = pool.submit(closed, slow)
-        while limits.idle_seconds > 1 and not answer.done():  # some bytes now and then do not help
+        while limits.idle_seconds > 1 and not answer.done():  # sending a byte now and then
             time.sleep(0.1)
             with suppress(OSError):
                 slow.sendall(b"x")
@@ -149,15 +149,15 @@ def test_sizes_of_requests_are_limited(model, digits):
             assert "20.0 kB" in answers[0].json()["error"]
             assert "more than 2 images" in answers[1].json()["error"]
         assert owner.predict(*good[:2]).status_code == 200
-        # some say nothing of their length, so that it shows only as they arrive
+        # also without Content-Length
         head, kind = HALF.partition(b"\r\n\r\n")[2], "multipart/form-data; boundary=b"
         bodies = [("classes/rename", large, "application/json"), ("predict", head + large, kind)]
         for (path, body, kind), wrapped in itertools.product(bodies, (bytes, lambda b: iter([b]))):
             for client in (owner, stranger):
                 how = {"content": wrapped(body), "headers": {"Content-Type": kind}}
-                told = client is owner or wrapped is bytes
+                known = client is owner or wrapped is bytes
                 answer = client.post(f"/api/v1/{path}", **how)
-                assert answer.status_code == (413 if told else 411)
+                assert answer.status_code == (413 if known else 411)
 
 
 @pytest.mark.parametrize("part", [b"--b\r\na: b\r\n\r\n\r\n", b"--b\r\n\r\n\r\n"])
@@ -187,7 +187,7 @@ def test_bodies_in_chunks_are_not_read_without_the_token(model, connect, monkeyp
 # ----------------------------------------------------------------------------------------------------------- shares
 
 
-def test_half_open_uploads_of_strangers_leave_the_owner_in(model, digits, connect):
+def test_incomplete_uploads_of_strangers_leave_the_owner_in(model, digits, connect):
     good = pictures(digits, 0)[0]
     limits = Limits(requests=(4, 4), connections=40)
     with running(model, limits=limits) as url, Client(url) as owner, Client(url, None) as stranger:
@@ -201,7 +201,9 @@ def test_half_open_uploads_of_strangers_leave_the_owner_in(model, digits, connec
         assert stranger.until(lambda: stranger.predict(good).status_code == 200)
 
 
-def test_headers_that_take_long_to_read_leave_the_owner_in(model, digits, connect, monkeypatch):
+def test_pictures_whose_size_takes_long_to_read_leave_the_owner_in(
+    model, digits, connect, monkeypatch
+):
     """A picture of 60 MB may hold millions of empty parts before its size is known."""
     begun, over = [], threading.Event()
 
@@ -220,7 +222,7 @@ def test_headers_that_take_long_to_read_leave_the_owner_in(model, digits, connec
             time.sleep(0.5)  # the others wait for the same
             owner.timeout = 20
             assert owner.predict(pictures(digits, 0)[0]).status_code == 200
-            assert owner.told()["state"]
+            assert owner.event()["state"]
         finally:
             over.set()
 
@@ -251,11 +253,11 @@ def test_megapixels_of_a_request_and_in_flight_are_limited(model, monkeypatch):
     png, jpeg = encoded(blank), encoded(blank, "JPEG")
     progressive = encoded(blank, "JPEG", progressive=True)
 
-    def slow(image, seen, decode=batching.decode):
+    def slow(image, transform, decode=batching.decode):
         if len(image) == len(png):
             begun.set()
             assert may_end.wait(30)
-        return decode(image, seen)
+        return decode(image, transform)
 
     monkeypatch.setattr(batching, "decode", slow)
     limits = Limits(megapixels=5, decoding=(5, 5))
@@ -274,10 +276,10 @@ def test_megapixels_of_a_request_and_in_flight_are_limited(model, monkeypatch):
         assert stranger.predict(jpeg, jpeg).status_code == 200
 
 
-def test_work_whose_client_has_gone_is_given_up(model, monkeypatch, connect):
+def test_the_work_of_a_disconnected_client_is_cancelled(model, monkeypatch, connect):
     begun = []
 
-    def slow(image, seen):
+    def slow(image, transform):
         begun.append(image)
         time.sleep(0.2)
         return "too slow"
@@ -292,10 +294,10 @@ def test_work_whose_client_has_gone_is_given_up(model, monkeypatch, connect):
         assert len(begun) < 30
 
 
-# ------------------------------------------------------------------------------------------------ what strangers are told
+# ------------------------------------------------------------------------------------------------ what strangers can see
 
 
-def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
+def test_strangers_see_no_paths_processes_or_hosts(model, tmp_path):
     secrets = [str(tmp_path), f" on {socket.gethostname()}", f"process {os.getpid()}"]
     (tmp_path / "images" / "empty").mkdir(parents=True)
     with (
@@ -311,8 +313,8 @@ def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
         assert (job["state"], str(tmp_path) in job["error"]) == ("failed", True)
         answers = [stranger.get(f"/api/v1/jobs/{job['id']}"), stranger.get("/api/v1/jobs")]
         answers += [stranger.get("/api/v1/export/report"), stranger.get("/api/v1/history")]
-        told = stranger.told()
-        assert "shown with the token" in told["jobs"][-1]["error"]
+        event = stranger.event()
+        assert "shown with the token" in event["jobs"][-1]["error"]
     for path in (model / "objects").iterdir():
         path.write_bytes(b"damaged")
     with running(model) as url, Client(url) as owner, Client(url, None) as stranger:
@@ -321,12 +323,12 @@ def test_strangers_are_told_no_paths_processes_or_hosts(model, tmp_path):
         answers.append(stranger.predict(encoded(Image.new("RGB", (20, 20)))))
     with running(tmp_path / "new") as url, Client(url, None) as stranger:
         answers += [stranger.get("/api/v1/model"), stranger.predict(b"x")]
-    texts = [str(told), *(answer.text for answer in answers)]
+    texts = [str(event), *(answer.text for answer in answers)]
     assert not [text for text in texts if any(secret in text for secret in secrets)]
     assert answers[-1].json() == {"error": "the model has learned nothing yet"}
 
 
-def test_the_report_that_strangers_see_names_no_files(tmp_path, monkeypatch):
+def test_the_report_of_strangers_names_no_files(tmp_path, monkeypatch):
     """No file of weights with its path, and no image that looks mislabelled."""
     network = build_network("resnet8", 1, head="cosine").backbone.state_dict()
     (tmp_path / "w.safetensors").write_bytes(tensor_file(network))

@@ -1,4 +1,4 @@
-"""Images collected for teaching on the server: one class each, a quota, an expiry, and what a job makes of them."""
+"""Images collected for teaching: one class each, a quota, expiry, and how jobs use them."""
 
 import os
 import tempfile
@@ -13,11 +13,7 @@ from geodl.app.serve.uploads import Upload
 
 
 def add(client, images):
-    pairs = [(label, content) for label, contents in images.items() for content in contents]
-    files = [("images", ("same.png", content)) for _, content in pairs]
-    return client.post(
-        "/api/v1/tray/add", data={"labels": [each for each, _ in pairs]}, files=files
-    )
+    return client.learn(images, path="tray/add", name="same.png")
 
 
 def tray(client):
@@ -28,15 +24,15 @@ def teach(client):
     return client.ended(client.post("/api/v1/tray/teach"))
 
 
-def test_images_are_collected_moved_dropped_and_shown(client, digits):
+def test_images_are_collected_moved_shown_and_dropped(client, digits):
     first, second = pictures(digits, 2, slice(2))
     found = add(client, {"two": [first, second, first]}).json()
     assert found[0] == found[2] != found[1]
     assert len(tray(client)) == 2
-    assert len({each["name"] for each in found}) == 2  # each by a name of its own
-    version = client.told()["tray"]
+    assert len({each["name"] for each in found}) == 2  # unique names
+    version = client.event()["tray"]
     (moved,) = add(client, {"three": [first]}).json()
-    assert client.until(lambda: client.told()["tray"] != version)
+    assert client.until(lambda: client.event()["tray"] != version)
     assert moved["id"] == found[0]["id"]
     assert [each["label"] for each in tray(client)] == ["three", "two"]
     shown = client.get(f"/api/v1/tray/{moved['id']}").json()["image"]
@@ -55,13 +51,13 @@ def files(tmp_path, monkeypatch):
     return lambda: list(tmp_path.glob("private/geodl-serve-*/*/*"))
 
 
-def test_what_is_taught_leaves_the_tray_and_what_is_broken_stays(model, digits, files):
+def test_learned_images_leave_the_tray_and_broken_ones_stay(model, digits, files):
     with running(model) as url, Client(url) as client:
         add(client, {"two": [*pictures(digits, 2), b"garbage"]})
         assert len(files()) == 13
         job = teach(client)
         assert job["state"] == "done"
-        assert client.until(lambda: client.told()["state"] == job["version"])
+        assert client.until(lambda: client.event()["state"] == job["version"])
         (left,) = tray(client)
         assert (left["flaw"], left["job"], len(files())) == ("not an image", None, 1)
         assert client.get(f"/api/v1/tray/{left['id']}").json()["image"] == ""
@@ -72,7 +68,7 @@ def test_what_is_taught_leaves_the_tray_and_what_is_broken_stays(model, digits, 
         assert (tray(client), files()) == ([], [])  # no image of it is left anywhere
 
 
-def test_a_cancelled_job_gives_the_images_back(model, digits, files):
+def test_a_cancelled_job_returns_its_images(model, digits, files):
     with running(model, options={"epochs": 5000, "threads": 1}) as url, Client(url) as client:
         add(client, {"two": pictures(digits, 2)})
         key = client.post("/api/v1/tray/teach").json()["id"]
@@ -97,14 +93,14 @@ def test_the_quota(model, limits, files):
         assert len(files()) == len(tray(client)) == 2
 
 
-def test_what_nobody_teaches_expires(model, digits, files):
+def test_images_expire(model, digits, files):
     with running(model, limits=Limits(tray_seconds=0.1)) as url, Client(url) as client:
         add(client, {"two": pictures(digits, 2)})
         client.until(lambda: not tray(client))
         assert files() == []
 
 
-def test_what_is_being_taught_does_not_expire(tmp_path):
+def test_images_do_not_expire_while_they_are_taught(tmp_path):
     upload = Upload(tmp_path / "upload", 1)
     upload.folder.mkdir()
     (upload.folder / "0").write_bytes(b"an image")
@@ -114,13 +110,13 @@ def test_what_is_being_taught_does_not_expire(tmp_path):
     job = tray.teach(SimpleNamespace(add=lambda job: job))
     version = tray.version
     tray.expire()
-    assert (tray.version, len(tray.listed())) == (version, 1)  # no page is told of a change
+    assert (tray.version, len(tray.listed())) == (version, 1)  # no event for the page
     job.ended(job, "failed")
     tray.expire()
     assert (tray.version > version, tray.listed()) == (True, [])
 
 
-def test_a_class_that_cannot_be_removed_keeps_its_collected_images(model, digits, files):
+def test_a_failed_removal_keeps_the_collected_images(model, digits, files):
     remove = {"name": "two", "for_good": True}
     with running(model) as url, Client(url) as client:
         add(client, {"two": pictures(digits, 2)})

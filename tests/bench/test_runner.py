@@ -133,7 +133,7 @@ def test_the_error_of_a_process_is_its_last_line(tmp_path):
         return process.result()
 
     assert ended("--version") == ""
-    assert ended("rnu") == "rnu: no such command; did you mean run?"
+    assert ended("rnu").startswith('Unknown command "rnu".')
     assert ended("--help", killed=True) == "killed by SIGKILL"
 
 

@@ -77,7 +77,7 @@ def test_a_table_on_a_terminal(tmp_path):
     board = grids.Board(jobs)
     board(jobs)
     with grids.console.capture() as said:
-        grids.say(board.table())
+        grids.echo(board.table())
     shown = said.get()
     assert "LUCIR, seed 0" in shown
     assert "3/3" in shown

@@ -36,14 +36,14 @@ class Done:
                 self.record = earlier
 
     def get(self, name: str) -> tuple[Count, list[Failure]] | None:
-        """Return what a family that is done came to."""
+        """Return the result of a family that is done."""
         found = self.record["families"].get(name)
         if found is None:
             return None
         return Count(**found["count"]), [Failure(**each) for each in found["failures"]]
 
     def put(self, name: str, count: Count, failures: list[Failure]) -> None:
-        """Keep a family."""
+        """Store the result of a family."""
         entry = {"count": asdict(count), "failures": [asdict(each) for each in failures]}
         self.record["families"][name] = entry
         if self.file is not None:
@@ -51,7 +51,7 @@ class Done:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the families named on the command line."""
     arguments = _arguments()
     sys.addaudithook(watch)
     done = Done(arguments.resume, arguments)
@@ -91,7 +91,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run(name: str, arguments: argparse.Namespace, done: Done) -> None:
-    """Run a family and keep what it came to."""
+    """Run a family and store its result."""
     began, before = time.monotonic(), USED.copy()
     cases = FAMILIES[name].cases(arguments.cases)
     numbers = range(arguments.first, arguments.first + cases)

@@ -34,9 +34,8 @@ def commands(draw: random.Random, folder: Path) -> None:
     assert status == 0
     assert re.search("^sound +interrupted +2/3 ", out, flags=re.M), out
     assert any(line.startswith("it ") for line in out.splitlines()), "the damaged run is hidden"
-    words = draw.choice(["runs show", "runs show --json", "results add", "runs rm"]).split()
-    more = ["--to", str(folder / "outside" / "kept")] if words[0] == "results" else []
-    geodl(*words[:2], str(folder / "it"), *words[2:], *more)
+    words = draw.choice(["runs show", "runs show --json", "runs rm"]).split()
+    geodl(*words[:2], str(folder / "it"), *words[2:])
 
 
 def geodl(*words: str, notes: int = 0) -> tuple[Any, str]:

@@ -124,7 +124,7 @@ def odd_json(draw: random.Random, path: Path) -> bool:
         path.write_bytes(data)
         return False
     if path.parent.name == "objects":
-        put_anew(path, data)
+        put_signed(path, data)
         return True
     with suppress(ValueError, TypeError, RecursionError):
         path.write_bytes(json_file(signed(json.loads(data))))
@@ -133,7 +133,7 @@ def odd_json(draw: random.Random, path: Path) -> bool:
     return True
 
 
-def put_anew(path: Path, data: bytes) -> None:
+def put_signed(path: Path, data: bytes) -> None:
     """Replace an object by another one, with sound checksums, in all phases that name it."""
     digest, root = hashlib.sha256(data).hexdigest(), path.parents[1]
     path.with_name(digest).write_bytes(data)
@@ -183,7 +183,7 @@ def odd_tensors(draw: random.Random, path: Path) -> bool:
         claimed = draw.choice([len(header)] * 6 + [0, 1, len(header) + 1, 2**31, 2**63, 2**64 - 1])
         data = claimed.to_bytes(8, "little") + header + data[8 + length :]
     if draw.random() < 0.7:
-        put_anew(path, data)
+        put_signed(path, data)
         return True
     path.write_bytes(data)
     return False
@@ -227,7 +227,7 @@ def other_tensors(draw: random.Random, path: Path) -> None:
     other = draw.choice(kinds)
     if other is not None:
         tensors[name] = other.contiguous()
-    put_anew(path, tensor_file(tensors))
+    put_signed(path, tensor_file(tensors))
 
 
 def harm(draw: random.Random, path: Path, outside: Path) -> bool:

@@ -28,7 +28,7 @@ save = partial(commit, states=4, lasting=["metrics.json"])
 
 @cache
 def sample(kind: str) -> Mapping[str, bytes | None]:
-    """Return the files of a run that was interrupted in its third phase, or of a model of four steps, one begun and one taken back."""
+    """Return the files of a run that was interrupted in its third phase, or of a model of four steps, one begun and one undone."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "it"
         run = make(path) if kind == "run" else make_model(path)
@@ -61,7 +61,7 @@ def plain(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def answers(path: Path) -> dict[str, Any]:
-    """Return all that reading a directory gives, each part by itself."""
+    """Return the results of all reads of a directory, each part by itself."""
     run = attempt(lambda: Directory(path))
     if isinstance(run, Refused):
         return {"record": run}
@@ -106,7 +106,7 @@ def answers(path: Path) -> dict[str, Any]:
 
 
 def comparable(found: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of answers what names a path or tells a time."""
+    """Drop the answers that depend on paths or times."""
     kept = {name: value for name, value in found.items() if name not in ("events", "times")}
     return {
         name: "refused" if isinstance(value, Refused) else value for name, value in kept.items()
@@ -122,7 +122,7 @@ def sound(kind: str) -> dict[str, Any]:
 
 
 def check_answers(kind: str, path: Path) -> dict[str, Any]:
-    """Return the answers, of which each is the right one or refused. What is nice to have may be missing, but not wrong."""
+    """Return the answers, of which each is the right one or refused. Optional parts may be missing, but not wrong."""
     given = answers(path)
     for name, found in given.items():
         right = sound(kind)[name]
@@ -138,8 +138,8 @@ def check_answers(kind: str, path: Path) -> dict[str, Any]:
     return given
 
 
-def go_on(path: Path) -> None:
-    """Write to a directory as the same command would that was interrupted."""
+def resume(path: Path) -> None:
+    """Write to a directory as the same command would after an interruption."""
     run = Directory(path)
     with run.lock():
         run.load_progress()
@@ -156,7 +156,7 @@ def go_on(path: Path) -> None:
 
 
 def redo(path: Path) -> None:
-    """Bring back the phase that was taken back."""
+    """Redo the phase that was undone."""
     run = Directory(path)
     with run.lock():
         run.redo()
@@ -191,7 +191,7 @@ def _damaged(draw: random.Random, folder: Path, how: Damage) -> None:
         )
         checked = attempt(lambda: redo(folder / "it")) if only_undone else found["verify"]
         assert isinstance(checked, Refused), f"{name} passes for sound"
-    written = attempt(lambda: go_on(folder / "it"))
+    written = attempt(lambda: resume(folder / "it"))
     assert written is None, f"{name} blocks: {written}"
 
 
@@ -210,7 +210,7 @@ def odd_events(draw: random.Random, folder: Path) -> None:
     found = answers(folder / "it")
     assert all(event in found["events"] for event in sound(kind)["events"])
     assert comparable(found) == comparable(sound(kind))
-    assert attempt(lambda: go_on(folder / "it")) is None
+    assert attempt(lambda: resume(folder / "it")) is None
 
 
 @family("odd tensors")
@@ -229,12 +229,12 @@ def _odd(draw: random.Random, path: Path, how: Damage, suffix: str, *heads: str)
         answers(path)
     else:
         check_answers(kind, path)
-    return attempt(lambda: go_on(path))
+    return attempt(lambda: resume(path))
 
 
 @family("odd files")
 def odd_files(draw: random.Random, folder: Path) -> None:
-    """A pipe, a device, a link, a folder in the place of a file or the other way round: nothing outside changes."""
+    """A pipe, a device, a link, a folder in the place of a file or vice versa: nothing outside changes."""
     kind = draw.choice(KINDS)
     name = draw.choice(sorted(sample(kind)))
     put(kind, folder / "it")
@@ -243,7 +243,7 @@ def odd_files(draw: random.Random, folder: Path) -> None:
     damage.replace(draw, folder / "it" / name, outside)
     before = snapshot(outside)
     check_answers(kind, folder / "it")
-    written = attempt(lambda: go_on(folder / "it"))
+    written = attempt(lambda: resume(folder / "it"))
     if name.startswith("progress"):
         assert written is None, f"{name} blocks: {written}"
     if kind == "run" and draw.random() < 0.5:

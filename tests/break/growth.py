@@ -1,4 +1,4 @@
-"""A model that grows: many classes, many steps, many files. Large cases, of which the fast tests run small ones."""
+"""A growing model: many classes, many steps, many files. The fast tests run these cases at small sizes."""
 
 import json
 import os
@@ -22,7 +22,7 @@ SHOWN = 20
 
 
 def pictures(draw: random.Random, number: int) -> Any:
-    """Return so many small pictures, no two alike: (N, H, W, 3)."""
+    """Return different small pictures, (N, H, W, 3)."""
     return noise(number, SIDE, SIDE, 3, seed=draw.randrange(2**32))
 
 
@@ -41,7 +41,7 @@ def many_classes(draw: random.Random, folder: Path, classes: int = 40) -> None:
     found = model.predict(pictures(draw, 5), top=classes, threshold=float("-inf"))
     assert all(sorted(name for name, _ in one.top) == sorted(names) for one in found)
     assert len(json.loads(geodl("info", str(model.path), "--json")[1])["classes"]) == classes
-    assert len(geodl("info", str(model.path))[1].splitlines()) < 100, "more than a person reads"
+    assert len(geodl("info", str(model.path))[1].splitlines()) < 100, "too long to read"
     gone = draw.choice(names)
     model.remove(gone, for_good=True)
     assert sorted([*model.classes, gone]) == sorted(names)
@@ -49,7 +49,7 @@ def many_classes(draw: random.Random, folder: Path, classes: int = 40) -> None:
 
 @family("many steps", most=3, steps=100)
 def many_steps(draw: random.Random, folder: Path, steps: int = 6) -> None:
-    """One step after the other, some taken back or brought back: the classes are as they should be, and old states are gone."""
+    """Many steps in a row, some undone or redone: the classes are right, and old states are gone."""
     model, number = IncrementalClassifier(folder / "model"), count()
     states: list[list[str]] = []
     undone: list[list[str]] = []
@@ -99,7 +99,7 @@ def many_steps(draw: random.Random, folder: Path, steps: int = 6) -> None:
 
 @family("many files", most=1, files=100_000)
 def many_files(draw: random.Random, folder: Path, files: int = 300) -> None:
-    """Very many files, most of them bad: each is used or named, a person is told of the first ones, JSON of all."""
+    """Very many files, most of them bad: each is used or named; the terminal lists the first ones, JSON all."""
     good = 12
     source, model = folder / "images", str(folder / "model")
     for name in ("a", "b"):
@@ -108,19 +108,19 @@ def many_files(draw: random.Random, folder: Path, files: int = 300) -> None:
             (source / name / f"good {i}.png").write_bytes(encode(Image.fromarray(picture)))
         _fill(draw, source / name, files // 2 - good)
     options = "--network convnet --method finetune --epochs 1 --threads 1 --workers 2".split()
-    status, told = geodl("learn", model, str(source), *options)
+    status, out = geodl("learn", model, str(source), *options)
     assert status == 0
-    assert f"skipped: {files - 2 * good}" in told
-    assert len(told.splitlines()) < SHOWN + 30
-    assert "--json lists all" in told
-    status, told = geodl("predict", model, str(source), "--json", "--workers", "2")
-    found = json.loads(told)
+    assert f"skipped: {files - 2 * good}" in out
+    assert len(out.splitlines()) < SHOWN + 30
+    assert "--json lists all" in out
+    status, out = geodl("predict", model, str(source), "--json", "--workers", "2")
+    found = json.loads(out)
     named = [each["name"] for part in ("predictions", "skipped") for each in found[part]]
     assert len(set(named)) == files
     assert len(found["predictions"]) >= 2 * good
-    status, told = geodl("learn", str(folder / "other"), str(source), "--strict", *options)
+    status, out = geodl("learn", str(folder / "other"), str(source), "--strict", *options)
     assert status == 2
-    assert not told
+    assert not out
     assert not (folder / "other").exists()
 
 

@@ -19,9 +19,9 @@ from geodl.core.errors import GeodlError
 
 Case = Callable[..., None]
 MEMORY = Path("/dev/shm")
-"""A file system in the memory, where there is one: thousands of cases need not wait for the disk."""
+"""A file system in memory, if there is one, so that thousands of cases need not wait for the disk."""
 SECONDS = 60.0
-"""A case that computes longer hangs: the slowest takes a second. So does one that waits for ten times as long."""
+"""A case that computes longer, or waits ten times as long, counts as a hang; the slowest takes a second."""
 LARGE_SECONDS = 1200.0
 """The same for a case at its full size."""
 LEAST = 500
@@ -30,19 +30,19 @@ LEAST = 500
 
 @dataclass(frozen=True)
 class Family:
-    """How a case is made; of a large one there are `most` cases, whose sizes are small unless `full` ones are asked for."""
+    """A function that makes a case; for large cases their number, `most`, and their `full` sizes."""
 
     case: Case
     most: int | None = None
     full: Mapping[str, int] = field(default_factory=dict)
 
     def cases(self, wanted: int) -> int:
-        """Return how many cases are run where so many are wanted of each family."""
+        """Return the number of cases to run if `wanted` are asked of each family."""
         return wanted if self.most is None else min(wanted, self.most)
 
     @property
     def least(self) -> int:
-        """How many cases a table needs: of a large family all."""
+        """The number of cases that a table needs: all cases of a large family."""
         return self.cases(LEAST)
 
 
@@ -76,14 +76,14 @@ def family(name: str, most: int | None = None, **full: int) -> Callable[[Case], 
 
 @dataclass(frozen=True)
 class Refused:
-    """What was refused as it should be: by an error of the package, in one line."""
+    """A proper refusal: an error of the package, in one line."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many cases of a family were run, and what they used."""
+    """The number of cases of a family that were run, and the processes and sockets that they used."""
 
     cases: int
     processes: int = 0
@@ -92,7 +92,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Failure:
-    """A case that failed, which the same family and number make again."""
+    """A case that failed; family and number reproduce it."""
 
     family: str
     number: int
@@ -100,11 +100,11 @@ class Failure:
 
 
 class Hang(BaseException):
-    """Not an Exception, so that nobody catches it."""
+    """Not an Exception, so that no handler catches it."""
 
 
 def attempt(call: Callable[[], Any]) -> Any:
-    """Return what a call gives, or how it was refused; any other error is a failure, and so are several lines."""
+    """Return the result of a call, or its refusal; any other error is a failure, and so is a message of several lines."""
     try:
         return call()
     except GeodlError as error:
@@ -115,7 +115,7 @@ def attempt(call: Callable[[], Any]) -> Any:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `Hang` in a block that computes longer, or takes ten times as long: other programs may use the processor."""
+    """Raise `Hang` in a block that computes longer, or takes ten times as long, as other programs may use the processor."""
     with (
         _timed(signal.ITIMER_PROF, signal.SIGPROF, seconds, "of processor time"),
         _timed(signal.ITIMER_REAL, signal.SIGALRM, 10 * seconds, "of waiting"),

@@ -1,4 +1,4 @@
-"""What people hand over: pictures, archives, arrays, options, command lines. Read whole, or refused in one clean line."""
+"""Odd input: pictures, archives, arrays, options, command lines. Read correctly, or refused in one clean line."""
 
 import contextlib
 import io
@@ -212,7 +212,7 @@ TYPED = (
 
 @family("toml")
 def odd_toml(draw: random.Random, folder: Path) -> None:
-    """A file of random options is read as what it says, or refused in one line."""
+    """A file of random options is read or refused in one line."""
     raw = [value for value in damage.VALUES if draw.random() < 0.3] or ["1"]
     tables = ["", "", "[lucir]", "[distillation.geodesic]", "[nosuch]", "[[a]]", "[distillation]"]
     names = [*all_options(), "preset", "no such", "a.b.c", '"\\n"', "méthode", "seed.x"]
@@ -233,7 +233,7 @@ FAST = (
     *"info predict evaluate undo redo rename remove methods".split(),
     *("config show", "config presets", "runs list", "runs show"),
 )
-"""Commands that end at once, whatever they are given."""
+"""Commands that end at once, whatever their arguments."""
 
 
 @family("command lines")

@@ -17,7 +17,7 @@ from geodl.core.files import make_below
 from geodl.store import remove_directory
 
 from .damage import snapshot
-from .directories import KINDS, go_on, put, sample
+from .directories import KINDS, put, resume, sample
 from .harness import Refused, attempt, family
 
 Place = Callable[[random.Random, Path, Path], None]
@@ -65,7 +65,7 @@ def model_or_run(draw: random.Random, folder: Path, outside: Path) -> None:
     names = ["objects", "progress", "phases", "undone", "damaged-progress", "tensorboard"]
     names += ["report.html", "lock", "writer.json", *sorted(sample(kind))]
     _link(draw, path / draw.choice(names), outside)
-    attempt(lambda: go_on(path))
+    attempt(lambda: resume(path))
     if kind == "run":
         attempt(lambda: make(path, fresh=True))
     attempt(lambda: remove_directory(path))

@@ -36,7 +36,7 @@ def part(*classes: int) -> tuple[torch.Tensor, list[str]]:
 
 @cache
 def model_files(method: str) -> Mapping[str, bytes | None]:
-    """Return the files of a model of two steps, one of them renamed, and one that was taken back; made once."""
+    """Return the files of a model of two steps, one of them renamed, and one that was undone; made once."""
     with tempfile.TemporaryDirectory() as folder:
         model = IncrementalClassifier(Path(folder) / "model")
         model.learn(*part(0, 1), method=method, **QUICK)
@@ -92,7 +92,7 @@ BESIDE = "images_per_second directory_bytes model unfinished undone redo undo".s
 
 
 def command(words: str, path: Path, images: Path) -> tuple[Any, str]:
-    """Give a command to a model."""
+    """Run a command on a model."""
     name, *options = words.split()
     more = {
         "predict": [str(images)],
@@ -106,25 +106,25 @@ def command(words: str, path: Path, images: Path) -> tuple[Any, str]:
 
 
 def answer(words: str, path: Path, images: Path) -> Any:
-    """Return what a read tells of a model, without what hangs on time and place; None where it is refused."""
+    """Return the JSON of a read, without what depends on time and place; None if it is refused."""
     status, out = command(words, path, images)
     if status:
         return None
-    told = json.loads(out)
+    facts = json.loads(out)
     for name in BESIDE:
-        told.pop(name, None)
-    for each in [*told.get("classes", []), *told.get("steps", [])]:
+        facts.pop(name, None)
+    for each in [*facts.get("classes", []), *facts.get("steps", [])]:
         if isinstance(each, dict):  # from events.jsonl, of which lines may be lost
             each.pop("learned", None)
             each.pop("time", None)
-    for each in told.get("predictions", []):
+    for each in facts.get("predictions", []):
         each["name"] = Path(each["name"]).name
-    return told
+    return facts
 
 
 @cache
 def right(words: str, method: str) -> Any:
-    """Return what the undamaged model tells."""
+    """Return the JSON of the undamaged model."""
     with tempfile.TemporaryDirectory() as folder:
         restore(model_files(method), Path(folder) / "model")
         restore(pictures(), Path(folder) / "images")
@@ -140,10 +140,10 @@ def models(draw: random.Random, folder: Path) -> None:
     path, images = folder / "model", folder / "images"
     restore(model_files(method), path)
     restore(pictures(), images)
-    anew = harm(draw, path, folder / "outside")
+    signed = harm(draw, path, folder / "outside")
     read = draw.choice(READS)
     found = answer(read, path, images)
-    assert anew or found is None or found == right(read, method), f"{read}: another answer"
+    assert signed or found is None or found == right(read, method), f"{read}: another answer"
     for words in draw.sample(WRITES, 2):
         command(words, path, images)
     answer("info --json", path, images)
@@ -157,9 +157,9 @@ def runs(draw: random.Random, folder: Path) -> None:
     restore(run_files(), path)
     if draw.random() < 0.5:
         cut(path, 2)
-    anew = harm(draw, path, folder / "outside") if draw.random() < 0.9 else False
+    signed = harm(draw, path, folder / "outside") if draw.random() < 0.9 else False
     found = attempt(lambda: _run(path))
-    if not anew and not isinstance(found, Refused):
+    if not signed and not isinstance(found, Refused):
         for name, data in run_files().items():
             if name.startswith("objects/"):
                 assert (path / name).read_bytes() == data, f"complete, but another {name}"

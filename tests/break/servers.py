@@ -1,4 +1,4 @@
-"""A server under real connections: half open ones, torn ones, garbage, requests of strangers, planted jobs."""
+"""A server under real connections: incomplete ones, torn ones, garbage, requests of strangers, planted jobs."""
 
 import atexit
 import json
@@ -46,7 +46,7 @@ def _serving(folder: Path, limits: Limits) -> Iterator[str]:
 
 @family("server", most=20, sockets=100)
 def server(draw: random.Random, folder: Path, sockets: int = 40) -> None:
-    """Real connections that are half open, torn or garbage: the owner is answered, and no answer is a 500."""
+    """Real connections that are incomplete, torn or garbage: the owner is still served."""
     few = Limits(connections=24, requests=(8, 4), streams=(4, 2))
     with _serving(folder, few) as url, ExitStack() as held, Client(url) as owner:
         for _ in range(sockets):
@@ -89,7 +89,7 @@ HEADERS = (
 
 @cache
 def _shared() -> tuple[str, Path, str]:
-    """Return the address of a server that all cases ask, the directory of its model, and what it says of that."""
+    """Return the address of a server shared by all cases, the directory of its model, and its description of the model."""
     held = ExitStack()
     atexit.register(held.close)
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="geodl-break-")))
@@ -100,7 +100,7 @@ def _shared() -> tuple[str, Path, str]:
 
 @family("requests")
 def requests(draw: random.Random, folder: Path) -> None:
-    """Odd requests without the token: an answer that is no failure of the server, tells no path, and changes nothing."""
+    """Odd requests without the token: the answer is no server error, names no path, and nothing changes."""
     url, place, before = _shared()
     path = draw.choice(PATHS) if draw.random() < 0.3 else f"/api/v1/{draw.choice(BELOW)}"
     lines = [f"{draw.choice(METHODS)} {path} HTTP/1.1", "Connection: close"]
@@ -116,7 +116,7 @@ def requests(draw: random.Random, folder: Path) -> None:
         answer = _answered(connection)
     status = answer.partition(b" ")[2][:3]
     assert not answer or (status.isdigit() and status < b"500"), answer[:300]
-    assert str(place).encode() not in answer, "it tells a path"
+    assert str(place).encode() not in answer, "it names a path"
     assert b"Traceback" not in answer
     with Client(url, None) as client:
         assert client.get("/api/v1/model").text == before, "the model changed"
@@ -153,7 +153,7 @@ def _answered(connection: socket.socket) -> bytes:
 
 @family("planted jobs")
 def planted_jobs(draw: random.Random, folder: Path) -> None:
-    """Jobs and uploads that somebody laid into a model's directory: never learned, and gone but for what is behind a link."""
+    """Jobs and uploads planted in a model's directory: never learned, and deleted except behind a link."""
     outside, model = folder / "outside", folder / "model"
     model_directory(model)
     job, teaching = draw.choice(["a", "0" * 16, ".x", "..x", "job"]), model / "teaching"

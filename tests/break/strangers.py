@@ -1,4 +1,4 @@
-"""What strangers hand over: pictures of other formats, models that refer to files, weights, numbers that are not finite."""
+"""Input from strangers: pictures of other formats, models that refer to files, weights, numbers that are not finite."""
 
 import os
 import random
@@ -39,7 +39,7 @@ def _picture(kind: str) -> bytes:
 
 
 def _scans(number: int) -> bytes:
-    """Return a JPEG file with so many scans, each of which takes as long to decode as the picture."""
+    """Return a JPEG file with many scans, each of which takes as long to decode as the picture."""
     jpeg = encode(Image.new("L", (500, 500)), "JPEG", progressive=True)
     start = jpeg.index(b"\xff\xda")
     end = jpeg.index(b"\xff\xc4", start)

@@ -53,7 +53,7 @@ def many_phases(draw: random.Random, folder: Path, phases: int = 4) -> None:
 
 @family("full disk in a sweep", most=1, epochs=30)
 def full_disk(draw: random.Random, folder: Path, epochs: int = 30) -> None:
-    """A disk that fills during a sweep: each run says so in one line, and with room the same command ends with the same bytes."""
+    """A disk that fills during a sweep: each run fails with one line, and with room the same command ends with the same bytes."""
     jobs, engine, environment = _sweep(folder, epochs)
     full = Path(environment["BREAK_FULL"])
     with mock.patch.dict(os.environ, environment):
@@ -70,7 +70,7 @@ def full_disk(draw: random.Random, folder: Path, epochs: int = 30) -> None:
 
 @family("killed run in a sweep", most=1, epochs=30)
 def killed_run(draw: random.Random, folder: Path, epochs: int = 30) -> None:
-    """A run of a sweep that is killed: the others go on, it is named, and the same command ends with the same bytes."""
+    """A run of a sweep that is killed: the others continue, it is named, and the same command ends with the same bytes."""
     jobs, engine, environment = _sweep(folder, epochs)
     with mock.patch.dict(os.environ, environment):
         victims: list[Process] = []

@@ -1,4 +1,4 @@
-"""A few cases of every family; and that the harness notices failures."""
+"""A few cases of every family, and tests of the harness."""
 
 import os
 import signal
@@ -80,8 +80,8 @@ def test_the_table_counts():
 
 def test_processes_and_sockets_are_counted_apart():
     command = [sys.executable, "-m", "tests.break", "--family", "server", "--small", "--cases", "1"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    *_, processes, sockets, failures = told.splitlines()[-1].replace("|", " ").split()
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    *_, processes, sockets, failures = out.splitlines()[-1].replace("|", " ").split()
     assert (processes, failures) == ("0", "0")
     assert int(sockets) > 40  # those of the case, and its owner's
 

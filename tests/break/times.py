@@ -1,4 +1,4 @@
-"""Several at once, and many in a row: one writer at a time, readers see whole states, and nothing grows without need."""
+"""Concurrent writers, and many steps in a row: one writer at a time, readers see whole states, and nothing is left over."""
 
 import random
 import threading
@@ -75,7 +75,7 @@ def concurrency(draw: random.Random, folder: Path) -> None:
 
 @family("growth")
 def growth(draw: random.Random, folder: Path) -> None:
-    """Many steps in a row, with states forgotten, taken back and brought back: all there is what should be, and no more."""
+    """Many steps in a row, with states forgotten, undone and redone: nothing is missing or left over."""
     run = make_model(folder / "it")
     kept = draw.randint(1, 4)
     with run.lock():

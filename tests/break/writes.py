@@ -1,4 +1,4 @@
-"""Writes that do not come to their end: killed, or on a disk that fails."""
+"""Incomplete writes: killed, or on a disk that fails."""
 
 import errno
 import random
@@ -25,7 +25,7 @@ def read(path: Path) -> dict[str, Any]:
 
 @family("kills")
 def kills(draw: random.Random, folder: Path) -> None:
-    """Killed at any step of any write, with what was not yet on the disk torn: old or new, and the same write goes on."""
+    """Killed at any step of any write, with what was not yet on the disk torn: old or new, and the same write resumes."""
     _stopped(draw, folder, Killed(), tear=draw.random() < 0.5)
 
 

@@ -8,16 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.ridge import close
 
-from geodl.closed_form.dual import kernels
 from geodl.closed_form.expansion import Expansion, Standardization, kept, share_out
-
-
-def test_kernels_of_blocks_add_up_to_the_kernel_of_all():
-    z = {name: torch.randn(9, 5, generator=torch.Generator().manual_seed(2)) for name in ("a", "b")}
-    expansion = Expansion({"a": 30, "b": 50}, seed=3)
-    h = expansion(z).double()
-    parts = kernels(expansion.blocks(z), expansion.blocks(z))
-    close(parts["a"] + parts["b"], h @ h.T, 1e-14)
 
 
 def test_standardization_is_that_of_numpy_by_block_and_sets_dead_coordinates_to_zero():
@@ -32,13 +23,6 @@ def test_standardization_is_that_of_numpy_by_block_and_sets_dead_coordinates_to_
     single = found({"a": torch.tensor(z).float()})
     assert single["a"].dtype == torch.float32
     assert found({"a": torch.tensor(z).half()})["a"].dtype == torch.float32
-
-
-def test_standardization_is_stored_as_it_is():
-    one = Standardization.of({"a": torch.randn(30, 5, generator=torch.Generator().manual_seed(14))})
-    read = Standardization.from_tensors(one.to_tensors())
-    assert read.mean["a"].equal(one.mean["a"])
-    assert read.scale["a"].equal(one.scale["a"])
 
 
 @given(total=st.integers(0, 5000), widths=st.lists(st.integers(1, 500), min_size=1, max_size=6))

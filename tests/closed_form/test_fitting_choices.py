@@ -92,14 +92,6 @@ def test_without_an_image_to_judge_the_first_set_and_the_middle_gamma_are_taken(
     assert (choice.blocks, choice.gamma) == (("good", "noise"), 3e-2)
 
 
-@pytest.mark.parametrize("true", [0.05, 0.5, 3.0])
-def test_the_temperature_that_made_the_labels_is_found(true):
-    rng = torch.Generator().manual_seed(12)
-    scores = torch.randn(20_000, 5, generator=rng, dtype=torch.float64)
-    labels = torch.multinomial((scores / true).softmax(1), 1, generator=rng).squeeze(1)
-    assert temperature(scores, labels) == pytest.approx(true, rel=0.1)
-
-
 @given(seed=seeds)
 def test_no_other_temperature_is_likelier(seed):
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What training and prediction run on."""
+"""Memory that is returned to the system."""
 
 import platform
 

@@ -1,4 +1,4 @@
-"""Errors name the distribution that pip knows, wherever an optional package is missing."""
+"""The install command in errors about missing extras."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The lock of a directory: one holder at a time, who is named; freed by a kill; on systems without fcntl, too."""
+"""The lock of a directory: one holder, who is named; released by a kill; also without fcntl."""
 
 import json
 import os
@@ -30,7 +30,7 @@ print("free", is_locked(path), flush=True)
 
 @pytest.mark.parametrize("without", ["None", "__import__('fcntl')"])
 @pytest.mark.parametrize("end", ["kill", "leave"])
-def test_a_second_writer_is_told_who_holds_the_lock_until_that_one_ends(tmp_path, without, end):
+def test_the_error_of_a_second_writer_names_the_holder(tmp_path, without, end):
     code = [sys.executable, "-W", "ignore", "-c", HOLDER.format(without=without), str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(code, **pipes) as first:
@@ -77,15 +77,13 @@ def test_one_holder_of_a_lock_at_a_time(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"pid": "x", "host": 5}', '{"pid": 1}', "\x00", "[" * 99_999]
+    "content", ["", "[]", '{"pid": "x", "host": 5}', '{"pid": 1}', "[" * 99_999]
 )
-def test_odd_words_about_the_holder_are_no_matter(tmp_path, content):
+def test_a_damaged_name_of_the_holder_does_not_matter(tmp_path, content):
+    expected = pytest.raises(StoreError, match="is being written by another process: wait")
     with locked(tmp_path):
         (tmp_path / "writer.json").write_text(content)
-        with (
-            pytest.raises(StoreError, match="is being written by another process: wait"),
-            locked(tmp_path),
-        ):
+        with expected, locked(tmp_path):
             pass
 
 

@@ -1,4 +1,4 @@
-"""What ranks share: two processes against one, and one alone."""
+"""Collective operations: two processes compared with one."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_two_ranks(tmp_path):
     whole = torch.arange(5.0)
     for name, mean in (("mean", squares), ("some", some)):
         value, slope = gradient(mean, whole, None)
-        # what data-parallel training does
+        # as data-parallel training does
         averaged = torch.cat([outcome[name][1] for outcome in outcomes]) / 2
         torch.testing.assert_close(averaged, slope)
         for outcome in outcomes:
@@ -65,7 +65,7 @@ def test_two_ranks(tmp_path):
         assert outcome["main"] == (rank == 0)
 
 
-def test_sums_are_added_up_on_the_device_that_is_given(monkeypatch):
+def test_sums_are_computed_on_the_given_device(monkeypatch):
     seen = []
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: seen.append(tensor.device.type))
     monkeypatch.setattr(Ranks, "group", object())
@@ -74,7 +74,7 @@ def test_sums_are_added_up_on_the_device_that_is_given(monkeypatch):
     assert seen == ["meta"]
 
 
-def test_one_alone():
+def test_a_single_process():
     ranks = Ranks()
     ranks.barrier()
     ranks.broadcast([torch.ones(2)])

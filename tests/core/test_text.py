@@ -1,4 +1,4 @@
-"""Names from elsewhere, shown harmlessly: in text, in XML, on a terminal."""
+"""Foreign names made safe for text, XML and terminals."""
 
 import unicodedata
 from xml.etree import ElementTree
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geodl.cli import main
-from geodl.cli.display import console, plain, say
+from geodl.cli.display import console, echo, plain
 from geodl.core.text import printable, readable
 
 # Every code point, halves of surrogate pairs too.
@@ -30,7 +30,7 @@ def test_printable(given_text, shown):
 
 
 @given(ANYTHING)
-def test_what_is_printable_can_be_written_anywhere(text):
+def test_printable_text_can_be_written_anywhere(text):
     shown = printable(text)
     shown.encode()
     assert not {unicodedata.category(sign) for sign in shown} & {"Cc", "Cs", "Zl", "Zp"}
@@ -44,15 +44,15 @@ def test_what_is_printable_can_be_written_anywhere(text):
 
 
 @given(ANYTHING)
-def test_a_terminal_gets_no_orders(text):
+def test_no_control_characters_reach_the_terminal(text):
     with console.capture() as captured:
-        say(f"class {text}")
+        echo(f"class {text}")
         console.print(plain(text, "bold") + plain(text))
     written = captured.get().replace("\n", "")
     assert not {unicodedata.category(sign) for sign in written} & {"Cc", "Cs"}
 
 
-def test_an_error_gives_no_orders_to_the_terminal(capsys):
+def test_errors_contain_no_control_characters(capsys):
     with pytest.raises(SystemExit):
         main(["runs", "show", "no\x1b[31m\u202erun"])
     assert r"no\x1b[31m\u202erun" in capsys.readouterr().err
@@ -61,5 +61,5 @@ def test_an_error_gives_no_orders_to_the_terminal(capsys):
 @pytest.mark.parametrize(
     ("count", "text"), [(999, "999 bytes"), (1500, "1.5 kB"), (2_500_000, "2.5 MB")]
 )
-def test_bytes_are_written_for_people(count, text):
+def test_readable(count, text):
     assert readable(count) == text

@@ -1,4 +1,4 @@
-"""Folders inside class folders: series of images, or classes of the parts of a dataset."""
+"""Folders inside class folders: series of images, or parts of a dataset."""
 
 import pytest
 from tests.helpers.pictures import tree
@@ -18,7 +18,7 @@ from geodl.data.intake import take
         (["photos/ant", "photos/bee"], True),
     ],
 )
-def test_folders_of_folders_are_classes_unless_names_tell_otherwise(tmp_path, folders, parts):
+def test_nested_folders_are_classes_unless_their_names_are_those_of_parts(tmp_path, folders, parts):
     root = tree(tmp_path / "data", {f"{each}/{i}.png": i for i, each in enumerate(folders)})
     outer = {each.split("/")[0] for each in folders}
     if parts:

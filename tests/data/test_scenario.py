@@ -14,7 +14,7 @@ from geodl.data.scenario import class_order
 
 
 def toy(classes=10, per_class=2):
-    """Each image's pixels tell its class in the dataset."""
+    """Return a dataset whose pixels are the labels."""
     labels = torch.arange(classes).repeat(per_class)
     pixels = labels.to(torch.uint8)[:, None, None, None].expand(-1, 3, 2, 2).contiguous()
     images = ArrayImages(pixels, labels)
@@ -30,18 +30,13 @@ def original(images):
 HUNDRED = [str(i) for i in range(100)]
 
 
-def test_lucir_order():
-    order = class_order("lucir-1993", HUNDRED)
-    assert order[:8] == [68, 56, 78, 8, 23, 84, 90, 65]
-    assert sorted(order) == list(range(100))
-
-
 def test_lucir_order_is_the_legacy_shuffle_and_leaves_the_global_state():
     np.random.seed(1993)
-    expected = np.arange(17)
+    expected = np.arange(100)
     np.random.shuffle(expected)
+    assert expected[:8].tolist() == [68, 56, 78, 8, 23, 84, 90, 65]
     before = np.random.get_state()[1].copy()
-    assert class_order("lucir-1993", HUNDRED[:17]) == expected.tolist()
+    assert class_order("lucir-1993", HUNDRED) == expected.tolist()
     assert np.array_equal(np.random.get_state()[1], before)
 
 
@@ -61,16 +56,6 @@ def test_other_orders():
     seeds = [tuple(class_order("seed", HUNDRED[:20], seed)) for seed in (0, 1, 0)]
     assert seeds[0] == seeds[2] != seeds[1]
     assert class_order("seed", names, 1993) == class_order("lucir-1993", names)
-
-
-def test_labels_are_positions_in_the_learning_order():
-    scenario = ClassIncremental(toy(), base=4, phases=3, order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
-    assert scenario.groups == ((0, 1, 2, 3), (4, 5), (6, 7), (8, 9))
-    assert scenario.classes == ("c9", "c8", "c7", "c6", "c5", "c4", "c3", "c2", "c1", "c0")
-    assert scenario.train(1).labels.tolist() == [5, 4, 5, 4]
-    assert original(scenario.train(1)) == [4, 5, 4, 5]
-    assert sorted(scenario.test(1).labels.tolist()) == [0, 1, 2, 3, 4, 5]
-    assert [scenario.seen(phase) for phase in range(4)] == [4, 6, 8, 10]
 
 
 @given(count=st.integers(1, 40), seed=st.integers(0, 5), data=st.data())
@@ -94,7 +79,7 @@ def test_groups_partition_the_images(count, seed, data):
 
 
 def test_a_scenario_is_iterated_phase_by_phase():
-    scenario = ClassIncremental(toy(), base=4, phases=3, order="natural")
+    scenario = ClassIncremental(toy(), base=4, phases=3, order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
     phases = list(scenario)
     assert len(phases) == len(scenario) == 4
     assert [phase.index for phase in phases] == [0, 1, 2, 3]
@@ -106,16 +91,10 @@ def test_a_scenario_is_iterated_phase_by_phase():
         assert names == set(phase.classes)
     assert [len(phase.test) for phase in phases] == [4, 6, 8, 10]
     assert list(scenario)[2].classes == phases[2].classes  # it can be gone through again
-    assert scenario[3].classes == ("c8", "c9")
+    assert scenario[3].classes == ("c1", "c0")
     for outside in (-1, 4):
-        with pytest.raises(IndexError, match="0 to 3 allowed"):
+        with pytest.raises(IndexError, match="allowed are 0 to 3"):
             scenario[outside]
-
-
-def test_no_base_phase():
-    scenario = ClassIncremental(toy(), base=0, phases=5)
-    assert [len(group) for group in scenario.groups] == [2] * 5
-    assert scenario.seen(0) == 2
 
 
 def test_a_class_without_training_images_is_refused():
@@ -124,13 +103,6 @@ def test_a_class_without_training_images_is_refused():
     with pytest.raises(DataError, match="class 'c2' has no training images"):
         ClassIncremental(data, base=2, phases=2)
     assert ClassIncremental(data, groups=[["c0", "c1"], ["c3"]]).classes == ("c0", "c1", "c3")
-
-
-def test_groups_may_be_arrays():
-    groups = ClassIncremental(toy(4), groups=[np.array([3, 1]), np.array([0])])
-    assert groups.classes == ("c3", "c1", "c0")
-    with pytest.raises(ConfigError, match="groups"):
-        ClassIncremental(toy(4), groups=[np.array([3, 1]), np.array([], dtype=int)])
 
 
 def test_the_defaults_are_those_of_the_command_line():
@@ -142,14 +114,13 @@ def test_the_defaults_are_those_of_the_command_line():
         assert len(ClassIncremental(toy(), base=base, phases=0).groups) == 1
 
 
-@pytest.mark.parametrize("data", [(1, 2), None, "digits"])
-def test_what_is_no_dataset_is_refused(data):
+def test_only_datasets_are_accepted():
     with pytest.raises(DataError, match="expected a Dataset"):
-        ClassIncremental(data)
+        ClassIncremental("digits")
 
 
-def test_named_groups_leave_the_others_out():
-    scenario = ClassIncremental(toy(), groups=[["c3", "c1"], [7], ["c0", 2]])
+def test_classes_outside_named_groups_are_left_out():
+    scenario = ClassIncremental(toy(), groups=[["c3", "c1"], np.array([7]), ["c0", 2]])
     assert scenario.classes == ("c3", "c1", "c7", "c0", "c2")
     assert [len(group) for group in scenario.groups] == [2, 1, 2]
     assert sorted(original(scenario.test(2))) == [0, 1, 2, 3, 7]
@@ -160,7 +131,7 @@ def test_named_groups_leave_the_others_out():
     ("arguments", "message"),
     [
         ({"base": 50}, "base = 50: .* 0 to 9 of the 10"),
-        ({"base": 4, "phases": 4}, "phases = 4: .* 6 classes after the base: 1, 2, 3, 6"),
+        ({"base": 4, "phases": 4}, "phases = 4: .* 6 classes after the base are 1, 2, 3, 6"),
         ({"base": 10, "phases": 1}, "base = 10: .* 0 to 9"),
         ({"base": -1}, "base = -1"),
         ({"groups": [5, 4]}, "groups = .* sum 10"),
@@ -168,6 +139,7 @@ def test_named_groups_leave_the_others_out():
         ({"groups": []}, "groups"),
         ({"groups": [5, ["c1"]]}, "groups"),
         ({"groups": [["c1"], []]}, "groups"),
+        ({"groups": [np.array([3, 1]), np.array([], dtype=int)]}, "groups"),
         ({"groups": ["c1", "c2"]}, "groups"),
         ({"groups": [["c1"], ["c1"]]}, "'c1' is given twice"),
         ({"groups": [["c1"]], "order": "natural"}, "order = 'natural'"),
@@ -176,7 +148,7 @@ def test_named_groups_leave_the_others_out():
         ({"order": "natural", "seed": 3}, "seed = 3"),
         ({"order": ["c1", "cat"]}, "no class 'cat'"),
         ({"order": [0, 10]}, "no class 10"),
-        ({"order": []}, "no classes given"),
+        ({"order": []}, "at least one class"),
     ],
 )
 def test_impossible_combinations(arguments, message):
@@ -184,14 +156,7 @@ def test_impossible_combinations(arguments, message):
         ClassIncremental(toy(), **({"base": 5, "phases": 5} | arguments))
 
 
-def test_phases_out_of_range():
-    scenario = ClassIncremental(toy(), base=5, phases=5)
-    for phase in (-1, 6):
-        with pytest.raises(IndexError, match="0 to 5 allowed"):
-            scenario.train(phase)
-
-
-def test_a_share_of_each_class_is_held_out_of_all_phases():
+def test_held_out_images_are_in_no_phase():
     data = tiny.dataset(train=20)
     scenario = ClassIncremental(data, base=2, phases=2, hold_out=0.1)
     for phase in scenario:
@@ -206,7 +171,7 @@ def test_a_share_of_each_class_is_held_out_of_all_phases():
         assert torch.equal(torch.unique(together, dim=0), torch.unique(everything, dim=0))
 
 
-def test_what_is_held_out_depends_on_its_seed_and_not_on_the_cut_into_phases():
+def test_held_out_images_depend_on_the_seed_and_not_on_the_groups():
     data = tiny.dataset(train=20)
     cuts = [
         ({"base": 2, "phases": 2}, 0),
@@ -217,10 +182,3 @@ def test_what_is_held_out_depends_on_its_seed_and_not_on_the_cut_into_phases():
     one, same, other = (each.held_out(len(each) - 1).pixels for each in found)
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-
-
-def test_by_default_nothing_is_held_out():
-    data = tiny.dataset()
-    scenario = ClassIncremental(data, base=2, phases=2)
-    assert scenario.held_out(2) is None
-    assert sum(len(phase.train) for phase in scenario) == len(data.train)

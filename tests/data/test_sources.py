@@ -1,4 +1,4 @@
-"""Sources by name, what a dataset checks, and the digits."""
+"""The registry of sources, checks of datasets, and the digits."""
 
 from importlib import resources
 
@@ -38,7 +38,7 @@ def test_unknown_names_and_options(tmp_path, monkeypatch, arguments, options, er
 
 def test_a_dataset_checks_its_labels():
     images = ArrayImages(torch.zeros(2, 3, 2, 2, dtype=torch.uint8), torch.tensor([0, 2]))
-    with pytest.raises(DataError, match="labels go from 0 to 2, 0 to 1 allowed"):
+    with pytest.raises(DataError, match="labels from 0 to 2: allowed are 0 to 1"):
         Dataset("odd", images, images, ("a", "b"), "")
     with pytest.raises(DataError, match="0 training images"):
         Dataset("none", images.select([]), images, ("a", "b"), "")
@@ -64,7 +64,7 @@ def test_digits(digits):
     assert digits.train.pixels.shape[1:] == (3, 8, 8)
     for part in (digits.train, digits.test):
         assert torch.equal(part.pixels[:, 0], part.pixels[:, 2])
-    # Runs are told apart by it, so it must never change; it is that of the digits as scikit-learn has them.
+    # It identifies runs, so it must never change; scikit-learn's digits have the same.
     assert digits.fingerprint == "75ee60481dd4837f780bad01f000328f254a103ac112afd71c8ff4870870b3f0"
     assert load("digits").train.digest() == digits.train.digest()
     counts = [torch.bincount(part.labels) for part in (digits.test, digits.train)]

@@ -1,4 +1,4 @@
-"""TrivialAugment against numpy, operation by operation."""
+"""TrivialAugment compared with NumPy, operation by operation."""
 
 import math
 from collections import Counter
@@ -6,8 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
 from geodl.data.trivial import LEVELS, OPERATIONS, augmented, trivial
@@ -17,7 +15,7 @@ STRENGTHS = (-1.0, -17 / 30, -1 / 30, 0.0, 0.2, 22 / 30, 1.0)
 
 
 def picture(seed=0, size=(32, 32)):
-    """Return a picture with smooth parts, noise, and channels of different range."""
+    """Return an image with smooth parts, noise, and channels of different ranges."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize(size, Image.Resampling.BICUBIC))
@@ -37,7 +35,7 @@ def numbers_for(name, level=0, sign=1):
 
 
 def moved(x, source):
-    """Take pixels from where `source` says, the nearest, black outside; and say which of them are far from a boundary."""
+    """Sample the nearest pixels at `source`, black outside; also return which of them are far from a boundary."""
     height, width = x.shape[:2]
     rows, columns = np.mgrid[:height, :width] + 0.5
     at = np.stack(source(columns, rows))
@@ -55,7 +53,7 @@ def test_geometric_operations(s, size):
     cos, sin = math.cos(math.radians(135 * s)), math.sin(math.radians(135 * s))
 
     def turned(u, v):
-        # Counter-clockwise: a pixel comes from where the opposite turn brings it (y points down).
+        # Counterclockwise: the source of a pixel is the opposite rotation (y points down).
         dx, dy = u - center_x, v - center_y
         return center_x + cos * dx - sin * dy, center_y + sin * dx + cos * dy
 
@@ -73,12 +71,6 @@ def test_geometric_operations(s, size):
         np.testing.assert_array_equal(found[sure], expected[sure], err_msg=name)
         if s == 0:
             np.testing.assert_array_equal(found, x, err_msg=name)
-
-
-def test_a_full_translation_leaves_black():
-    x = Image.fromarray(picture(2))
-    for name in ("translate x", "translate y"):
-        assert not np.asarray(OPERATIONS[name](x, 1.0)).any()
 
 
 def smoothed(x):
@@ -103,7 +95,7 @@ def test_enhancements_go_from_or_to_a_poorer_picture(s):
     for name, other in poorer.items():
         expected = np.clip(other + (1 + 0.99 * s) * (x - other), 0, 255)
         found = np.asarray(OPERATIONS[name](Image.fromarray(pixels), s)).astype(float)
-        assert np.abs(found - expected).max() <= 2, name  # rounding, of the poorer picture too
+        assert np.abs(found - expected).max() <= 2, name  # rounding, also of the other image
         assert np.abs(found - x).max() > 5 or abs(s) < 0.3, name
 
 
@@ -153,15 +145,6 @@ def test_the_numbers_name_operation_level_and_sign(name):
             np.testing.assert_array_equal(found, np.asarray(OPERATIONS[name](x, sign * level / 30)))
 
 
-@given(numbers=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3))
-def test_any_numbers_give_a_picture_of_the_same_size(numbers):
-    x = picture(9, (20, 28))
-    before = x.copy()
-    found = trivial(Image.fromarray(x), numbers)
-    assert (found.size, found.mode) == ((20, 28), "RGB")
-    np.testing.assert_array_equal(x, before)
-
-
 def test_the_largest_numbers_are_in_range(monkeypatch):
     top = math.nextafter(1, 0)
     seen = []
@@ -187,14 +170,13 @@ def test_all_operations_and_levels_are_equally_likely(monkeypatch):
     assert all(count == (2 if level == 0 else 1) for (_, level), count in counts.items())
 
 
-def test_a_batch_is_its_pictures_and_the_same_each_time():
+def test_a_batch_is_its_pictures():
     rng = torch.Generator().manual_seed(1)
-    pixels = torch.stack([torch.tensor(picture(seed)) for seed in range(64)])
+    pixels = torch.stack([torch.tensor(picture(seed, (20, 28))) for seed in range(64)])
     numbers = torch.rand(64, 3, generator=rng, dtype=torch.float64)
     before = pixels.clone()
     found = augmented(pixels, numbers, trivial)
-    assert (found.dtype, found.shape) == (torch.uint8, (64, 32, 32, 3))
+    assert (found.dtype, found.shape) == (torch.uint8, (64, 28, 20, 3))
     assert pixels.equal(before)
-    assert found.equal(augmented(pixels, numbers, trivial))
     for x, three, y in zip(pixels.numpy(), numbers.tolist(), found.numpy(), strict=True):
         np.testing.assert_array_equal(np.asarray(trivial(Image.fromarray(x), three)), y)

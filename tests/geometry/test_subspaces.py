@@ -82,7 +82,7 @@ def test_subspace_is_batched_over_leading_dimensions():
         np.testing.assert_allclose(projector(together[i]), single, atol=1e-12)
 
 
-def test_subspace_refuses_what_it_cannot_use():
+def test_invalid_batches_are_refused():
     with pytest.raises(GeodlError, match="NaN or infinite"):
         subspace(torch.tensor([[1.0, math.nan], [0.0, 1.0]]), 1)
     with pytest.raises(GeodlError, match=r"\(batch, d\), not \(3,\)"):

@@ -1,4 +1,4 @@
-"""The command line: run in this process, or in one of its own."""
+"""The command line, in this process or in one of its own."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ class Done(NamedTuple):
 
 
 def geodl(*arguments: str, cwd: Path | None = None, status: int = 0) -> Done:
-    """Run a command as the console script does, but in this process: importing torch anew takes seconds each time."""
+    """Run a command as the console script does, but in this process: importing torch takes seconds."""
     out, err = StringIO(), StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("COLUMNS", "100")
@@ -35,7 +35,7 @@ def geodl(*arguments: str, cwd: Path | None = None, status: int = 0) -> Done:
 def started(
     *words: object, code: str = "", environment: dict[str, str] | None = None, **how: Any
 ) -> subprocess.Popen[str]:
-    """Start a command, with one thread, in a process of its own; code: Python to run in place of geodl."""
+    """Start a command with one thread in a process of its own; code: Python to run instead of geodl."""
     program = ["-c", code] if code else ["-m", "geodl"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     variables = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
@@ -44,7 +44,7 @@ def started(
 
 
 def completed(*words: object, status: int = 0, **how: Any) -> Done:
-    """Run a command in a process of its own to its end, and check its exit status."""
+    """Run a command in a process of its own and check its exit status."""
     process = started(*words, **how)
     done = Done(*process.communicate(timeout=300))
     assert process.returncode == status, done.stderr

@@ -84,17 +84,3 @@ def literal_kernel(p, q):
     delta_1, delta_2 = p @ u1, complement @ u2
     left = torch.cat([delta_1 * l1 + delta_2 * l2, delta_1 * l2 + delta_2 * l3], 1)
     return left @ torch.cat([delta_1, delta_2], 1).mT  # line 6
-
-
-def literal_loss(student, teacher, dim=127):
-    """The GeoDL loss (Eq. 9) of features: (batch, d) with the dense kernel of Algorithm 2 as a constant."""
-    new, old = (torch.nn.functional.normalize(z, dim=1) for z in (student, teacher))
-    with torch.no_grad():
-        bases = [
-            torch.linalg.svd(z - z.mean(0), full_matrices=False).Vh[: min(dim, len(z) - 1)].mT
-            for z in (old, new)
-        ]
-        kernel = literal_kernel(*bases)
-    new_k, old_k = new @ kernel, old @ kernel
-    new_norm, old_norm = (new_k * new).sum(1).sqrt(), (old_k * old).sum(1).sqrt()
-    return (1 - (new_k * old).sum(1) / (new_norm * old_norm)).mean()

@@ -50,11 +50,11 @@ class ScenarioLearner(Learner):
     def prepare_next(self, images: Images | None = None) -> Phase:
         """Prepare the next phase, or one with more images of known classes; nothing is learned."""
         images = self.scenario.train(self.phases) if images is None else images
-        return begin(self.model, images, self.method, self.trainer, self.seen)[0]
+        return begin(self.model, images, self.method, self.trainer, self.seen)
 
     def run(self, phase: Phase, stage: Stage, number: int = 0) -> None:
         """Run one stage to its end."""
-        StageRun(self.trainer, phase, stage, number).through()
+        StageRun(self.trainer, phase, stage, number).run()
 
     def at_stage(self, number: int, learned: int = 1) -> tuple[Phase, Stage]:
         """Learn some phases, run the next one's stages before a given one; return phase and stage."""
@@ -76,7 +76,8 @@ def bare_phase(
     images = ArrayImages(torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8), labels)
     teacher, none = object() if old else None, None
     device = torch.device("cpu")
-    return Phase(1, config, none, network, teacher, images, none, old, new, none, device)
+    names = tuple(map(str, range(old + new)))
+    return Phase(1, config, none, network, teacher, images, none, old, names, none, device)
 
 
 def parts_of(losses: Losses) -> dict[str, torch.Tensor]:

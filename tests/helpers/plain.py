@@ -1,4 +1,4 @@
-"""A network whose features are the input itself, so that what went in can be read off."""
+"""A network whose features are its input, and random images and features."""
 
 from collections.abc import Sequence
 
@@ -34,6 +34,12 @@ def pictures(labels: Sequence[int], size: int = 8, seed: int = 0) -> ArrayImages
     random = np.random.default_rng(seed)
     pixels = random.integers(0, 256, (len(labels), 3, size, size), dtype=np.uint8)
     return ArrayImages(torch.from_numpy(pixels), torch.tensor(labels, dtype=torch.int64))
+
+
+def random_features(rows: int, width: int, seed: int, offset: float = 0.3) -> torch.Tensor:
+    """Return normally distributed features (rows, width)."""
+    drawn = np.random.default_rng(seed).normal(offset, 1, size=(rows, width))
+    return torch.from_numpy(drawn).float()
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:

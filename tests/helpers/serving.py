@@ -1,17 +1,16 @@
-"""A server on a free port of this machine, in a thread, for tests; and the digits as files that a person would hand over."""
+"""A server in a thread of this process, or in a process of its own; its clients; digits as PNG files."""
 
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from tests.helpers.command import started
 from tests.helpers.folders import rows_of
 from tests.helpers.pictures import encode as encoded
 
@@ -25,14 +24,14 @@ ENDED = ("done", "cancelled", "failed")
 
 
 class Client(httpx.Client):
-    """An HTTP client that knows the token, teaches and waits."""
+    """An HTTP client with the token, which can wait for jobs."""
 
     def __init__(self, url, token=TOKEN):
         super().__init__(
             base_url=url,
             timeout=60,
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            # Before the server closes it, after five seconds: no request meets a closed connection.
+            # Before the server closes it, after five seconds.
             limits=httpx.Limits(keepalive_expiry=1),
         )
         self.url = url
@@ -41,19 +40,18 @@ class Client(httpx.Client):
         files = [("images", (f"{i}.png", content)) for i, content in enumerate(contents)]
         return self.post("/api/v1/predict", files=files, params=query)
 
-    def learn(self, images):
-        """Hand over {class: [contents]}."""
+    def learn(self, images, path="learn", name="{}.png"):
+        """Teach {class: [contents]}, or collect them for teaching: path = tray/add."""
         pairs = [(label, content) for label, contents in images.items() for content in contents]
-        files = [("images", (f"{i}.png", content)) for i, (_, content) in enumerate(pairs)]
-        return self.post(
-            "/api/v1/learn", data={"labels": [label for label, _ in pairs]}, files=files
-        )
+        files = [("images", (name.format(i), content)) for i, (_, content) in enumerate(pairs)]
+        labels = [label for label, _ in pairs]
+        return self.post(f"/api/v1/{path}", data={"labels": labels}, files=files)
 
     def learn_folder(self, name):
         return self.post("/api/v1/learn/folder", json={"folder": name})
 
-    def told(self):
-        """Return the first message of the event stream."""
+    def event(self):
+        """Return the first event of the stream."""
         with self.stream("GET", "/api/v1/events") as stream:
             return json.loads(next(stream.iter_lines()).removeprefix("data: "))
 
@@ -72,16 +70,16 @@ class Client(httpx.Client):
             if found := condition():
                 return found
             time.sleep(0.02)
-        raise AssertionError("it did not come to that")
+        raise AssertionError("timed out")
 
     def names(self):
-        return [each["name"] for each in self.get("/api/v1/classes").json()]
+        return [known["name"] for known in self.get("/api/v1/classes").json()]
 
 
 @contextmanager
-def running(model, **how):
+def running(model, **options):
     """Serve a model; yield the address."""
-    app = create_app(Server(model, TOKEN, **({"options": QUICK} | how)))
+    app = create_app(Server(model, TOKEN, **({"options": QUICK} | options)))
     server, listening = server_of(app), bind("127.0.0.1")
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
@@ -95,21 +93,19 @@ def running(model, **how):
 
 
 class Command:
-    """`geodl serve` in a process of its own; log: a file for what it reports; prepare: called before it starts."""
+    """`geodl serve` in a process of its own; log: a file for its standard error; prepare: called before it starts."""
 
     def __init__(self, *words, log=os.devnull, prepare=None):
-        environment = {key: value for key, value in os.environ.items() if key != "GEODL_TOKEN"}
-        command = [sys.executable, "-m", "geodl", "serve", *words, "--port", "0"]
-        how = {"stdout": subprocess.PIPE, "text": True, "env": environment, "preexec_fn": prepare}
+        options = {"environment": {"GEODL_TOKEN": ""}, "preexec_fn": prepare}
         with Path(log).open("w") as errors:
-            self.process = subprocess.Popen(command, stderr=errors, **how)
-        self.said = []
-        while not any(line.startswith("Ctrl-C") for line in self.said):
+            self.process = started("serve", *words, "--port", "0", stderr=errors, **options)
+        self.lines = []
+        while not any(line.startswith("Press Ctrl-C") for line in self.lines):
             line = self.process.stdout.readline()
-            assert line, self.said
-            self.said.append(line)
+            assert line, self.lines
+            self.lines.append(line)
         self.process.stdout.close()
-        address = self.said[0].partition("is served at ")[2].strip()
+        address = self.lines[0].partition("is served at ")[2].strip()
         self.url, _, self.token = address.partition("/#token=")
 
     def stop(self):
@@ -118,7 +114,7 @@ class Command:
 
 
 def refused(answer, status, *words):
-    """Check that a request was refused with a sentence that has some words in it."""
+    """Check that a request was refused with a sentence that contains some words."""
     assert answer.status_code == status, answer.text
     assert set(answer.json()) == {"error"}
     assert all(word in answer.json()["error"] for word in words), answer.text
@@ -129,7 +125,7 @@ HALF = (
     b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
     b'--b\r\nContent-Disposition: form-data; name="images"; filename="x"\r\n\r\nhalf'
 )
-"""Half a request."""
+"""An incomplete request."""
 
 
 def connected(url, content):

@@ -29,7 +29,7 @@ def test_joint_training_forgets_the_images_of_a_class_that_is_removed(scenario):
 
 @pytest.mark.parametrize("at", ["stage", "step", "epoch"])
 @pytest.mark.parametrize("options", METHODS[:3], ids=tiny.named)
-def test_a_learn_that_is_broken_off_leaves_the_learner_as_it_was(scenario, at, options):
+def test_an_interrupted_learn_leaves_the_learner_unchanged(scenario, at, options):
     learner, whole = (taught(scenario, 1, **options, epochs=1) for _ in range(2))
     before = state(learner)
     predictions = learner.predict(scenario.test(0).pixels).probabilities
@@ -50,7 +50,7 @@ def test_a_learn_that_is_broken_off_leaves_the_learner_as_it_was(scenario, at, o
     assert state(learner) == state(whole)
 
 
-def test_a_learn_that_fails_leaves_the_learner_as_it_was(scenario):
+def test_a_failed_learn_leaves_the_learner_unchanged(scenario):
     learner = taught(scenario, 1, lr=1e300, base_lr=0.05)
     before = state(learner)
     with pytest.raises(TrainingError, match="not finite in phase 1"):

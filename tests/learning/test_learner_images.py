@@ -11,7 +11,7 @@ from tests.helpers.tiny import shown
 from torch.utils.data import TensorDataset
 
 from geodl.core.errors import ConfigError, GeodlError
-from geodl.data.images import ArrayImages, FileImages, concat
+from geodl.data.images import ArrayImages, concat
 
 
 def forms(images: ArrayImages) -> dict[str, tuple[Any, Any]]:
@@ -60,20 +60,6 @@ def test_numbered_labels_and_a_torch_dataset_are_the_same():
     assert counts(arrays.evaluate(pixels, labels)) == counts(found)
 
 
-def test_files_are_learned_too(scenario, tmp_path):
-    files = {}
-    for part, images in (("train", scenario.train(0)), ("test", scenario.test(0))):
-        paths = [tmp_path / f"{part}-{i}.png" for i in range(len(images))]
-        for i, path in enumerate(paths):
-            images.decode(i).save(path)
-        files[part] = FileImages(tuple(paths), images.labels, images.names)
-    learner = made(epochs=1, image_size=8, workers=0)
-    learner.learn(files["train"])
-    memory = made(epochs=1, image_size=8)
-    memory.learn(scenario.train(0))
-    assert counts(learner.evaluate(files["test"])) == counts(memory.evaluate(scenario.test(0)))
-
-
 NONE = ArrayImages(torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
 
 
@@ -92,7 +78,7 @@ BELOW = ArrayImages(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0,
         (BELOW, None, "label -1"),
     ],
 )
-def test_what_cannot_be_learned_is_said(images, labels, message):
+def test_invalid_images_and_labels_are_refused(images, labels, message):
     learner = made()
     with pytest.raises(GeodlError, match=message):
         learner.learn(images, labels)

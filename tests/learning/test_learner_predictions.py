@@ -8,7 +8,6 @@ from tests.helpers.learners import counts, made
 from geodl.core.errors import ConfigError, DataError, TrainingError
 from geodl.data.images import concat
 from geodl.learning.learner import Learner
-from geodl.model.classifiers.base import Scorer
 from geodl.model.features import class_means, nearest_mean
 from geodl.model.metrics import Confusion
 from geodl.model.model import Model
@@ -25,7 +24,7 @@ def test_the_oracle_is_there_only_with_the_old_images(scenario, learned):
     assert found["ame"].counts.equal(expected.counts)
 
 
-def test_the_oracle_may_be_told_to_look_at_a_few_images(scenario):
+def test_the_oracle_can_be_limited_to_a_few_images(scenario):
     learner, train, test = made(ame_images=1), scenario.train(0), scenario.test(0)
     learner.learn(train)
     first = train.select([int((train.labels == label).nonzero()[0]) for label in (0, 1)])
@@ -105,12 +104,6 @@ def test_scores_that_are_not_finite_are_an_error():
     for use in (learner.predict, lambda x: learner.evaluate(x, ["a", "b"] * 4)):
         with pytest.raises(TrainingError, match="NaN or infinite"):
             use(pixels)
-
-
-@pytest.mark.parametrize("scale", [torch.inf, torch.nan])
-def test_a_scale_that_is_not_finite_is_an_error(scale):
-    with pytest.raises(TrainingError, match="NaN or infinite"):
-        Scorer(lambda found: found.logits, scale=scale).finite(torch.ones(2, 3))
 
 
 def test_a_device_replaces_the_configured_one(scenario, monkeypatch):

@@ -17,9 +17,6 @@ from geodl.core.errors import MissingExtraError
 ROOT = Path(__file__).parents[2]
 
 
-ROOT = Path(__file__).parents[2]
-
-
 @pytest.mark.parametrize(
     "options",
     [

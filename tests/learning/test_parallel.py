@@ -59,7 +59,7 @@ def losses(store: Directory) -> list[dict[str, float]]:
     return [event["parts"] for event in store.read_events() if event["kind"] == "epoch"]
 
 
-def test_a_process_that_dies_ends_the_run_which_then_goes_on_alone(tmp_path, alone):
+def test_a_process_that_dies_ends_the_run_which_then_resumes_alone(tmp_path, alone):
     more = ("--devices", "2", "--checkpoint-steps", "3")
     process, progress = started("run", *OPTIONS, *more, cwd=tmp_path), tmp_path / "run" / "progress"
 

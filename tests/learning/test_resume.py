@@ -11,7 +11,6 @@ from tests.helpers.runs import result_files
 from geodl.core.errors import Interrupted, StoreError, TrainingError
 from geodl.core.events import EpochEnded, Event
 from geodl.core.ranks import Ranks
-from geodl.core.tensors import part
 from geodl.learning import loop
 from geodl.nets import build_network
 from geodl.store import Directory
@@ -38,7 +37,7 @@ def test_a_complete_run_is_not_computed_again(run):
     ],
     ids=tiny.named,
 )
-def test_stopped_after_any_step_it_goes_on_to_the_same_bytes(tmp_path, run, options):
+def test_a_run_stopped_after_any_step_resumes_to_the_same_bytes(tmp_path, run, options):
     options = {"epochs": 1} | options
     run("whole", **options)
     for every in (1, 4):
@@ -54,25 +53,6 @@ def test_stopped_after_any_step_it_goes_on_to_the_same_bytes(tmp_path, run, opti
         # None without a step, also where the last one was the place to stop.
         assert all(event.parts for event in ends)
         assert len({(event.phase, event.stage, event.epoch) for event in ends}) == len(ends)
-
-
-def test_a_checkpoint_of_version_2_resumes_with_its_momenta(tmp_path, run):
-    options = {"method": "finetune", "epochs": 2, "phases": 1}
-    run("whole", **options)
-    left = iter([*[False] * 5, True])
-    with pytest.raises(Interrupted):
-        run("again", **options, stop=lambda: next(left))
-    store = Directory(tmp_path / "again")
-    tensors, state = store.load_progress()
-    momenta = part(tensors, "optimizer")
-    assert {name.partition(".")[2] for name in momenta} == {"momentum_buffer"}
-    old = {f"momentum.{name.partition('.')[0]}": each for name, each in momenta.items()}
-    old |= {name: each for name, each in tensors.items() if not name.startswith("optimizer.")}
-    del state["optimizer"]
-    with store.lock():
-        store.save_progress(old, state)
-    run("again", **options)
-    assert result_files(tmp_path / "again") == result_files(tmp_path / "whole")
 
 
 def test_other_weights_under_the_same_name_are_another_run(tmp_path, run):

@@ -14,7 +14,7 @@ from geodl.learning.learner import Learner
 from geodl.model.metrics import confusions_of
 
 
-def test_a_run_can_be_gone_on_with_as_a_learner(run, data):
+def test_a_learner_continues_a_run(run, data):
     store = run(method="lucir", distill="geodesic")
     config = tiny.config(method="lucir", distill="geodesic")
     learner, scenario = Learner.load(store.path), scenario_of(config, data)
@@ -29,7 +29,7 @@ def test_a_run_can_be_gone_on_with_as_a_learner(run, data):
 
 
 @pytest.mark.parametrize("options", METHODS, ids=tiny.named)
-def test_a_saved_learner_predicts_the_same_and_learns_on_to_the_same_bytes(
+def test_a_saved_learner_predicts_the_same_and_continues_to_the_same_bytes(
     scenario, tmp_path, options
 ):
     learner = taught(scenario, **options, epochs=1)
@@ -56,7 +56,7 @@ def test_saving_again_adds_a_state_and_loading_takes_the_last(scenario, tmp_path
     assert not {".pt", ".pth", ".pkl", ".bin"} & set(files)
 
 
-def test_what_is_no_learner_is_not_loaded(tmp_path):
+def test_other_directories_are_not_loaded(tmp_path):
     with pytest.raises(StoreError):
         Learner.load(tmp_path / "nothing")
     (tmp_path / "other").mkdir()
@@ -86,7 +86,7 @@ def test_geodl_predict_opens_a_saved_learner(scenario, learned, tmp_path):
     assert state(Learner.load(tmp_path / "model")) == state(learned)
 
 
-def test_geodl_learn_goes_on_with_a_saved_learner_and_back(scenario, learned, tmp_path):
+def test_geodl_learn_continues_a_saved_learner_and_back(scenario, learned, tmp_path):
     learned.save(tmp_path / "model")
     model = IncrementalClassifier(tmp_path / "model")
     images = scenario.train(2)
@@ -97,7 +97,7 @@ def test_geodl_learn_goes_on_with_a_saved_learner_and_back(scenario, learned, tm
     assert_same_predictions(loaded, model, scenario.test(2).pixels)
 
 
-def test_it_goes_on_with_other_options(scenario, learned):
+def test_it_continues_with_other_options(scenario, learned):
     config = made(distill="cosine", lr=0.01, epochs=1).config
     before = state(learned)
     learner = Learner(config, model=learned.model)
@@ -116,13 +116,13 @@ def test_it_goes_on_with_other_options(scenario, learned):
         ({"method": "finetune"}, "method = finetune.*lucir"),
     ],
 )
-def test_it_does_not_go_on_with_what_only_a_new_model_can_have(learned, options, message):
+def test_options_of_a_new_model_cannot_be_changed(learned, options, message):
     with pytest.raises(ConfigError, match=message):
         Learner(made(**{"distill": "geodesic"} | options).config, model=learned.model)
     Learner(made(distill="geodesic", image_size=8).config, model=learned.model)
 
 
-def test_it_does_not_go_on_with_a_distillation_that_needs_another_head(scenario):
+def test_a_distillation_that_needs_another_head_is_refused(scenario):
     learner = made(method="icarl", epochs=1)
     learner.learn(scenario.train(0))
     with pytest.raises(ConfigError, match=r"distill = 'geodesic'.*cosine.*linear"):

@@ -15,16 +15,6 @@ def rates_of(schedule, steps):
     return [schedule.lr_at(epoch, step, steps) for epoch in epochs for step in range(steps)]
 
 
-def test_step_schedule_changes_exactly_at_the_milestones():
-    schedule = Schedule(epochs=160, lr=0.1, milestones=(0.5, 0.75), decay=0.1)
-    rates = rates_of(schedule, steps=10)
-    assert rates[0] == 0.1  # not stepped before the first epoch
-    assert rates[: 80 * 10] == [0.1] * 800
-    assert rates[80 * 10] == pytest.approx(0.01)
-    assert rates[119 * 10 + 9] == pytest.approx(0.01)
-    assert rates[120 * 10] == pytest.approx(0.001)
-
-
 def test_onecycle_rises_to_the_peak_and_falls_to_almost_nothing():
     schedule = Schedule(epochs=4, lr=0.2, kind="onecycle")
     rates = rates_of(schedule, steps=25)

@@ -33,21 +33,6 @@ def test_a_step_trains_the_student_and_not_the_teacher(distill):
     assert moved == [True, False][: len(networks)]
 
 
-def test_distillations_differ_in_their_loss():
-    losses = {}
-    for distill in ("lwf", "cosine", "geodesic"):
-        step = Step(distill, LEAN)
-        with torch.no_grad():
-            noisy = step.images + 0.5 * torch.randn(
-                step.images.shape, generator=torch.Generator().manual_seed(0)
-            )
-            losses[distill] = float(
-                step.distillation(step.student(noisy), step.teacher(step.images))
-            )
-    assert len({round(loss, 6) for loss in losses.values()}) == 3
-    assert all(loss > 0 for loss in losses.values())
-
-
 def test_measured_speeds():
     speed = measure(LEAN)
     assert list(speed.training) == list(LOSSES)

@@ -13,14 +13,12 @@ from tests.helpers.phases import ScenarioLearner, changed
 from geodl import Learner
 from geodl.bench.experiment import results_of, scenario_of
 from geodl.core.errors import GeodlError
-from geodl.core.events import Event, PhaseStarted
+from geodl.core.events import Event
 from geodl.data.batches import transform_of
 from geodl.data.images import ArrayImages
-from geodl.learning.saving import load_model
 from geodl.methods import build
 from geodl.model.classifiers.ncm import drift
 from geodl.model.features import class_means
-from geodl.model.metrics import confusions_of
 from geodl.nets import BACKBONES
 from geodl.nets.resnet import ConvNet
 from geodl.store import Directory
@@ -30,7 +28,7 @@ def events_of(store: Directory, kind: str) -> list[dict[str, Any]]:
     return [event for event in store.read_events() if event["kind"] == kind]
 
 
-def test_joint_training_starts_anew_in_every_phase_and_has_the_time_for_it():
+def test_every_phase_of_joint_training_has_the_schedule_of_the_base_phase():
     config = tiny.config(method="joint", epochs=2, base_epochs=7, lr=0.05, base_lr=0.3)
     schedules = [build(config).main_schedule(t) for t in range(3)]
     assert [(schedule.epochs, schedule.lr) for schedule in schedules] == [(7, 0.3)] * 3
@@ -55,24 +53,6 @@ def test_a_run_writes_what_it_promises(run, data):
     assert "step" not in recorded
 
 
-def test_the_oracle_is_evaluated_only_where_it_is_asked_for(run):
-    plain = saved(run("plain", method="lucir"), 2)
-    asked = saved(run("asked", method="lucir", ame=True), 2)
-    assert set(plain.metrics["confusions"]) == {"cnn", "nme", "ncm"}
-    assert set(asked.metrics["confusions"]) == {"cnn", "nme", "ncm", "ame"}
-    assert not changed(plain.model, asked.model)
-
-
-def test_confusions_count_every_test_image_once(run):
-    store = run()
-    for t in range(3):
-        metrics = saved(store, t).metrics
-        seen = len(metrics["classes"])
-        for name, confusion in confusions_of(metrics).items():
-            assert confusion.counts.sum(dim=1).tolist() == [5] * seen
-            assert confusion.to_json() == metrics["confusions"][name]
-
-
 def test_frozen_rows_stay_bit_for_bit_and_sigma_is_carried_over(run, data):
     store = run(method="lucir")
     before, after = saved(store, 0).model, saved(store, 1).model
@@ -85,7 +65,7 @@ def test_frozen_rows_stay_bit_for_bit_and_sigma_is_carried_over(run, data):
     assert not torch.equal(plain[0], plain[1][:2])
 
 
-def test_the_images_of_a_phase_are_looked_at_no_more_than_needed(data, monkeypatch):
+def test_the_images_of_a_phase_are_read_no_more_often_than_needed(data, monkeypatch):
     learner, looked = ScenarioLearner(tiny.config(method="lucir"), data), []
     features = learner.trainer.features
 
@@ -103,7 +83,7 @@ def test_the_images_of_a_phase_are_looked_at_no_more_than_needed(data, monkeypat
     assert looked[3:] == [9, 15, 15, 15, 15, 9, 9]
 
 
-def test_every_epoch_tells_the_angles_between_the_old_and_the_new_network(run):
+def test_every_epoch_reports_the_angles_between_the_old_and_the_new_network(run):
     store = run(method="lucir")
     found = events_of(store, "angles")
     places = [(event["phase"], event["stage"], event["epoch"]) for event in found]
@@ -129,29 +109,6 @@ def test_stored_means_of_old_classes_drift_along_and_those_of_new_ones_are_taken
     torch.testing.assert_close(means[:2], expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(means[2:], class_means(now.pooled, now.labels, 3)[2:])
     assert not torch.allclose(stored, expected, atol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ({"exemplars": 3}, [3, 3, 3]),
-        ({"exemplars": 9, "memory_budget": "total"}, [4, 3, 2]),
-        ({"exemplars": 0}, []),
-    ],
-)
-def test_memory_keeps_the_quota_of_every_class(run, options, kept):
-    store = run(**options)
-    counts = [load_model(store.phase(t)).memory.per_class() for t in range(3)]
-    assert counts == [dict.fromkeys(range(t + 2), kept[t]) if kept else {} for t in range(3)]
-    assert set(results_of(store)) == {"cnn", "ncm", *(["nme"] if kept else [])}
-
-
-def test_joint_training_starts_anew_with_everything(run):
-    heard: list[Event] = []
-    store = run(method="joint", listener=heard.append)
-    assert [event.images for event in heard if isinstance(event, PhaseStarted)] == [18, 27, 36]
-    steps = [event["steps"] for event in events_of(store, "stage")]
-    assert steps == [3, 4, 5]  # of 8 images each
 
 
 def test_the_shorter_side_of_arrays_is_the_networks(data):
@@ -207,7 +164,3 @@ def test_held_out_images_are_evaluated_beside_the_test_images(run, data):
     last = Learner.load(held.path)
     images = scenario_of(last.config, data).held_out(2)
     assert last.evaluate(images)["nme"].accuracy == found["nme"].accuracy[-1]
-
-
-def test_no_phases_means_all_the_classes_whatever_the_base(run):
-    assert len(run(method="joint", phases=0, base=2).phase(0).json("metrics.json")["classes"]) == 4

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.oracles import geodesic_loss, literal_loss, random_orthogonal
+from tests.helpers.oracles import geodesic_loss, random_orthogonal
 from tests.helpers.pairs import gradient, pair
 
 from geodl.core.errors import GeodlError
@@ -304,15 +304,6 @@ def test_compiled_code_computes_the_same(dim, through_flow):
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.parametrize(("batch", "d", "dim"), [(20, 30, 127), (20, 30, 7), (40, 12, 9)])
-def test_it_is_the_loss_of_algorithm_2(batch, d, dim):
-    student, teacher = pair(batch, d)
-    value, slope = gradient(GeodesicDistillation(dim), student, teacher)
-    expected, its_slope = gradient(lambda s, t: literal_loss(s, t, dim), student, teacher)
-    torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
-    torch.testing.assert_close(slope, its_slope, rtol=1e-7, atol=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_second_derivatives_exist_for_a_constant_flow_only(dtype):
     student, teacher = (z.requires_grad_() for z in pair(6, 9, dtype=dtype))
@@ -341,7 +332,7 @@ def test_the_squared_distance_is_that_under_the_kernel():
     assert slope.isfinite().all()
 
 
-def test_what_there_is_not_is_refused():
+def test_invalid_arguments_are_refused():
     for dim in (2.5, "3", None):
         with pytest.raises(GeodlError, match="dim = "):
             GeodesicDistillation(dim)
@@ -354,5 +345,5 @@ def test_what_there_is_not_is_refused():
             GeodesicDistillation()(student, teacher)
     with pytest.raises(GeodlError, match="dim = 0"):
         GeodesicDistillation(0)
-    with pytest.raises(GeodlError, match="distance = 'square': cosine and squared are allowed"):
+    with pytest.raises(GeodlError, match=r"distance = .square.*cosine and squared"):
         GeodesicDistillation(distance="square")

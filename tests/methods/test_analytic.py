@@ -144,7 +144,7 @@ def test_an_image_that_is_given_again_counts_once(scenario):
     assert learner.memory.images is None
 
 
-def test_which_images_of_a_phase_are_mistaken_is_told_in_their_order(scenario):
+def test_mistaken_images_of_a_phase_are_in_their_order(scenario):
     learner, train = made(**KEPT), scenario.train(0)
     learner.learn(train)
     wrong = train.select([2])

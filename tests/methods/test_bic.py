@@ -107,9 +107,9 @@ def test_held_out_images_come_when_a_class_does_and_are_never_trained_on():
         phase = learner.prepare_next()
         held |= set(phase.memory.held.item_digests())
         assert len(held) == len(before) + 2 * new  # two of each class that is new, base classes too
-        for stage in learner.method.stages(phase):
-            if stage.name == "train":
-                assert not held & set(stage.batches.images.item_digests())
+        stages = list(learner.method.stages(phase))
+        assert [stage.name for stage in stages] == ["train", "correct"][: 1 + (phase.index > 0)]
+        assert not held & set(stages[0].batches.images.item_digests())
         memory = learner.learn_next().memory
         assert set(memory.held.item_digests()) == held
         assert not held & set(memory.images.item_digests())
@@ -222,14 +222,6 @@ def test_without_held_out_images_there_is_no_correction(options):
         assert [stage.name for stage in learner.method.stages(phase)] == ["train"]
         learner.learn_next()
     assert learner.network.head.alpha.tolist() == [1.0] * 4
-
-
-def test_the_base_phase_is_not_corrected():
-    learner = ScenarioLearner(config())
-    for expected in (["train"], ["train", "correct"]):
-        stages = learner.method.stages(learner.prepare_next())
-        assert [stage.name for stage in stages] == expected
-        learner.learn_next()
 
 
 def test_the_schedule_is_the_published_one():

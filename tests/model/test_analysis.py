@@ -75,23 +75,6 @@ def test_identical_rotated_scaled_and_shifted_features_are_alike(similarity):
     assert similarity(x, 3.7 * x @ rotation(16, 6) + 11) == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("similarity", [svcca, linear_cka])
-def test_rotation_and_scaling_of_one_side_change_nothing(similarity):
-    x, y = decaying(200, 16, 7), decaying(200, 10, 8)
-    y += x[:, :10]
-    assert similarity(-0.01 * x @ rotation(16, 9) - 5, y) == pytest.approx(
-        similarity(x, y), abs=1e-9
-    )
-    assert similarity(x, y) == pytest.approx(similarity(y, x), abs=1e-12)
-
-
-@pytest.mark.parametrize("similarity", [svcca, linear_cka])
-def test_unrelated_features_are_not_alike(similarity):
-    random = np.random.default_rng(10)
-    x, y = (torch.from_numpy(random.normal(size=(20_000, 8))) for _ in range(2))
-    assert similarity(x, y) < 0.03
-
-
 def test_svcca_ignores_directions_beyond_the_share_kept_and_cka_hardly_sees_them():
     x = decaying(500, 6, 11)
     x -= x.mean(0)
@@ -102,15 +85,6 @@ def test_svcca_ignores_directions_beyond_the_share_kept_and_cka_hardly_sees_them
     assert svcca(left, right, 0.99) > 0.9999
     assert svcca(left, right, 1.0) < 0.9  # with everything kept the noise counts like the signal
     assert linear_cka(left, right) > 0.9999
-
-
-def test_known_value_one_shared_direction_of_two():
-    # Orthogonal waves: x spans (p, q), y spans (p, r) with equal variances, so the correlations are 1 and 0.
-    t = torch.arange(64, dtype=torch.float64) * 2 * math.pi / 64
-    p, q, r = (torch.cos(n * t) for n in (1, 2, 3))
-    x, y = torch.stack([p, q], 1), torch.stack([r, p], 1)
-    assert svcca(x, y, 1.0) == pytest.approx(0.5, abs=1e-12)
-    assert linear_cka(x, y) == pytest.approx(0.5, abs=1e-12)
 
 
 def test_float32_features_are_computed_in_float64():

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.phases import changed, weights_of
-from tests.helpers.plain import Plain, pictures, unit_rows
+from tests.helpers.plain import pictures, unit_rows
 from torch import nn
 
-from geodl.data.batches import Batches, Transform, evaluation
+from geodl.data.batches import Transform, evaluation
 from geodl.model.features import class_means, features_of, nearest_mean
 from geodl.nets import build_network
 
@@ -70,30 +70,7 @@ def test_the_mode_comes_back_after_an_error():
     assert network.training
 
 
-def test_features_fed_by_evaluation_have_no_augmentation():
-    """A public version takes exemplar features with augmentation: they would then differ from pass to pass."""
-    images, network = pictures([0, 1, 2] * 3), Plain(192)
-    first = features_of(network, evaluation(images, TRANSFORM)).pooled
-    assert first.equal(features_of(network, evaluation(images, TRANSFORM, batch_size=2)).pooled)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (TRANSFORM.mean, TRANSFORM.std))
-    expected = (images.pixels / 255 - mean) / std
-    torch.testing.assert_close(first, expected.flatten(1), rtol=1e-5, atol=1e-5)
-    batches = Batches(images, TRANSFORM, 9, seed=0)
-    augmented = features_of(network, batches.epoch(0)).pooled
-    assert not augmented.sort(dim=0).values.allclose(first.sort(dim=0).values), (
-        "training batches are augmented"
-    )
-
-
 # ------------------------------------------------------------------------------------------------------------- means
-
-
-def test_class_means_by_hand():
-    # Class 0: directions (1, 0) and (0, 1), whatever the lengths -> (1, 1) / sqrt 2. Class 2: (0, -1). Class 1: nothing.
-    features = torch.tensor([[3.0, 0.0], [0.0, 0.5], [0.0, -7.0]])
-    means = class_means(features, torch.tensor([0, 0, 2]), 3)
-    half = math.sqrt(0.5)
-    torch.testing.assert_close(means, torch.tensor([[half, half], [0.0, 0.0], [0.0, -1.0]]))
 
 
 def test_class_means_against_numpy():

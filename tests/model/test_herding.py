@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.plain import random_features
 
 from geodl.core.errors import DataError, TrainingError
 from geodl.model.herding import herding, members, nearest
@@ -25,11 +26,6 @@ def literal(features: np.ndarray, k: int) -> list[int]:
     return chosen
 
 
-def random_features(rows: int, width: int, seed: int, offset: float = 0.3) -> torch.Tensor:
-    drawn = np.random.default_rng(seed).normal(offset, 1, size=(rows, width))
-    return torch.from_numpy(drawn).float()
-
-
 # ----------------------------------------------------------------------------------------------------------- herding
 
 
@@ -44,32 +40,6 @@ def random_features(rows: int, width: int, seed: int, offset: float = 0.3) -> to
 def test_herding_equals_the_literal_algorithm(rows, width, k, seed, offset):
     features = random_features(rows, width, seed, offset)
     assert herding(features, k).tolist() == literal(features.numpy(), k)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_herding_of_a_large_class_equals_the_literal_algorithm(dtype):
-    features = random_features(600, 64, 1).to(dtype)
-    assert herding(features, 100).tolist() == literal(features.double().numpy(), 100)
-
-
-def test_what_float32_cannot_tell_apart_is_decided_in_float64():
-    # All rows lie within 1e-6 of one direction, so that their scores agree to about 7 digits.
-    features = 1 + 1e-6 * random_features(80, 32, 2)
-    reference = literal(features.numpy(), 20)
-    assert herding(features, 20).tolist() == reference
-    float32 = literal_float32(features, 20)
-    assert float32 != reference, "the example must be one that float32 gets wrong"
-
-
-def literal_float32(features: torch.Tensor, k: int) -> list[int]:
-    rows = features / features.norm(dim=1, keepdim=True)
-    mean, total, chosen = rows.mean(dim=0), torch.zeros(rows.shape[1]), []
-    for rank in range(1, k + 1):
-        distances = (mean - (total + rows) / rank).norm(dim=1)
-        distances[chosen] = torch.inf
-        chosen.append(int(distances.argmin()))
-        total = total + rows[chosen[-1]]
-    return chosen
 
 
 def test_herding_does_not_give_up_after_1000_picks():
@@ -118,15 +88,6 @@ def test_lengths_of_features_do_not_matter(scale):
     for choose in (herding, nearest):
         assert choose(long, 12).equal(choose(long.double(), 12))
     assert herding(long, 12).tolist() == literal(long.numpy(), 12)
-
-
-@pytest.mark.parametrize("size", [1e-200, 1e160])
-def test_lengths_whose_squares_leave_double_precision_count_as_zero(size):
-    features = random_features(20, 4, 6).double()
-    features[7] = 0
-    expected = herding(features, 12)
-    features[7] = size
-    assert herding(features, 12).equal(expected)
 
 
 def test_rows_of_zeros_and_no_rows_are_allowed():

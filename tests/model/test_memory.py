@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.helpers.plain import pictures
+from tests.helpers.plain import pictures, random_features
 
 from geodl.core.errors import DataError
 from geodl.data.images import FileImages
 from geodl.model.herding import herding, nearest
 from geodl.model.memory import Memory, quota
-
-
-def random_features(rows: int, width: int, seed: int, offset: float = 0.3) -> torch.Tensor:
-    drawn = np.random.default_rng(seed).normal(offset, 1, size=(rows, width))
-    return torch.from_numpy(drawn).float()
-
 
 # ------------------------------------------------------------------------------------------------------------ budget
 
@@ -77,7 +71,18 @@ def test_exemplars_are_ranked_within_their_class():
             assert memory.images.item_digests()[6 * c : 6 * c + 6] == expected
 
 
-def test_a_class_that_comes_back_is_chosen_anew_from_what_is_given():
+def test_an_update_changes_no_more_than_it_is_for():
+    memory = grow("per_class", 4)[-1]
+    given = {"quota": 9, "selection": "herding"}
+    other = Memory().update(pictures([0, 5, 5, 0]), random_features(4, 3, 0), [5], **given)
+    assert other.per_class() == {5: 2}, "fewer than the quota, and none of other classes"
+    none = {"quota": 0, "selection": "herding"}
+    assert memory.update(pictures([5]), torch.ones(1, 3), [5], **none).images is None
+    cut = memory.update(pictures([]), torch.empty(0, 6), [], quota=1, selection="nearest")
+    assert cut.per_class() == dict.fromkeys(range(5), 1)
+
+
+def test_exemplars_of_a_returning_class_are_selected_from_the_candidates():
     memory = grow("per_class", 4)[-1]
     before = memory.images.item_digests()
     candidates = pictures([1] * 8, seed=99)
@@ -90,42 +95,6 @@ def test_a_class_that_comes_back_is_chosen_anew_from_what_is_given():
     assert after[8:] == before[8:]
     assert set(after[4:8]) <= set(candidates.item_digests())
     assert memory.images.item_digests() == before, "update returns a new memory"
-
-
-def test_candidates_of_other_classes_are_not_kept():
-    memory = Memory().update(
-        pictures([0, 5, 5, 0]), random_features(4, 3, 0), [5], quota=9, selection="herding"
-    )
-    assert memory.per_class() == {5: 2}  # fewer than the quota: all of them
-
-
-def test_no_exemplars_at_all():
-    memory = grow("per_class", 0)[-1]
-    assert memory.images is None
-    assert memory.per_class() == {}
-    memory = grow("per_class", 4)[-1]
-    given = {"quota": 0, "selection": "herding"}
-    assert memory.update(pictures([5]), torch.ones(1, 3), [5], **given).images is None
-
-
-def test_updating_no_class_only_cuts():
-    memory = grow("per_class", 4)[-1]
-    cut = memory.update(pictures([]), torch.empty(0, 6), [], quota=1, selection="nearest")
-    assert cut.per_class() == dict.fromkeys(range(5), 1)
-
-
-def test_wrong_updates_are_refused():
-    with pytest.raises(DataError, match=r"2 candidates.*3 features"):
-        Memory().update(pictures([0, 0]), torch.ones(3, 2), [0], quota=1, selection="herding")
-
-
-def test_held_out_images_survive_updates():
-    held = pictures([0, 1], seed=50)
-    memory = replace(grow("per_class", 4)[0], held=held)
-    updated = memory.update(
-        pictures([2] * 9), random_features(9, 6, 0), [2], quota=2, selection="herding"
-    )
-    assert updated.held is held
 
 
 def test_images_are_held_out_for_good_and_something_is_left_to_train_on():
@@ -156,6 +125,7 @@ def test_a_removed_class_leaves_nothing_and_those_after_it_move_up():
     assert gone.held.labels.tolist() == [0, 3]
     assert Memory(images=pictures([0, 0])).without(0).images is None
     same(Memory.from_tensors(gone.to_tensors()), gone)
+    assert replace(full, held=None).nbytes == 15 * 3 * 8 * 8 + 15 * 8 + 1, "pixels, labels, a flag"
 
 
 # ----------------------------------------------------------------------------------------------------------- storing
@@ -167,13 +137,6 @@ def same(a: Memory, b: Memory) -> None:
         assert (left is None) == (right is None)
         if left is not None and right is not None:
             assert left.digest() == right.digest()
-
-
-def test_memory_of_arrays_comes_back_from_tensors():
-    full = grow("per_class", 3)[-1]
-    for memory in (Memory(), full, replace(full, held=pictures([0, 1], seed=60))):
-        same(Memory.from_tensors(memory.to_tensors()), memory)
-    assert full.nbytes == 15 * 3 * 8 * 8 + 15 * 8 + 1, "pixels, labels, and how they are stored"
 
 
 def files(folder: Path, count: int) -> FileImages:

@@ -23,7 +23,7 @@ from geodl.learning.saving import (
     model_directory,
 )
 from geodl.methods import METHODS, stored_config
-from geodl.model.model import Model, Weights
+from geodl.model.model import Model
 from geodl.store import SavedPhase
 
 CASES = [{"method": name} | tiny.SMALL.get(name, {}) for name in METHODS] + [
@@ -195,15 +195,6 @@ def test_a_network_that_cannot_be_built_is_needed_by_predictions_alone(learner, 
     assert same(found.to_tensors(), tensors)
     with pytest.raises(GeodlError, match="timm"):
         found.recognizer()
-
-
-def test_weights_are_built_once(learner):
-    expected = learner.network.state_dict()
-    weights = Weights("convnet", expected)
-    assert same(weights.tensors(), expected)
-    assert weights.network is weights.network
-    assert not weights.network.training
-    assert same(weights.tensors(), expected)
 
 
 def test_only_a_classifier_of_the_model_predicts(learner):

@@ -1,4 +1,4 @@
-"""Weights from files of others: matched by name, under a prefix, or by order; and files that do not fit or would run code."""
+"""Weights from files: matching by name, prefix or order; files that do not fit or contain code."""
 
 import os
 import pickle
@@ -16,7 +16,7 @@ from geodl.nets import build_network
 
 @pytest.fixture
 def state():
-    """Make the state of a small backbone, other than that of seed 0."""
+    """Return the state of a small backbone with another seed than 0."""
     state = build_network("resnet8", 3, head="cosine", seed=5).backbone.state_dict()
     return OrderedDict((key, value.contiguous()) for key, value in state.items())
 
@@ -26,7 +26,7 @@ def loaded(file: Path) -> dict[str, torch.Tensor]:
 
 
 def save(content, file: Path) -> Path:
-    """Write tensors as the name of the file says."""
+    """Write tensors in the format of the suffix."""
     contiguous = {key: value.contiguous() for key, value in content.items()}
     save_file(contiguous, file) if file.suffix == ".safetensors" else torch.save(contiguous, file)
     return file
@@ -39,7 +39,7 @@ def same(one, other) -> bool:
 
 
 def renamed(state) -> OrderedDict[str, torch.Tensor]:
-    """Give all layers the names of another program, in the same order."""
+    """Return tensors with other names of layers, in the same order."""
     layers = {}
     return OrderedDict(
         (f"part{layers.setdefault(layer, len(layers))}.{leaf}", value)
@@ -58,34 +58,24 @@ def test_names_are_found_under_a_prefix_beside_other_tensors(state, tmp_path, su
 
 
 @pytest.mark.parametrize("key", ["state_dict", "model"])
-def test_a_checkpoint_may_hold_more_than_the_weights(state, tmp_path, key):
-    torch.save({"epoch": 3, key: state, "optimizer": {"lr": 0.1}}, tmp_path / "checkpoint.pth")
+def test_a_checkpoint_may_hold_more_than_the_weights_and_no_counters(state, tmp_path, key):
+    old = {name: value for name, value in state.items() if "num_batches" not in name}
+    torch.save({"epoch": 3, key: old, "optimizer": {"lr": 0.1}}, tmp_path / "checkpoint.pth")
     assert same(loaded(tmp_path / "checkpoint.pth"), state)
 
 
-def test_a_network_written_here_gives_its_backbone(tmp_path):
-    network = build_network("resnet8", 3, head="cosine", seed=5)
-    file = save(network.state_dict(), tmp_path / "model.safetensors")
-    assert same(loaded(file), network.backbone.state_dict())
-
-
-def test_files_without_counters_of_batches_fit(state, tmp_path):
-    old = {key: value for key, value in state.items() if "num_batches" not in key}
-    assert same(loaded(save(old, tmp_path / "old.pth")), state)
-
-
-def test_other_names_are_matched_by_order_and_shape_with_a_word(state, tmp_path, caplog):
+def test_other_names_are_matched_by_order_and_shape_with_a_warning(state, tmp_path, caplog):
     torch.save(renamed(state) | {"classifier.weight": torch.ones(9, 64)}, tmp_path / "other.pth")
     assert same(loaded(tmp_path / "other.pth"), state)
     order, left = (record.getMessage() for record in caplog.records)
-    assert "other.pth: the names are those of another program; matched by order" in order
+    assert "other.pth: unknown names of tensors; matched by order" in order
     assert "other.pth: not used: classifier.weight" in left
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("smaller", ["resnet8", "resnet20"])
 @pytest.mark.parametrize("prefix", ["", "backbone."])
-def test_weights_of_a_larger_network_are_refused_by_its_name(tmp_path, suffix, smaller, prefix):
+def test_weights_of_another_network_are_refused_with_its_name(tmp_path, suffix, smaller, prefix):
     state = build_network("resnet32", 2, head="cosine").backbone.state_dict()
     content = {prefix + key: value for key, value in state.items()}
     content |= {"fc.weight": torch.ones(9, 64), "fc.bias": torch.ones(9)}
@@ -99,15 +89,7 @@ def test_weights_of_a_larger_network_are_refused_by_its_name(tmp_path, suffix, s
         build_network("resnet18", 2, head="cosine", weights=file)
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_a_pipe_is_not_opened(tmp_path, suffix):
-    os.mkfifo(tmp_path / f"pipe{suffix}")
-    with pytest.raises(DataError, match="not a regular file"):
-        loaded(tmp_path / f"pipe{suffix}")
-
-
-def test_no_order_is_trusted_that_may_be_another(state, tmp_path):
+def test_tensors_are_not_matched_by_an_uncertain_order(state, tmp_path):
     other = renamed(state)
     for name, content in (
         ("sorted.pth", sorted(other.items())),  # mean before weight: shapes alone would fit
@@ -165,21 +147,20 @@ def test_a_pickle_runs_no_code(state, tmp_path):
 def test_an_old_torch_reads_no_pickle(state, tmp_path, monkeypatch):
     torch.save(state, tmp_path / "weights.pth")
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.5.1+cpu"))
-    with pytest.raises(ConfigError, match=r"weights.pth: torch 2.5.1\+cpu .* torch 2.6 or newer"):
+    with pytest.raises(ConfigError, match=r"weights.pth: .*torch 2.5.1\+cpu .* torch 2.6 or newer"):
         loaded(tmp_path / "weights.pth")
     monkeypatch.setattr(torch, "__version__", TorchVersion("2.10.0"))
     assert same(loaded(tmp_path / "weights.pth"), state)
 
 
-@pytest.mark.parametrize(
-    "content", [[1, 2], {}, {"epoch": 3}, torch.ones(3), {"state_dict": {"lr": 0.1}}]
-)
+@pytest.mark.parametrize("content", [[1, 2], {}, torch.ones(3), {"state_dict": {"lr": 0.1}}])
 def test_a_file_without_named_tensors_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "weights.pth")
     with pytest.raises(DataError, match=r"weights.pth hold no tensors by name"):
         loaded(tmp_path / "weights.pth")
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_files_that_cannot_be_read_are_refused_in_one_line(state, tmp_path, suffix):
     file = tmp_path / f"weights{suffix}"
@@ -189,5 +170,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_line(state, tmp_path, suff
         with pytest.raises(DataError, match=rf"weights{suffix} cannot be read") as caught:
             loaded(file)
         assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match=rf"nowhere{suffix} cannot be read"):
-        loaded(tmp_path / f"nowhere{suffix}")
+    os.mkfifo(tmp_path / f"pipe{suffix}")  # which opening would wait for
+    for name in ("nowhere", "pipe"):
+        with pytest.raises(DataError, match=rf"{name}{suffix} cannot be read"):
+            loaded(tmp_path / f"{name}{suffix}")

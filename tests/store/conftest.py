@@ -1,4 +1,4 @@
-"""Directories that several tests read."""
+"""Directories for several tests."""
 
 import pytest
 from tests.helpers.directories import commit, make_model, save_progress

@@ -1,4 +1,4 @@
-"""Directories: the same configuration or an error; phases, undo, redo; files shared, dropped and forgotten."""
+"""Directories: configuration, phases, undo and redo, shared and forgotten files, removal."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_another_number_of_threads_is_refused_unless_the_change_is_allowed(tmp_p
     assert event["differences"] == ["threads is 1 there and 2 now"]
 
 
-def test_fresh_removes_what_geodl_wrote_and_nothing_else(tmp_path):
+def test_fresh_removes_only_files_of_geodl(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         commit(run)
@@ -96,7 +96,7 @@ def test_fresh_removes_what_geodl_wrote_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_directory_of_somebody_else_is_refused_and_untouched(tmp_path, fresh):
+def test_a_foreign_directory_is_refused_and_untouched(tmp_path, fresh):
     for name in ("config.json", "head.json"):
         (tmp_path / name).write_text('{"architectures": ["other"]}')
         with pytest.raises(StoreError, match=r"not a geodl (directory|file)"):
@@ -131,7 +131,7 @@ def test_directories_of_other_versions_are_refused_in_one_line(tmp_path):
             make(path, fresh=fresh)
 
 
-def test_phases_come_back_in_order_and_drop_the_progress(tmp_path):
+def test_phases_are_read_back_in_order_and_drop_the_progress(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         save_progress(run, 1)
@@ -211,23 +211,17 @@ def test_what_was_undone_is_redone_exactly(model):
         assert model.version is None
 
 
-def test_another_commit_ends_what_could_be_redone(model):
-    with model.lock():
-        model.undo()
-        commit(model, 5)
-        assert (steps(model), model.undone()) == ([0, 1, 5], [])
-        assert model.load_progress() is None, "not that of the phase that was undone"
-    assert len(list((model.path / "objects").iterdir())) == 12
-
-
-def test_every_state_has_a_version_of_its_own(model):
+def test_another_commit_ends_what_could_be_redone_and_every_state_has_a_version(model):
     seen = [model.version]
     with model.lock():
         for change in (model.undo, lambda: commit(model, 5), model.undo, model.redo):
             change()
             seen.append(model.version)
+            assert model.load_progress() is None, "not that of the phase that was undone"
+        assert (steps(model), model.undone()) == ([0, 1, 5], [])
     assert len(set(seen)) == len(seen)
     assert Directory(model.path).version == seen[-1]
+    assert len(list((model.path / "objects").iterdir())) == 12
 
 
 def test_files_of_any_name_and_kind_are_stored_once(tmp_path):
@@ -246,7 +240,7 @@ def test_files_of_any_name_and_kind_are_stored_once(tmp_path):
         again.phase(1).json("a.json")
 
 
-def test_only_the_newest_phase_keeps_what_only_it_needs(tmp_path):
+def test_newest_only_files_are_removed_from_older_phases(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         for t in range(3):
@@ -258,7 +252,7 @@ def test_only_the_newest_phase_keeps_what_only_it_needs(tmp_path):
     assert state(run)["phases"][1][1] is False
 
 
-def test_of_forgotten_states_only_what_lasts_is_kept(model):
+def test_forgotten_states_keep_only_lasting_files(model):
     with model.lock():
         for _ in range(2):
             commit(model, states=3, lasting=["metrics.json"])
@@ -275,16 +269,7 @@ def test_of_forgotten_states_only_what_lasts_is_kept(model):
     assert len(list((model.path / "objects").iterdir())) == 4, "nothing of the others is left"
 
 
-def test_three_hundred_phases(tmp_path):
-    store = make_model(tmp_path / "model")
-    with store.lock():
-        for _ in range(300):
-            commit(store, states=4, lasting=["metrics.json"])
-    assert Directory(store.path).phase(299).json("extra.json") == {"t": 299}
-    assert (store.path / "head.json").stat().st_size < 300_000
-
-
-def test_a_directory_is_removed_whole_and_nothing_else_is(tmp_path):
+def test_remove_directory_removes_nothing_else(tmp_path):
     run = make(tmp_path / "run")
     with run.lock(), pytest.raises(StoreError, match="is being written by"):
         remove_directory(run.path)

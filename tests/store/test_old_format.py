@@ -1,4 +1,4 @@
-"""Directories that version 0.2 wrote: read as they are, converted by the first writer, whatever is wrong with them."""
+"""Directories of version 0.2: reading, conversion by the first writer, damage."""
 
 import os
 import shutil
@@ -59,7 +59,7 @@ def test_the_first_writer_converts_it(old):
     after.verify()
 
 
-def test_a_run_goes_on(tmp_path):
+def test_a_run_resumes(tmp_path):
     write_old(tmp_path / "run", 2)
     run = make(tmp_path / "run")
     assert (run.kind, run.phases, run.completed()) == ("run", 3, 2)
@@ -85,7 +85,7 @@ def test_a_disk_without_hard_links_gets_copies(old, monkeypatch):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "extra.json", "manifest.json"])
 @pytest.mark.parametrize("how", ["bit", "missing", "link"])
-def test_damage_stays_what_it_is(old, tmp_path, name, how):
+def test_damage_survives_conversion(old, tmp_path, name, how):
     path = old / "phases" / "01" / name
     data = path.read_bytes()
     path.unlink()
@@ -107,7 +107,7 @@ def test_damage_stays_what_it_is(old, tmp_path, name, how):
 
 
 @pytest.mark.parametrize("name", ["phases", "phases/01"])
-def test_what_is_no_folder_is_named(old, tmp_path, name):
+def test_links_in_place_of_folders_are_refused(old, tmp_path, name):
     (old / name).rename(tmp_path / "elsewhere")
     (old / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match=f"{name} is a link or a file where geodl keeps"):
@@ -127,7 +127,7 @@ def test_a_missing_phase_and_odd_names(old):
         Directory(old.with_name("gap"))
 
 
-def test_a_manifest_leads_nowhere_else(old, tmp_path):
+def test_a_manifest_cannot_name_files_outside(old, tmp_path):
     path = old / "phases" / "01" / "manifest.json"
     manifest = content(path)
     manifest["files"]["../../../secret"] = manifest["files"].pop("extra.json")

@@ -1,4 +1,4 @@
-"""Killed at any step of any write, and several processes: the old or the new state, never a mix, and one writer."""
+"""Writes killed at any step, full disks, and several processes."""
 
 import errno
 import signal
@@ -51,7 +51,7 @@ def test_killed_while_it_is_created_the_same_call_creates_it(tmp_path, monkeypat
 
 
 @pytest.mark.usefixtures("no_waiting")
-def test_leftovers_are_ignored_by_readers_and_removed_by_the_next_writer(tmp_path):
+def test_the_next_writer_removes_leftovers(tmp_path):
     run = make(tmp_path / "run")
     with run.lock():
         commit(run)
@@ -138,7 +138,7 @@ def test_real_kills_leave_a_sound_run_and_a_free_lock(tmp_path, writer):
         assert run.read_events()
 
 
-def test_readers_meet_no_half_of_a_commit(tmp_path, writer):
+def test_readers_never_see_half_a_commit(tmp_path, writer):
     def read(store):
         if not store.completed():
             return None

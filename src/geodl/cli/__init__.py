@@ -1,6 +1,5 @@
-"""The command line: thin. Each command parses, calls, prints; it is imported only when it is used."""
+"""The command line. Each command parses, calls and prints; its module is imported only when it is used."""
 
-import difflib
 import logging
 import signal
 import sys
@@ -8,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from cyclopts import App, CycloptsError, Group, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from geodl import __version__
 from geodl.cli import signals
@@ -22,7 +21,7 @@ ACTIONS = Group("Actions")
 
 
 class Command(NamedTuple):
-    """A command: its name, the function behind it (MODULE:FUNCTION below geodl.cli), its help and an example."""
+    """A command: its name, its function (MODULE:FUNCTION below geodl.cli), its group, help and an example."""
 
     name: str
     function: str
@@ -31,7 +30,7 @@ class Command(NamedTuple):
     example: str
 
 
-# Commands with commands of their own.
+# Commands with subcommands.
 PARENTS = {
     "config": (RESEARCH, "Show the effective configuration, or list the presets."),
     "runs": (RESEARCH, "List runs with their state and result; show or remove one."),
@@ -41,7 +40,7 @@ COMMANDS = [
     Command(
         "learn", "own:learn", OWN,
         "Learn the classes in a folder of class folders: new classes, and more images of known ones. An interrupted step resumes with "
-        "the same command.\n\nThe first step makes the model's directory. Afterwards the images are not needed any more: `geodl info` "
+        "the same command.\n\nThe first step creates the model's directory. Afterwards the images are no longer needed: `geodl info` "
         "lists what the model keeps of them.",
         "learn flowers/ week1/",
     ),
@@ -49,14 +48,14 @@ COMMANDS = [
         "predict", "own:predict", OWN,
         'Name the class of images, with a confidence, or "unknown" for an image unlike all classes.\n\n'
         "The confidence is the softmax of the classifier's scores: in closed form at a temperature fitted to learned images, each left "
-        "out in turn, times the probability that the image is of a known class; of a trained network, the learned scale times the cosines with the class means (with --classifier cnn, with the "
-        "rows of the last layer). Only models in closed form answer unknown by themselves; --threshold makes any do so.",
+        "out in turn, times the probability that the image is of a known class; for a trained network, the learned scale times the cosines with the class means (with --classifier cnn, with the "
+        "rows of the last layer). Only models in closed form answer unknown by default; --threshold enables it for any model.",
         "predict flowers/ photo.jpg more/ --top 3",
     ),
     Command(
         "evaluate", "own:evaluate", OWN,
         "Measure accuracy on images with known classes that the model has not learned: overall, by class, by learning step, and the most "
-        'frequent confusions. Accuracy is of the likeliest class; "unknown" is not counted.',
+        'frequent confusions. Accuracy counts the likeliest class, also of images that `geodl predict` calls "unknown".',
         "evaluate flowers/ test/",
     ),
     Command(
@@ -78,43 +77,43 @@ COMMANDS = [
     Command("remove", "changes:remove", OWN, "Remove a class and its images.", "remove flowers/ daisy"),
     Command(
         "relabel", "changes:relabel", OWN,
-        "Move a learned image to its right class, as if it had been learned so from the start (closed form).",
+        "Move a learned image to its right class, as if it had been learned that way from the start (closed form).",
         "relabel flowers/ week1/daisy/7.jpg rose",
     ),
     Command(
         "forget", "changes:forget", OWN,
-        "Forget learned images, as if they had never been learned (closed form). Earlier states, to which "
-        "`geodl undo` goes back, still hold them.",
+        "Forget learned images, as if they had never been learned (closed form). Earlier states, which "
+        "`geodl undo` restores, still hold them.",
         "forget flowers/ week1/daisy/7.jpg",
     ),
     Command(
         "export", "changes:export", OWN,
         "Write a model as one ONNX file with labels and preprocessing and without images, checked against the model; or, with "
-        "--format web, as a folder with a page that recognizes images and the camera in the browser.",
+        "--format web, as a folder with a page that recognizes images and camera frames in the browser.",
         "export flowers/ flowers.onnx",
     ),
     Command(
         "serve", "serve:serve", OWN,
         "Serve a model as a web page to predict, teach, correct and undo, and to programs over HTTP.\n\n"
-        "Only this machine can reach it unless --host says otherwise. Changes of the model need a token: it is part of the printed "
+        "Only this machine can reach it unless --host names another address. Changing the model needs a token: it is part of the printed "
         "address, or the value of the environment variable GEODL_TOKEN.",
         "serve flowers/",
     ),
     Command(
         "run", "run:run", RESEARCH,
-        "Run one incremental experiment: base classes first, then new classes phase by phase. Killed at any moment, the same command "
+        "Run one incremental experiment: base classes first, then new classes phase by phase. If it is killed, the same command "
         "resumes; a complete run prints its result.",
         "run --preset digits --method lucir --distill geodesic",
     ),
     Command(
         "compare", "run:compare", RESEARCH,
-        "Run several methods under one protocol, one after the other, and show them in one table; with several seeds "
-        "(--seed 1,2,3) mean and standard deviation.",
+        "Run several methods under one protocol, one after the other, and compare them in one table; with several seeds "
+        "(--seed 1,2,3) by mean and standard deviation.",
         "compare finetune lucir lucir+geodesic --preset digits",
     ),
     Command(
         "sweep", "sweep:app", RESEARCH,
-        "Run a grid or a search, several runs at a time: here, on a Ray cluster or by SLURM. Complete runs are skipped; "
+        "Run a grid or a search, several runs at a time: on this machine, on a Ray cluster or by SLURM. Complete runs are skipped; "
         "`geodl sweep status` shows the progress.",
         "sweep --preset digits --grid method=lucir,lucir+geodesic,icarl --grid seed=1,2,3",
     ),
@@ -127,24 +126,24 @@ COMMANDS = [
     Command("config presets", "installation:show_presets", RESEARCH, "List the presets.", "config presets"),
     Command(
         "runs list", "runs:list_all", RESEARCH,
-        "List the runs below a directory with state and result.",
+        "List the runs below a directory with their state and result.",
         "runs list",
     ),
     Command("runs show", "runs:show", RESEARCH, "Show the result of one run so far.", "runs show runs/NAME"),
     Command("runs rm", "runs:rm", RESEARCH, "Remove a run's directory.", "runs rm runs/NAME"),
     Command(
         "report", "report:report", OWN,
-        "Write one self-contained HTML page about a model, or about one or several runs. Runs that differ in their seed alone are "
+        "Write one self-contained HTML page about a model, or about one or several runs. Runs that differ only in their seed are "
         "averaged; published numbers of the same protocol are shown beside them.",
         "report flowers/",
     ),
     Command(
         "reproduce", "reproduce:reproduce", RESEARCH,
-        "Run what a table or figure of the paper needs and write it beside the published numbers: table1 to table4, init10, "
+        "Run what a table or figure of the paper needs and write the results beside the published numbers: table1 to table4, init10, "
         "fig-phases, fig-classifiers, fig-cca, or all of them; or beyond (the closed form over given weights). Complete runs are skipped.",
         "reproduce table1 --length smoke --runs 1",
     ),
-    Command("cache show", "runs:show_cache", ABOUT, "Show the cache's place and size.", "cache show"),
+    Command("cache show", "runs:show_cache", ABOUT, "Show the location and size of the cache.", "cache show"),
     Command("cache clear", "runs:clear", ABOUT, "Remove all trained base phases and converted models.", "cache clear"),
     Command(
         "doctor", "installation:doctor", ABOUT,
@@ -157,11 +156,12 @@ app = App(
     name="geodl",
     version=__version__,
     help="Teach an image classifier new classes without forgetting the old ones.\n\n"
-    "Start with `geodl learn MODEL FOLDER` for images of your own, or `geodl compare finetune lucir lucir+geodesic --preset digits` "
+    "Start with `geodl learn MODEL FOLDER` for your own images, or `geodl compare finetune lucir lucir+geodesic --preset digits` "
     "for an experiment; `geodl COMMAND --help` explains a command. "
-    "Every command takes `--import FILE.py` for parts of your own.",
+    "Every command takes `--import FILE.py` for your own methods, classifiers and data sources.",
+    default_parameter=Parameter(negative=()),
     result_action="return_value",
-    suppress_keyboard_interrupt=False,  # main has a sentence for it
+    suppress_keyboard_interrupt=False,  # main prints a line for it
 )
 
 
@@ -172,7 +172,7 @@ def _list_runs() -> None:
 
 
 def example_of(name: str) -> str:
-    """Return the last line of a command's help."""
+    """Return the example that ends a command's help."""
     (example,) = [command.example for command in COMMANDS if command.name == name]
     return f"Example: `geodl {example}`"
 
@@ -184,12 +184,12 @@ def _register() -> None:
         app.command(parent)
     for command in COMMANDS:
         parent_name, _, name = command.name.rpartition(" ")
-        place, group = (parents[parent_name], ACTIONS) if parent_name else (app, command.group)
-        more = {"help_epilogue": example_of(command.name)}
+        parent, group = (parents[parent_name], ACTIONS) if parent_name else (app, command.group)
+        options = {"help_epilogue": example_of(command.name)}
         if command.function.endswith(":app"):
-            more = {}  # an App takes none here: it asks for its example itself
+            options = {}  # an App sets its epilogue itself
         function = f"geodl.cli.{command.function}"
-        place.command(function, name=name, help=command.text, group=group, **more)
+        parent.command(function, name=name, help=command.text, group=group, **options)
 
 
 _register()
@@ -199,14 +199,14 @@ app.register_install_completion_command(group=ABOUT)
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; an error of the package is one line and exit code 2."""
     if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # of libraries, for developers
+        warnings.simplefilter("ignore")  # libraries' warnings are for developers
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        with signals.handled(signals.leave, signal.SIGTERM):
+        with signals.handled(signals.quit_now, signal.SIGTERM):
             status = app(_with_imports(words), exit_on_error=False, print_error=False)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has left
+        sys.stderr.close()  # the reader of the output has closed it
         sys.exit(0)
     except (CycloptsError, GeodlError, OSError, KeyboardInterrupt, signals.Terminated) as error:
         message, code = _explained(error)
@@ -216,10 +216,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _explained(error: BaseException) -> tuple[str, int]:
-    """Return the line and the exit code of an error."""
+    """Return the message and the exit code of an error."""
     match error:
-        case UnknownCommandError():
-            return _no_such_command(error.unused_tokens or []), 2
         case UnusedCliTokensError():
             words = " ".join(error.unused_tokens or [])
             return f"{words}: too many arguments; see `geodl COMMAND --help`", 2
@@ -228,16 +226,16 @@ def _explained(error: BaseException) -> tuple[str, int]:
         case GeodlError():
             return str(error), 2
         case KeyboardInterrupt():
-            return "interrupted; what was complete before is kept", 130
+            return "interrupted; completed work is kept", 130
         case signals.Terminated():
-            return "terminated; what was complete before is kept", 143
-        case OSError(filename=str() | bytes()):  # such as a name that is too long
+            return "terminated; completed work is kept", 143
+        case OSError(filename=str() | bytes()):  # for example, the name is too long
             return f"{one_line(str(error.filename), 100)}: {error.strerror}", 2
     return one_line(error), 2
 
 
 def _with_imports(arguments: Sequence[str]) -> list[str]:
-    """Import what --import names, before the options of a command are declared; return the other arguments."""
+    """Import what --import names, before the options of a command are declared; return the remaining arguments."""
     rest, names, words = list[str](), list[str](), iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
@@ -245,16 +243,8 @@ def _with_imports(arguments: Sequence[str]) -> list[str]:
             names.append(value if equals else next(words, ""))
         else:
             rest.append(word)
-    if names:  # only then: its packages take a moment
+    if names:  # importing the configuration takes a moment
         from geodl.config import import_parts
 
         import_parts(names)
     return rest
-
-
-def _no_such_command(tokens: list[str]) -> str:
-    names = sorted({*PARENTS, *(command.name for command in COMMANDS)})
-    word = tokens[0] if tokens else ""
-    close = difflib.get_close_matches(word, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else "`geodl --help` lists them"
-    return f"{word}: no such command; {hint}"

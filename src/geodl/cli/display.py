@@ -1,13 +1,15 @@
-"""What a person sees: lines, tables, and while something long runs a bar on a terminal, plain lines elsewhere."""
+"""Terminal output: lines, tables, JSON, and progress: a bar on a terminal, plain lines elsewhere."""
 
+import json
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,19 +27,21 @@ from geodl.core import events
 from geodl.core.text import printable
 
 SECONDS = 30.0
-"""Between two signs of life in a log."""
+"""Between two progress lines in a log."""
+Json = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
+Quiet = Annotated[bool, Parameter(alias="-q", help="Print only the result.")]
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave as if all were said: whoever read our output has left."""
+        """Exit successfully: the reader of the output has closed it."""
         with suppress(SystemExit):
             super().on_broken_pipe()
         sys.exit(0)
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """Make a console; in a pipe nothing is folded: whoever reads it there wants a line to be a line."""
+    """Return a console; output that is piped is not wrapped, so that each line stays one line."""
     piped = not (sys.stderr if stderr else sys.stdout).isatty()
     return _Console(
         stderr=stderr, highlight=False, soft_wrap=piped, width=10_000 if piped else None
@@ -48,19 +52,29 @@ console, errors = _console(), _console(stderr=True)
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return a line as it is: names of files and classes are never markup, nor orders to the terminal."""
+    """Return text without markup or control characters: names of files and classes are shown as they are."""
     return Text(printable(text), style)
 
 
-def say(text: Any = "", style: str = "") -> None:
-    """Print for a person: a line as it is, or something made of rich."""
+def echo(text: Any = "", style: str = "") -> None:
+    """Print a line as it is, or a rich renderable."""
     console.print(plain(text, style) if isinstance(text, str) else text)
 
 
-def table(*columns: str, rows: Sequence[Sequence[object]] = (), **look: Any) -> Table:
-    """Make a table without lines; a column whose name begins with > is set to the right."""
+def print_json(facts: Any) -> None:
+    """Print one line of JSON, in ASCII: paths may hold bytes that are no text."""
+    print(json.dumps(facts))
+
+
+def number(value: float | None) -> str:
+    """Format a percentage; - if there is none."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def table(*columns: str, rows: Sequence[Sequence[object]] = (), **style: Any) -> Table:
+    """Return a table without lines, with a header if columns are named; a name that begins with > aligns to the right."""
     defaults = {"box": None, "pad_edge": False, "padding": (0, 2, 0, 0), "header_style": "dim"}
-    made = Table(show_header=any(columns), **(defaults | look))
+    made = Table(show_header=bool(columns), **(defaults | style))
     for column in columns:
         side = "right" if column.startswith(">") else "left"
         made.add_column(column.removeprefix(">"), justify=side)  # type: ignore[arg-type]
@@ -70,9 +84,9 @@ def table(*columns: str, rows: Sequence[Sequence[object]] = (), **look: Any) -> 
 
 
 class Stopper:
-    """Ctrl-C or SIGTERM: the first asks to stop after the current step, the second quits at once.
+    """Handles Ctrl-C and SIGTERM: the first asks to stop after the current step, the second quits at once.
 
-    Before anybody asks whether to stop there is nothing to save: then the first quits at once.
+    Until training has first polled for a stop there is nothing to save, and the first quits at once.
     """
 
     def __init__(self) -> None:
@@ -80,24 +94,24 @@ class Stopper:
         self.polled = False
 
     def __call__(self) -> bool:
-        """Whether the user asked to stop."""
+        """Return whether the user asked to stop."""
         self.polled = True
         return self.asked
 
     def watching(self) -> AbstractContextManager[None]:
-        """Take over both signals while the block runs."""
-        return signals.handled(self._hear, signal.SIGINT, signal.SIGTERM)
+        """Handle both signals while the block runs."""
+        return signals.handled(self._stop, signal.SIGINT, signal.SIGTERM)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        signals.heard.append(number)
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        signals.received.append(number)
         if self.asked or not self.polled:
-            signals.leave(number)
+            signals.quit_now(number)
         self.asked = True
         errors.print("Stopping after this step. Press Ctrl-C again to quit now.")
 
 
 def progress_bar(where: Console, *, quiet: bool = False) -> Progress:
-    """Make a bar that a terminal shows until it is done; each of its tasks has a `state`: a few words behind the per cent."""
+    """Return a progress bar for terminals, removed when it is done; a task's `state` is the text behind the percentage."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -112,14 +126,14 @@ def progress_bar(where: Console, *, quiet: bool = False) -> Progress:
 
 
 class Display:
-    """A listener that shows events; ``shows`` has a function for each kind of event that is shown."""
+    """Shows events as they happen; ``shows`` has a function for each kind of event that is shown."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
         self.bar = progress_bar(console, quiet=quiet)
         self.shows: Mapping[type[events.Event], Callable[[Any], None]] = {}
         self._tasks: dict[str, TaskID] = {}
-        self._said = time.monotonic()
+        self._printed = time.monotonic()
 
     def __call__(self, event: events.Event) -> None:
         """Show an event."""
@@ -127,14 +141,14 @@ class Display:
         if show is not None and not self.quiet:
             show(event)
 
-    def advance(self, what: str, done: float, total: float, state: str = "") -> None:
-        """Move a bar."""
-        if what not in self._tasks:
-            self._tasks[what] = self.bar.add_task(f"  {what}", total=total, state=state)
-        self.bar.update(self._tasks[what], completed=done, state=state, visible=done < total)
+    def advance(self, task: str, done: float, total: float, state: str = "") -> None:
+        """Move the bar of a task."""
+        if task not in self._tasks:
+            self._tasks[task] = self.bar.add_task(f"  {task}", total=total, state=state)
+        self.bar.update(self._tasks[task], completed=done, state=state, visible=done < total)
 
     def epoch(self, event: events.EpochEnded) -> None:
-        """Write a line into a log now and then: no bar moves there."""
-        if not console.is_terminal and time.monotonic() - self._said > SECONDS:
-            say(f"    epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
-            self._said = time.monotonic()
+        """Print a line now and then where there is no terminal to show a bar."""
+        if not console.is_terminal and time.monotonic() - self._printed > SECONDS:
+            echo(f"    epoch {event.epoch} of {event.epochs}, {event.rate:.0f} images/s")
+            self._printed = time.monotonic()

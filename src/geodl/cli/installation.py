@@ -8,14 +8,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from geodl import __version__
 from geodl.bench.runs import list_runs
-from geodl.cli.display import plain, say, table
-from geodl.cli.options import Flags, Json, effective
+from geodl.cli.display import Json, echo, plain, print_json, table
+from geodl.cli.options import Flags, effective
 from geodl.config import presets
 from geodl.core.cache import Cache
 from geodl.core.devices import device_kind, precision_of
@@ -27,46 +25,44 @@ from geodl.methods import METHODS
 
 def show(
     *,
-    flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
+    flags: Flags = Flags(),  # type: ignore[valid-type]  # noqa: B008
     as_json: Json = False,
 ) -> None:
     """Print every option with its value and origin."""
     found = effective(flags)
-    values = found.config.flat("json")
+    values, origins = found.config.flat("json"), found.origins
     if as_json:
-        facts = {key: {"value": values[key], "origin": found.origins[key]} for key in values}
-        print(json.dumps(facts))
+        print_json({key: {"value": values[key], "origin": origins[key]} for key in values})
         return
     for title, options in found.config.headings().items():
-        _say_group(title, {key: (json.dumps(values[key]), found.origins[key]) for key in options})
+        _print_group(title, {key: (json.dumps(values[key]), origins[key]) for key in options})
 
 
-def _say_group(title: str, entries: Mapping[str, Sequence[str]]) -> None:
-    """Print a title and a table: a name and its values in each row."""
+def _print_group(title: str, entries: Mapping[str, Sequence[str]]) -> None:
+    """Print a title and a table with a name and its values in each row."""
     widest = max(map(len, entries), default=0)
     rows = [(name.ljust(max(18, widest)), *values) for name, values in entries.items()]
-    columns = [""] * len(rows[0]) if rows else []
-    say(table(*columns, rows=rows, title=title, title_justify="left", title_style="bold"))
-    say()
+    echo(table(rows=rows, title=title, title_justify="left", title_style="bold"))
+    echo()
 
 
 def show_presets() -> None:
     """List the presets that ship with the package."""
-    say(table("", "", rows=list(presets().items())))
+    echo(table(rows=list(presets().items())))
 
 
 def methods(*, as_json: Json = False) -> None:
     """List the methods."""
-    found = {name: _method(name) for name in METHODS}
+    descriptions = {name: _method(name) for name in METHODS}
     if as_json:
-        print(json.dumps(found))
+        print_json(descriptions)
         return
-    for name, about in found.items():
+    for name, about in descriptions.items():
         own = ", ".join(f"{key} = {json.dumps(value)}" for key, value in about["defaults"].items())
-        say(plain(name, "bold") + plain(f"  {about['summary']}"))
-        say(f"  {about['paper']}", "dim")
+        echo(plain(name, "bold") + plain(f"  {about['summary']}"))
+        echo(f"  {about['paper']}", "dim")
         if own:
-            say(f"  own defaults: {own}")
+            echo(f"  own defaults: {own}")
 
 
 def _method(name: str) -> dict[str, Any]:
@@ -80,7 +76,7 @@ _PACKAGES = ("torch", "lightning-fabric", "numpy", "pillow", "safetensors", "pyd
 
 
 def _extras() -> dict[str, list[str]]:
-    """Return the packages of each extra for users, as the installed package declares them; none where it is not installed."""
+    """Return the packages of each extra for users, as the installed distribution declares them; empty if run from source."""
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -94,7 +90,7 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _data_found() -> str:
-    """Name what lies in the folder where sources look when they are given none."""
+    """Describe the folder in which sources look for data by default."""
     folder = os.environ.get("GEODL_DATA")
     if not folder:
         return "digits (embedded); GEODL_DATA, a folder to look in for others, is not set"
@@ -111,7 +107,7 @@ def _version(package: str) -> str:
 
 def _extra(name: str, packages: Sequence[str]) -> str:
     versions = [f"{package} {_version(package)}" for package in packages]
-    missing = any(each.endswith(" missing") for each in versions)
+    missing = any(version.endswith(" missing") for version in versions)
     return f"missing: {install(name)}" if missing else ", ".join(versions)
 
 
@@ -144,7 +140,7 @@ def doctor(*, as_json: Json = False) -> None:
         },
     }
     if as_json:
-        print(json.dumps(facts))
+        print_json(facts)
         return
     for title, entries in facts.items():
-        _say_group(title, {name: (text,) for name, text in entries.items()})
+        _print_group(title, {name: (text,) for name, text in entries.items()})

@@ -1,4 +1,4 @@
-"""How a learn step, predictions, an evaluation and a model look to a person."""
+"""Terminal output for your own images: learn steps, predictions, evaluations and models."""
 
 import csv
 import sys
@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geodl.cli.display import Display, console, errors, plain, progress_bar, say, table
+from geodl.cli.display import Display, console, echo, errors, plain, progress_bar, table
 from geodl.core import events
 from geodl.core.text import count, duration, listed, readable
 from geodl.model.predictions import Predictions
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from geodl.data.dataset import Skipped
 
 REASONS = 3
-"""Reasons that are named, the most frequent ones, where not all that was skipped is."""
+"""Number of reasons, the most frequent ones, in the summary of very many skipped files."""
 USES = {"exemplar": "to learn from again", "validation": "to measure the accuracy"}
 """What stored images are kept for."""
 SEVERAL = 3
-"""More files of a folder that were skipped for one reason share a line."""
+"""When more than this many files of a folder are skipped for the same reason, they share a line."""
 SHOWN = 20
-"""Lines of what was skipped, of classes, of confusions; --json has all."""
+"""Lines of a list that are printed; --json prints all."""
 
 
 class LearnWatch(Display):
-    """Shows a learn step while it runs; ``training``: whether it has begun to train."""
+    """Shows the progress of a learn step; ``training``: whether training has begun."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
@@ -41,9 +41,7 @@ class LearnWatch(Display):
             events.OptionsChosen: self._chosen,
             events.Advised: lambda event: _note(event.sentence),
             events.TimeEstimated: self._estimated,
-            events.StepContinued: lambda event: say(
-                f"resuming after {count(event.epoch, 'epoch')}"
-            ),
+            events.StepContinued: self._continued,
             events.FeaturesTaken: self._features,
             events.StepTaken: self._step,
             events.EpochEnded: self.epoch,
@@ -56,21 +54,24 @@ class LearnWatch(Display):
         super().__call__(event)
 
     def _read(self, event: events.IntakeDone) -> None:
-        say_skipped(event.skipped)
-        what = f"{count(event.images, 'image')} of {count(event.classes, 'class')}"
-        say(f"{event.title}: {what}, typically {event.side} pixels a side", "bold")
+        print_skipped(event.skipped)
+        size = f"{count(event.images, 'image')} of {count(event.classes, 'class')}"
+        echo(f"{event.title}: {size}, typically {event.side} pixels a side", "bold")
 
     def _chosen(self, event: events.OptionsChosen) -> None:
-        say("chosen, unless you set it otherwise:")
+        echo("chosen, unless you set it otherwise:")
         rows = [(f"  {option}", value, why) for option, value, why in event.choices]
-        say(table("", "", "", rows=rows))
+        echo(table(rows=rows))
+
+    def _continued(self, event: events.StepContinued) -> None:
+        echo(f"resuming after {count(event.epoch, 'epoch')}")
 
     def _estimated(self, event: events.TimeEstimated) -> None:
         if event.seconds > 10:
-            say(f"this will take about {duration(event.seconds)} (estimated)")
+            echo(f"this will take about {duration(event.seconds)} (estimated)")
 
     def _features(self, event: events.FeaturesTaken) -> None:
-        if not self.training:  # in closed form this is all
+        if not self.training:  # the closed form does nothing else
             self.advance("learning", event.done, event.total)
 
     def _step(self, event: events.StepTaken) -> None:
@@ -78,7 +79,7 @@ class LearnWatch(Display):
         self.advance("learning", events.part_of(event, self._stage), 1.0, state)
 
     def confirm(self, seconds: float) -> bool:
-        """Ask a person at a terminal whether to go on with what takes so long."""
+        """Ask whether to continue with a step that takes this long; without a terminal the answer is yes."""
         if self.quiet or not sys.stdin.isatty() or not console.is_terminal:
             return True
         self.bar.stop()
@@ -90,12 +91,12 @@ class LearnWatch(Display):
 
 
 def _note(sentence: str) -> None:
-    say(plain("note: ", "yellow") + plain(sentence))
+    echo(plain("note: ", "yellow") + plain(sentence))
 
 
 @contextmanager
 def predicting() -> Iterator[events.Listener]:
-    """Yield a listener that shows, on a terminal, how many images were predicted; what is printed stays free of it."""
+    """Yield a listener that shows progress on a terminal, on standard error."""
     with progress_bar(errors) as bar:
         task = bar.add_task("  predicting", total=None, state="", visible=False)
 
@@ -107,21 +108,21 @@ def predicting() -> Iterator[events.Listener]:
 
 
 def percent(value: float | None) -> str:
-    """Write an accuracy."""
+    """Format an accuracy."""
     return "not measured" if value is None else f"{value:.1f} %"
 
 
-def _say_more(number: int, what: str) -> None:
-    """Print that a list goes on."""
+def _print_more(number: int, what: str) -> None:
+    """Print how many entries of a list are not shown."""
     if number > SHOWN:
-        say(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
+        echo(f"and {count(number - SHOWN, f'more {what}')} (--json lists all)")
 
 
 # ---------------------------------------------------------------------------------------------------- learn, predict
 
 
-def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
-    """Name what was skipped, and why; of many files of a folder with one fault, the folder."""
+def print_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) -> None:
+    """Print skipped files with the reasons; many files of a folder with the same reason share a line."""
     if not skipped:
         return
     out, summary, lines = errors if to_errors else console, "", _by_folder(skipped)
@@ -138,7 +139,7 @@ def say_skipped(skipped: Sequence[tuple[str, str]], *, to_errors: bool = False) 
 
 
 def _by_folder(skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return names and reasons, with one entry for many files of a folder that have the same reason."""
+    """Return names and reasons; many files of a folder with the same reason become one entry."""
     folders: dict[tuple[str, str], list[str]] = {}
     for name, reason in skipped:
         folders.setdefault((name.rpartition("/")[0], reason), []).append(name)
@@ -151,51 +152,51 @@ def _by_folder(skipped: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return lines
 
 
-def say_learned(model: Path, done: Any) -> None:
-    """Print what a learn step did and how good the model is now."""
+def print_learned(model: Path, done: Any) -> None:
+    """Print the result of a learn step."""
     named = [("new", done.new), ("known before", done.returning)]
     parts = [f"{word}: {listed(names, SHOWN)}" for word, names in named if names]
     if parts:
-        say(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
+        echo(f"step {done.step} learned from {count(done.images, 'image')}; {'; '.join(parts)}")
     if done.accuracy is not None:
-        _say_accuracy(done)
-    say_doubtful([each.to_json() for each in done.doubtful])
+        _print_accuracy(done)
+    print_doubtful([each.to_json() for each in done.doubtful])
     features = earlier = ""
     if done.stored_features:
         features = f", and the features of {count(done.stored_features, 'image')}"
     if done.earlier_images and not done.stored_images:
         earlier = "; states kept for undo still hold images"
-    say(
-        f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{features}{earlier}; your folder is not needed any more"
+    echo(
+        f"stored in {model}: {count(done.stored_images, 'image')}, {readable(done.stored_bytes)}{features}{earlier}; your folder is no longer needed"
     )
     for sentence in done.warnings:
         _note(sentence)
 
 
-def say_doubtful(found: Sequence[Mapping[str, Any]]) -> None:
-    """Name the images that look mislabelled."""
+def print_doubtful(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print the images that look mislabelled."""
     if not found:
         return
     looks = "looks" if len(found) == 1 else "look"
-    say(f"{count(len(found), 'image')} {looks} mislabelled:", "yellow")
+    echo(f"{count(len(found), 'image')} {looks} mislabelled:", "yellow")
     for each in found[:SHOWN]:
         name, own = each["name"], each["class"]
         named = name if name.startswith(f"{own}/") else f"{name} ({own})"
-        say(f"  {named} looks like {each['likely']} ({100 * each['confidence']:.0f} %)")
-    _say_more(len(found), "image")
-    say(
+        echo(f"  {named} looks like {each['likely']} ({100 * each['confidence']:.0f} %)")
+    _print_more(len(found), "image")
+    echo(
         "`geodl relabel MODEL IMAGE CLASS` moves one, or confirms its class; `geodl forget` removes it"
     )
 
 
-def _say_accuracy(done: Any) -> None:
+def _print_accuracy(done: Any) -> None:
     what = count(done.judged, "image" if done.left_out else "validation image")
     if done.series:
         some = "" if done.in_series == done.judged else f", {done.in_series} of them"
         what += f"{some} in {done.series} series, each judged without its series,"
     elif done.left_out:
         what += ", each left out in turn,"
-    measured = sum(value is not None for value in done.per_class.values())
+    measured = sum(accuracy is not None for accuracy in done.per_class.values())
     old_and_new = lacking = ""
     if done.before is not None and done.after is not None:
         old_and_new = (
@@ -207,7 +208,7 @@ def _say_accuracy(done: Any) -> None:
             lacking = f"; {count(rest, 'class')} cannot be judged"
     low, high = done.interval
     balanced = "" if done.balanced is None else f", {done.balanced:.1f} % balanced"
-    say(
+    echo(
         f"accuracy {done.accuracy:.1f} %{balanced} (95 % interval {low:.1f} to {high:.1f}) on {what} of {count(measured, 'class')}"
         f"{old_and_new}{lacking}",
         "bold",
@@ -215,7 +216,7 @@ def _say_accuracy(done: Any) -> None:
 
 
 def skipped_json(skipped: "Skipped") -> list[dict[str, str]]:
-    """Return what was skipped, ready for JSON."""
+    """Return skipped files, ready for JSON."""
     return [{"name": name, "reason": reason} for name, reason in skipped]
 
 
@@ -226,21 +227,21 @@ def predictions_json(found: Predictions) -> dict[str, Any]:
     return {"predictions": entries, "skipped": skipped, "images_per_second": found.rate}
 
 
-def say_predictions(found: Predictions, top: int, *, as_csv: bool) -> None:
-    """Print predictions as a table or as CSV; what was skipped, and the speed, go to the other stream."""
+def print_predictions(found: Predictions, top: int, *, as_csv: bool) -> None:
+    """Print predictions as a table or as CSV; skipped files and the speed go to standard error."""
     if as_csv:
-        _csv(found)
+        _print_csv(found)
     elif found:
         _table(found, top)
-    say_skipped(found.skipped, to_errors=True)
+    print_skipped(found.skipped, to_errors=True)
     if len(found) > 1:
         errors.print(f"{count(len(found), 'image')}, {found.rate:.0f} images/s", markup=False)
 
 
-def _csv(found: Predictions) -> None:
-    """Print predictions as CSV; `nearest` is the likeliest class also of an unknown image, and the confidence is in it."""
+def _print_csv(found: Predictions) -> None:
+    """Print predictions as CSV; `nearest` is the likeliest class even of an unknown image, with its confidence."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    most = len(found[0].top) if found else 1  # there may be fewer classes than were asked for
+    most = len(found[0].top) if found else 1  # the model may know fewer classes than --top
     more = [part for rank in range(2, most + 1) for part in (f"label {rank}", f"confidence {rank}")]
     writer.writerow(["image", "label", "confidence", "nearest", *more])
     for each in found:
@@ -257,41 +258,41 @@ def _table(found: Predictions, top: int) -> None:
         others = ", ".join(f"{label} {value:.0%}" for label, value in each.top[1:])
         name = f"{each.label} (nearest: {each.top[0][0]})" if each.unknown else each.label
         rows.append((each.name, name, f"{each.confidence:.1%}", others)[: len(columns)])
-    say(table(*columns, rows=rows))
+    echo(table(*columns, rows=rows))
 
 
 # ------------------------------------------------------------------------------------------------------- evaluate
 
 
-def say_evaluation(found: "Evaluation") -> None:
-    """Print the accuracy: overall, by learning step, by class, the weakest first; and the most frequent confusions."""
+def print_evaluation(found: "Evaluation") -> None:
+    """Print the accuracy overall, by learning step and by class, the weakest first, and the most frequent confusions."""
     confusion, more = found.confusion, ""
     if found.balanced is not None:
         more = f"; {found.balanced:.1f} % balanced: each class counts the same"
-    say(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{more}", "bold")
+    echo(f"accuracy: {found.accuracy:.1f} % of {count(found.images, 'image')}{more}", "bold")
     for step, value in found.per_step.items():
-        say(f"  classes learned in step {step}: {percent(value)}")
+        echo(f"  classes learned in step {step}: {percent(value)}")
     known = [row for row in confusion.weakest if row.judged]
     shown = [(row.name, row.judged, percent(row.accuracy)) for row in known[:SHOWN]]
-    say(table("class", ">images", ">accuracy", rows=shown))
-    _say_more(len(known), "better class")
+    echo(table("class", ">images", ">accuracy", rows=shown))
+    _print_more(len(known), "class")
     rows, mistakes = confusion.rows, confusion.mistakes(10)
     if mistakes:
-        say("most frequent confusions:")
+        echo("most frequent confusions:")
     for i, j, number in mistakes:
-        say(f"  {rows[i].name} predicted as {rows[j].name}: {number} of {rows[i].judged}")
+        echo(f"  {rows[i].name} predicted as {rows[j].name}: {number} of {rows[i].judged}")
 
 
 # ------------------------------------------------------------------------------------------------------------ info
 
 
 def _when(time: str | None) -> str:
-    """Write a time of the log in local time."""
+    """Format a time of the log in local time."""
     return f"{datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 def describe_step(record: Mapping[str, Any]) -> str:
-    """Describe a step in a few words."""
+    """Return a short description of a step."""
     match record["action"]:
         case "learn":
             what = listed((*record["new"], *record["returning"]), SHOWN)
@@ -310,19 +311,19 @@ def describe_step(record: Mapping[str, Any]) -> str:
 
 
 def _images(record: Mapping[str, Any]) -> str:
-    """Name the image of a step, or say how many there are."""
+    """Return the name of a step's image, or the number of its images."""
     return str(record.get("image") or count(record.get("images", 1), "image"))
 
 
-def say_known(model: Path, facts: Mapping[str, Any]) -> None:
-    """Print the classes: when each was learned, from how many images, how good it is."""
+def print_known(model: Path, facts: Mapping[str, Any]) -> None:
+    """Print the classes: when each was learned, from how many images, and its accuracy."""
     learned = [record["step"] for record in facts["steps"] if record["action"] == "learn"]
     steps = count(max(learned, default=1), "step")
-    say(f"{model}: {count(len(facts['classes']), 'class')}, learned in {steps}", "bold")
+    echo(f"{model}: {count(len(facts['classes']), 'class')}, learned in {steps}", "bold")
     if facts["unfinished"]:
-        say("a learn step was interrupted; the same learn command resumes it", "yellow")
+        echo("a learn step was interrupted; the same learn command resumes it", "yellow")
     kept = {"exemplars": ">kept", "validation": ">for validation"}
-    if facts["left_out"]:  # then pictures are kept for show alone
+    if facts["left_out"]:  # pictures are kept only to show them
         kept = {"validation": ">kept to show"}
     rows = []
     for each in facts["classes"][:SHOWN]:
@@ -330,52 +331,53 @@ def say_known(model: Path, facts: Mapping[str, Any]) -> None:
         known = (each["name"], each["step"], _when(each["learned"]))
         rows.append((*known, *numbers, percent(each["accuracy"])))
     columns = ("class", "step", "learned", ">images seen", *kept.values(), ">accuracy")
-    say(table(*columns, rows=rows))
-    _say_more(len(facts["classes"]), "class")
+    echo(table(*columns, rows=rows))
+    _print_more(len(facts["classes"]), "class")
 
 
-def say_history(facts: Mapping[str, Any]) -> None:
-    """Print one line for each step, and for each that can be restored."""
+def print_history(facts: Mapping[str, Any]) -> None:
+    """Print a line for each step, and for each undone step that can be restored."""
     left_out = facts["left_out"]
-    say(f"history{' (accuracy: each image judged by the model without it)' if left_out else ''}:")
+    echo(f"history{' (accuracy: each image judged by the model without it)' if left_out else ''}:")
     for record in facts["steps"]:
         judged = ""
         if record["action"] == "learn":
             judged = f"; accuracy {percent(record['accuracy'])}"
             if not left_out:
                 judged += f" on the validation images of {count(record['validated'], 'class')}"
-        say(f"  {_when(record['time'])}  {describe_step(record)}{judged}")
+        echo(f"  {_when(record['time'])}  {describe_step(record)}{judged}")
     for record in facts["undone"]:
-        say(f"  undone, `geodl redo` restores it: {describe_step(record)}")
+        echo(f"  undone, `geodl redo` restores it: {describe_step(record)}")
 
 
-def say_kept(facts: Mapping[str, Any], *, listed: bool) -> None:
-    """Print which images are stored and how large the model is."""
+def print_stored(facts: Mapping[str, Any], *, list_images: bool) -> None:
+    """Print which images are stored and the size of the model."""
     budget, why = facts["memory_budget"], "to show, not to learn from"
     if not facts["left_out"]:
         per = "a class" if budget["counted"] == "per_class" else "in all"
         most = f" and up to {budget['validation']} validation images a class"
         checks = most if budget["exemplars"] else ""
         why = f"memory budget: {budget['exemplars']} {per}{checks}"
-    say(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
-    for each in facts["stored"] if listed else ():
-        use = "to show" if facts["left_out"] else USES[each["use"]]
-        say(f"  {each['from']} ({each['class']}): kept {use}")
-    if facts["stored"] and not listed:
-        say("  --images lists them")
+    echo(f"stored images: {facts['stored_images']}, {readable(facts['stored_bytes'])} ({why})")
+    if list_images:
+        for image in facts["stored"]:
+            use = "to show" if facts["left_out"] else USES[image["use"]]
+            echo(f"  {image['from']} ({image['class']}): kept {use}")
+    elif facts["stored"]:
+        echo("  --images lists them")
     features = facts["features"]
     if features["images"]:
-        say(
+        echo(
             f"stored features: of {count(features['images'], 'image')}, {readable(features['bytes'])}, no pixels. They are enough to "
-            "tell whether a given picture was learned and to rebuild a rough likeness of it: keep the model as private as the images. "
+            "tell whether a picture was learned and to reconstruct a rough likeness of it: keep the model as private as the images. "
             "`geodl remove --for-good` removes those of a class."
         )
     if facts["threshold"] is not None:
-        say(
+        echo(
             f"unknown: an image whose score is below {facts['threshold']:.3g} (`geodl predict --threshold`)"
         )
     size = facts["image_size"]
-    say(
+    echo(
         f"network: {facts['network']}, {count(facts['parameters'], 'parameter')}, sees {size} x {size} pixels; directory: "
         f"{readable(facts['directory_bytes'])}; undo: {count(facts['undo'], 'step')}"
     )

@@ -12,14 +12,14 @@ from geodl.bench.report.plots import write_figures
 from geodl.bench.report.results import Setting, read_settings
 from geodl.bench.report.tables import write_tables
 from geodl.bench.runs import list_runs
-from geodl.cli.display import say
+from geodl.cli.display import echo
 from geodl.core.files import atomic_write, make_directory, writing
 from geodl.core.text import count
 from geodl.store import exists
 
 
 def report(
-    runs: Annotated[list[Path], Parameter(negative=())],
+    runs: list[Path],
     /,
     *,
     out: Path | None = None,
@@ -29,38 +29,32 @@ def report(
 ) -> None:
     """Write one HTML page about one or several runs, or about a model.
 
-    Parameters
-    ----------
-    runs
-        Directories of runs, a directory that holds runs, or a model.
-    out
-        The page; unset: report.html in the run's directory, or here for several runs.
-    figures
-        Also write every figure as SVG and PDF into this directory.
-    tables
-        Also write the tables as Markdown, CSV and LaTeX into this directory.
-    with_images
-        Show pictures even if they may be private (exemplars; of a model, wrongly classified ones), or show none and,
-        of a model, name none; unset: only those of public datasets.
+    Args:
+        runs: Directories of runs, a directory that holds runs, or a model.
+        out: The page; unset: report.html in the run's directory, or in the current one for several runs.
+        figures: Also write every figure as SVG and PDF into this directory.
+        tables: Also write the tables as Markdown, CSV and LaTeX into this directory.
+        with_images: Show pictures even if they may be private (exemplars; of a model, wrongly classified ones), or show no
+            pictures and, of a model, no names of images; unset: show only pictures of public datasets.
     """
-    # Files such as report.html among `runs/*` are left out; where there is nothing else, they are refused.
+    # Files among `runs/*`, such as report.html, are skipped, unless there is nothing else.
     given = [path for path in runs if not path.is_file()] or runs
     paths = [run for path in given for run in _runs_of(path)]
     settings = read_settings(paths)
     target = out or (paths[0] / "report.html" if len(paths) == 1 else Path("report.html"))
     make_directory(target.parent)
     atomic_write(target, render(settings, with_images).encode())
-    say(f"page: {target}")
+    echo(f"page: {target}")
     if figures is not None:
         with writing(figures):
-            say(f"figures: {count(len(write_figures(settings, figures)), 'file')} in {figures}")
+            echo(f"figures: {count(len(write_figures(settings, figures)), 'file')} in {figures}")
     if tables is not None:
         with writing(tables):
-            say(f"tables: {', '.join(map(str, write_tables(settings, tables)))}")
+            echo(f"tables: {', '.join(map(str, write_tables(settings, tables)))}")
 
 
 def render(settings: Sequence[Setting], with_images: bool | None = None) -> str:
-    """Return the page: of a single model the one for its owner, with what a researcher looks at folded below."""
+    """Return the page; for a single model its owner's page, with the researcher's part folded below."""
     first = settings[0].first
     if len(settings) > 1 or not first.is_model:
         return page.render(settings, with_images=with_images)
@@ -69,7 +63,7 @@ def render(settings: Sequence[Setting], with_images: bool | None = None) -> str:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Return the runs below a directory that is none itself; a path as it is where there are none."""
+    """Return the runs below a directory that is not a run itself, or else the path."""
     if exists(path) or not path.is_dir():
         return [path]
     return [run.path for run in list_runs(path)] or [path]

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from geodl.bench.experiment import load_data
 from geodl.bench.paper import beyond, estimate, outputs
 from geodl.bench.paper.grid import ARTEFACTS, Length, Planned, choose, grid
-from geodl.cli.display import console, progress_bar, say
+from geodl.cli.display import console, echo, progress_bar
 from geodl.cli.grids import Where, carry_out, confirm, places
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, TrainingError
@@ -28,44 +28,32 @@ def reproduce(
     *,
     dataset: Literal["cifar100", "imagenet-subset", "imagenet"] | None = None,
     length: Length = "paper",
-    phases: Annotated[list[int] | None, Parameter(consume_multiple=True, negative=())] = None,
+    phases: Annotated[list[int] | None, Parameter(consume_multiple=True)] = None,
     runs: int = RUNS,
     out: Path | None = None,
     data_dir: Path | None = None,
     threads: int | None = None,
     weights: Path | None = None,
     views: Literal["mirror", "mirror,shift"] = "mirror",
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
-    yes: Annotated[bool, Parameter(negative=())] = False,
-    where: Annotated[Where, Parameter(name="*")] = Where(),  # noqa: B008  # frozen
+    dry_run: bool = False,
+    yes: bool = False,
+    where: Where = Where(),  # noqa: B008  # frozen
 ) -> None:
     """Run what a table or figure of the paper needs, and write it beside the published numbers.
 
-    Parameters
-    ----------
-    dataset
-        The dataset; unset: the first that the paper has this table or figure for.
-    length
-        paper: the full schedule; cpu: a short one (CIFAR-100); smoke: minutes, on digits.
-    phases
-        Numbers of phases T; unset: all that the paper has.
-    runs
-        Runs of each training, with the seeds 1, 2, ...: intervals need 3 or more.
-    out
-        Directory of the runs, tables and figures; unset: reproduced/DATASET-LENGTH.
-    data_dir
-        Directory of the data.
-    threads
-        CPU threads of each run; unset: one.
-    weights
-        beyond: a file with a backbone that was trained on the 50 base classes.
-    views
-        beyond: the views of a test image whose scores are averaged, beside the row with one view; shift: also moved by two
-        pixels to the four corners.
-    dry_run
-        Print the runs and an estimate of their time, run nothing; needs no data.
-    yes
-        Start without asking, however long it takes.
+    Args:
+        dataset: The dataset; unset: the first for which the paper has this table or figure.
+        length: paper: the full schedule; cpu: a short one (CIFAR-100); smoke: minutes, on digits.
+        phases: Numbers of phases T; unset: all that the paper has.
+        runs: Runs of each training, with the seeds 1, 2, ...: intervals need 3 or more.
+        out: Directory of the runs, tables and figures; unset: reproduced/DATASET-LENGTH.
+        data_dir: Directory of the data.
+        threads: CPU threads of each run; unset: one.
+        weights: beyond: a file with a backbone that was trained on the 50 base classes.
+        views: beyond: the views of a test image whose scores are averaged, beside the row with one view; shift: also moved by
+            two pixels to the four corners.
+        dry_run: Print the runs and an estimate of their time, run nothing; needs no data.
+        yes: Start without asking, however long it takes.
     """
     machine = {"data_dir": data_dir, "threads": threads}
     if what == "beyond":
@@ -81,7 +69,7 @@ def reproduce(
     jobs = grid(chosen, source, length, out / "runs", runs=runs, options=machine)
     torch.set_num_threads(threads or 1)
     if not dry_run and where.here and not all(job.complete() for job in jobs):
-        load_data(jobs[0].config)  # before a person is asked to wait
+        load_data(jobs[0].config)  # missing data are reported before the confirmation
     seconds = _announce(jobs, dry_run, places(where, jobs))
     if dry_run:
         return
@@ -90,14 +78,14 @@ def reproduce(
     try:
         written = carry_out(jobs, where)
     except TrainingError:
-        _write(jobs, chosen, source, length, out)  # of the runs that did not fail
+        _write(jobs, chosen, source, length, out)  # results of the other runs
         raise
     if written:
         _write(jobs, chosen, source, length, out)
 
 
 def _refuse(given: dict[str, Any]) -> None:
-    """Raise an error for options that `beyond` has no use for."""
+    """Raise an error for options that `beyond` does not use."""
     defaults: dict[str, Any] = {"dataset": None, "length": "paper", "runs": RUNS, "dry_run": False}
     defaults |= {option.name: option.default for option in fields(Where)}
     names = [f"--{name.replace('_', '-')}" for name in given if given[name] != defaults[name]]
@@ -106,11 +94,11 @@ def _refuse(given: dict[str, Any]) -> None:
 
 
 def _announce(jobs: list[Planned], dry_run: bool, at_a_time: int) -> float:
-    """Print the estimate of the grid's time, in a dry run each run's too; return it in seconds."""
+    """Print and return an estimate of the grid's time in seconds; in a dry run, also print that of each run."""
     done = [job.done() for job in jobs]
     left = sum(phases <= job.config.phases for job, phases in zip(jobs, done, strict=True))
     if not left:
-        say(f"{count(len(jobs), 'run')}, all complete")
+        echo(f"{count(len(jobs), 'run')}, all complete")
         return 0.0
     shape, works = estimate.shape_of(jobs[0].config), estimate.plan(jobs, done)
     speed = measure(shape)
@@ -122,9 +110,9 @@ def _announce(jobs: list[Planned], dry_run: bool, at_a_time: int) -> float:
         if dry_run:
             complete = done[number - 1] > job.config.phases
             state = "complete" if complete else f"about {duration(seconds)}"
-            say(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
+            echo(f"{number:3d}  {job.label}  ({state}; {', '.join(job.artefacts)})")
     slow, fast = min(speed.training.values()), max(speed.training.values())
-    say(
+    echo(
         f"{count(len(jobs), 'run')}, {left} of them not complete, {images:,} images to train on: about {duration(total)}"
         f"{f', {at_a_time} at a time' if at_a_time > 1 else ''}. An estimate from {TURNS} timed steps of {shape.network} with each "
         f"loss, threads: {torch.get_num_threads()}, precision: {shape.precision} ({slow:.0f} to {fast:.0f} images/s); "
@@ -136,13 +124,13 @@ def _announce(jobs: list[Planned], dry_run: bool, at_a_time: int) -> float:
 def _write(
     jobs: list[Planned], chosen: dict[str, tuple[int, ...]], source: str, length: Length, out: Path
 ) -> None:
-    """Write the tables and figures, as far as their runs are complete."""
+    """Write the tables and figures from the complete runs."""
     settings = outputs.read(jobs)
     for name, some in chosen.items():
         files = outputs.write(name, source, length, some, settings, out)
-        say(f"{name}: {', '.join(map(str, files))}")
+        echo(f"{name}: {', '.join(map(str, files))}")
     if settings:
-        say(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
+        echo(f"a page about the runs: geodl report {out / 'runs'}/* --out {out / 'report.html'}")
 
 
 def _beyond(config: RunConfig, phases: list[int] | None, views: str, out: Path) -> None:
@@ -163,4 +151,4 @@ def _beyond(config: RunConfig, phases: list[int] | None, views: str, out: Path) 
     table = beyond.headline({t: [results] for t, results in found.items()})
     files = table.write(out / "beyond", f"Beyond the paper: {Path(str(config.weights)).name}")
     for line in [*table.markdown().splitlines(), f"beyond: {', '.join(map(str, files))}"]:
-        say(line)
+        echo(line)

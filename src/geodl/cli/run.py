@@ -1,84 +1,90 @@
 """``geodl run`` and ``geodl compare``."""
 
-import json
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
 from geodl.bench.experiment import follows, load_data, run_config
 from geodl.bench.report import page
 from geodl.bench.report.results import Setting, label_of, read_settings
-from geodl.cli.display import Stopper, say
-from geodl.cli.grids import Watch, legend, results_table
+from geodl.bench.work import Progress
+from geodl.cli.display import Display, Json, Quiet, Stopper, echo, number, plain, print_json
+from geodl.cli.grids import legend, results_table
 from geodl.cli.options import Flags, effective
 from geodl.cli.runs import result_json
 from geodl.config import RunConfig
+from geodl.core import events
 from geodl.core.cache import Cache
 from geodl.core.errors import ConfigError, Interrupted
-from geodl.core.text import count
+from geodl.core.text import count, listed
 from geodl.data import Dataset
+from geodl.model.classifiers import CLASSIFIERS
+from geodl.model.metrics import Confusion, confusions_of, finite
 from geodl.store import Directory
 
-_how = partial(Parameter, group=Group("How to run", sort_key=6), negative=())
 
-
+@Parameter(name="*")
 @dataclass(frozen=True)
 class How:
-    """What does not change what is computed."""
+    """Options of the command that do not change the results.
 
-    fresh: Annotated[
-        bool, _how(help="Start over, removing what a run with this directory left.")
-    ] = False
-    allow_environment_change: Annotated[
-        bool,
-        _how(
-            help="Resume with another number of threads or kind of device: last digits may differ."
-        ),
-    ] = False
-    cache: Annotated[
-        bool, _how(help="Share trained base phases between runs.", negative="--no-cache")
-    ] = True
-    quiet: Annotated[bool, _how(name=("--quiet", "-q"), help="Print the result alone.")] = False
-    as_json: Annotated[bool, _how(name="--json", help="Print the result as JSON.")] = False
+    Attributes:
+        fresh: Start over, removing an earlier run in this directory.
+        allow_environment_change: Resume with another number of threads or kind of device: last digits may differ.
+        cache: Share trained base phases between runs.
+    """
+
+    fresh: bool = False
+    allow_environment_change: bool = False
+    cache: Annotated[bool, Parameter(negative="--no-cache")] = True
+    quiet: Quiet = False
+    as_json: Json = False
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is said before the result."""
+        """Whether only the result is printed."""
         return self.quiet or self.as_json
 
 
 def run(
     *,
-    flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
-    out: Annotated[Path | None, _how(help="Directory of the run; unset: runs/NAME-HASH.")] = None,
-    how: Annotated[How, Parameter(name="*")] = How(),  # noqa: B008  # frozen
+    flags: Flags = Flags(),  # type: ignore[valid-type]  # noqa: B008
+    out: Path | None = None,
+    how: How = How(),  # noqa: B008  # frozen
 ) -> None:
-    """Run one incremental experiment."""
+    """Run one incremental experiment.
+
+    Args:
+        out: Directory of the run; unset: runs/NAME-HASH.
+    """
     config = effective(flags).config
     store = _execute(config, _load(config, how.silent), how, Stopper(), out)
     if follows():
         return
     settings = _write_page([store])
     if how.as_json:
-        print(json.dumps({"directory": str(store.path), **result_json(store)}))
+        print_json({"directory": str(store.path), **result_json(store)})
         return
-    _say_results(f"{settings[0].label} on {config.data}", settings)
-    _say_where([store])
+    _print_results(f"{settings[0].label} on {config.data}", settings)
+    _print_where([store])
 
 
 def compare(
-    specs: Annotated[
-        list[str], Parameter(help="Methods as METHOD or METHOD+DISTILLATION.", negative=())
-    ],
+    specs: list[str],
     /,
     *,
-    flags: Annotated[Flags, Parameter(name="*")] = Flags(),  # type: ignore[valid-type]  # noqa: B008
-    how: Annotated[How, Parameter(name="*")] = How(),  # noqa: B008  # frozen
+    flags: Flags = Flags(),  # type: ignore[valid-type]  # noqa: B008
+    how: How = How(),  # noqa: B008  # frozen
 ) -> None:
-    """Run several methods under one protocol."""
+    """Run several methods under one protocol.
+
+    Args:
+        specs: Methods as METHOD or METHOD+DISTILLATION.
+    """
     seeds = str(flags.seed).split(",") if flags.seed else [None]  # type: ignore[attr-defined]
     configs = {}
     for spec in specs:
@@ -90,23 +96,24 @@ def compare(
     stores = [_execute(config, data, how, stopper) for config in configs.values()]
     if follows():
         return
-    for store in stores:
-        _write_page([store])
-    settings = _write_page(stores) if len(stores) > 1 else read_settings([stores[0].path])
-    if how.as_json:
-        print(json.dumps({str(store.path): result_json(store) for store in stores}))
-        return
-    _say_results(first.data, settings)
-    _say_where(stores)
     if len(stores) > 1:
-        say(f"all in one report: {_page_of(stores)}")
+        for store in stores:
+            _write_page([store])
+    settings = _write_page(stores)
+    if how.as_json:
+        print_json({str(store.path): result_json(store) for store in stores})
+        return
+    _print_results(first.data, settings)
+    _print_where(stores)
+    if len(stores) > 1:
+        echo(f"all in one report: {_page_of(stores)}")
 
 
 def _config(spec: str, seed: str | None, flags: Any) -> RunConfig:
     method, _, distill = spec.partition("+")
     if flags.method is not None or (distill and flags.distill is not None):
         raise ConfigError(
-            "compare takes methods and distillations as METHOD+DISTILLATION, not by --method and --distill"
+            "compare takes methods and distillations as METHOD+DISTILLATION, not by --method or --distill"
         )
     more = {"method": method, "distill": distill or None, "seed": seed}
     return effective(flags, **{key: value for key, value in more.items() if value}).config
@@ -115,8 +122,8 @@ def _config(spec: str, seed: str | None, flags: Any) -> RunConfig:
 def _load(config: RunConfig, quiet: bool) -> Dataset:
     data = load_data(config)
     if not quiet and not follows():
-        for words in data.summary().split("\n"):
-            say(words)
+        for line in data.summary().split("\n"):
+            echo(line)
     return data
 
 
@@ -124,7 +131,7 @@ def _execute(
     config: RunConfig, data: Dataset, how: How, stopper: Stopper, out: Path | None = None
 ) -> Directory:
     watch = Watch(label_of(config.method, config.distill), quiet=how.silent)
-    # Not asked by calling it: before training begins there is nothing to save, and Ctrl-C quits at once.
+    # Not polled: until training begins there is nothing to save, and Ctrl-C quits at once.
     if stopper.asked:
         raise Interrupted("stopped between two runs; the same command continues")
     with stopper.watching(), watch.bar:
@@ -144,27 +151,91 @@ def _execute(
 
 
 def _page_of(stores: list[Directory]) -> Path:
-    """Return where the page of some runs is: in the directory of one, beside those of several."""
+    """Return the file of the page: in the directory of a single run, beside the directories of several."""
     path = stores[0].path
     return (path if len(stores) == 1 else path.parent) / "report.html"
 
 
 def _write_page(stores: list[Directory]) -> list[Setting]:
-    """Write the page of some runs; return what it shows."""
+    """Write the page of some runs and return its settings."""
     settings = read_settings([store.path for store in stores])
     page.write(settings, _page_of(stores))
     return settings
 
 
-def _say_results(title: str, settings: list[Setting]) -> None:
+def _print_results(title: str, settings: list[Setting]) -> None:
     classes = len(settings[0].first.classes)
-    say(results_table(f"{title}, {count(classes, 'class')}", settings))
-    held_out = [each for setting in settings if (each := setting.held_out)]
+    echo(results_table(f"{title}, {count(classes, 'class')}", settings))
+    held_out = [setting.held_out for setting in settings if setting.held_out]
     if held_out:
-        say(results_table("on the held-out training images", held_out))
-    say(legend(settings))
+        echo(results_table("on the held-out training images", held_out))
+    echo(legend(settings))
 
 
-def _say_where(stores: list[Directory]) -> None:
+def _print_where(stores: list[Directory]) -> None:
     for store in stores:
-        say(f"run directory: {store.path}, its report: {_page_of([store])}")
+        echo(f"run directory: {store.path}, its report: {_page_of([store])}")
+
+
+# -------------------------------------------------------------------------------------------------- progress
+
+
+class Watch(Display):
+    """Shows the progress of a run, and the accuracy after each phase."""
+
+    def __init__(self, title: str, *, quiet: bool = False) -> None:
+        super().__init__(quiet=quiet)
+        self.title, self.progress, self._base = title, Progress(), 0
+        self._epochs = 1
+        self.shows = {
+            events.RunStarted: self._started,
+            events.Advised: lambda event: echo(f"  {event.sentence}", "yellow"),
+            events.PhaseStarted: self._phase,
+            events.BaseAwaited: lambda _: echo(
+                "    waiting for the run that trains this base phase"
+            ),
+            events.BaseCached: lambda _: echo("    base phase from the cache"),
+            events.StageStarted: self._stage,
+            events.StepTaken: self._step,
+            events.EpochEnded: self.epoch,
+            events.PhaseEvaluated: self._evaluated,
+        }
+
+    def __call__(self, event: events.Event) -> None:
+        """Show an event."""
+        self.progress.hear(event.kind, vars(event), time.time())
+        super().__call__(event)
+
+    def _started(self, event: events.RunStarted) -> None:
+        sizes, self._base = event.sizes, event.sizes[0]
+        classes = f": {count(sum(sizes), 'class')}, learned as {' + '.join(map(str, sizes))}"
+        echo(plain(self.title, "bold") + plain(classes))
+        if event.done == len(sizes):
+            echo(f"  already complete: {event.directory}")
+        elif event.done:
+            echo(f"  resuming with phase {event.done} of {len(sizes) - 1}: {event.directory}")
+
+    def _phase(self, event: events.PhaseStarted) -> None:
+        echo(f"  phase {event.phase}: {listed(event.classes)} ({count(event.images, 'image')})")
+
+    def _stage(self, event: events.StageStarted) -> None:
+        self._epochs = event.epochs
+        if 0 < event.epoch < event.epochs:
+            echo(f"    resuming with epoch {event.epoch + 1} of {event.epochs}")
+
+    def _step(self, event: events.StepTaken) -> None:
+        state = f"phase {event.phase} {event.stage}, epoch {event.epoch + 1}/{self._epochs}, loss {event.loss:.3f}, {event.rate:.0f} images/s"
+        self.advance("training", self.progress.reached, sum(self.progress.work), state)
+
+    def _evaluated(self, event: events.PhaseEvaluated) -> None:
+        found = confusions_of(event.metrics)
+        classes, base = range(len(event.metrics["classes"])), range(self._base)
+        echo(
+            f"    accuracy (%) on all {len(classes)} classes: {_rates(found, classes)}; on the base classes: {_rates(found, base)}"
+        )
+
+
+def _rates(confusions: Mapping[str, Confusion], classes: Sequence[int]) -> str:
+    used = [kind for kind in CLASSIFIERS.values() if kind.name in confusions and not kind.oracle]
+    rates = [(kind.title, finite(confusions[kind.name].rate(classes))) for kind in used]
+    return ", ".join(f"{title} {number(rate)}" for title, rate in rates)

@@ -1,6 +1,5 @@
 """``geodl runs`` and ``geodl cache``."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,29 +10,31 @@ from cyclopts import Parameter
 from geodl.bench.experiment import results_of
 from geodl.bench.report.results import read_settings
 from geodl.bench.runs import RunSummary, list_runs, summarize
-from geodl.cli.display import say, table
+from geodl.cli.display import Json, echo, print_json, table
 from geodl.cli.grids import results_table
-from geodl.cli.options import Json
 from geodl.core.cache import Cache
 from geodl.core.errors import StoreError
 from geodl.core.text import count, readable
 from geodl.model.metrics import Trajectory
 from geodl.store import Directory, remove_directory
 
-Root = Annotated[Path, Parameter(help="The directory that holds the runs, or a run's own.")]
 Run = Annotated[Path, Parameter(help="The run's directory.")]
 
 
-def list_all(root: Root = Path("runs"), *, as_json: Json = False) -> None:
-    """List the runs below a directory with their state and result."""
-    found = list_runs(root)
+def list_all(root: Path = Path("runs"), *, as_json: Json = False) -> None:
+    """List the runs below a directory with their state and result.
+
+    Args:
+        root: The directory that holds the runs, or a run's own.
+    """
+    runs = list_runs(root)
     if as_json:
-        print(json.dumps([_facts(run) for run in found]))
-    elif found:
-        rows = [_row(run) for run in found]
-        say(table("run", "state", "phases", "result", "size", rows=rows))
+        print_json([_facts(run) for run in runs])
+    elif runs:
+        rows = [_row(run) for run in runs]
+        echo(table("run", "state", "phases", "result", "size", rows=rows))
     else:
-        say(f"no runs in {root}; `geodl run --preset digits` makes one")
+        echo(f"no runs in {root}; `geodl run --preset digits` starts one")
 
 
 def _facts(run: RunSummary) -> dict[str, Any]:
@@ -48,10 +49,10 @@ def _facts(run: RunSummary) -> dict[str, Any]:
 
 
 def _row(run: RunSummary) -> list[str]:
-    # The path that an error begins with is the run's own, which the line names already.
-    words = run.error or run.result or ""
-    words = words.replace(f"{run.path}/", "").replace(f"{run.path} ", "")
-    return [run.name, run.state, f"{run.done}/{run.total or '-'}", words, readable(run.size)]
+    # Errors name the run's path, which the line has already.
+    result = run.error or run.result or ""
+    result = result.replace(f"{run.path}/", "").replace(f"{run.path} ", "")
+    return [run.name, run.state, f"{run.done}/{run.total or '-'}", result, readable(run.size)]
 
 
 def show(run: Run, /, *, as_json: Json = False) -> None:
@@ -59,21 +60,21 @@ def show(run: Run, /, *, as_json: Json = False) -> None:
     store = _run(run)
     done = store.completed()
     if as_json:
-        print(json.dumps(result_json(store)))
+        print_json(result_json(store))
         return
     if done:
         settings = read_settings([run])
         known = count(len(settings[0].first.classes), "class")
         phases = count(store.phases or done, "phase")
-        say(results_table(f"{run}, {done} of {phases}, {known}", settings))
+        echo(results_table(f"{run}, {done} of {phases}, {known}", settings))
     else:
-        say(f"{run}: no phase is complete yet")
+        echo(f"{run}: no phase is complete yet")
     if done < (store.phases or 0):
-        say(f"phase {done}, {summarize(run).state}: {_reached(store, done)}")
+        echo(f"phase {done}, {summarize(run).state}: {_reached(store, done)}")
 
 
 def result_json(store: Directory) -> dict[str, Any]:
-    """Return the metrics of a run's last complete phase without the counts, and what follows from those of all."""
+    """Return the metrics of the last complete phase, without confusion counts, and the results over all phases."""
     done = store.completed()
     metrics = store.phase(-1).json("metrics.json") if done else {}
     found = {key: value for key, value in metrics.items() if key not in ("confusions", "held_out")}
@@ -91,9 +92,11 @@ def _reached(store: Directory, phase: int) -> str:
     reached = "in its first epoch"
     for event in store.read_events():
         if event["kind"] == "epoch" and event.get("phase") == phase:
-            with suppress(LookupError, TypeError, ValueError):  # a line that somebody else wrote
-                words = "{stage}, epoch {epoch} of {epochs}, loss {loss:.3f}, {rate:.0f} images/s"
-                reached = words.format(**event)
+            with suppress(LookupError, TypeError, ValueError):  # a line that geodl did not write
+                progress = (
+                    "{stage}, epoch {epoch} of {epochs}, loss {loss:.3f}, {rate:.0f} images/s"
+                )
+                reached = progress.format(**event)
     return reached
 
 
@@ -109,15 +112,15 @@ def _run(path: Path) -> Directory:
 def rm(run: Run, /) -> None:
     """Remove a run's directory."""
     remove_directory(_run(run).path)
-    say(f"removed {run}")
+    echo(f"removed {run}")
 
 
 def show_cache() -> None:
-    """Show where the cache is and how large."""
-    found = Cache()
-    say(f"{found.root}: {readable(found.size())}")
+    """Show the location and size of the cache."""
+    cache = Cache()
+    echo(f"{cache.root}: {readable(cache.size())}")
 
 
 def clear() -> None:
     """Remove all trained base phases and converted models from the cache."""
-    say(f"{readable(Cache().clear())} freed")
+    echo(f"{readable(Cache().clear())} freed")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end the program with a sentence and the status that shells expect, 130 and 143."""
+"""Ctrl-C and SIGTERM end the program with one line and the exit status that shells expect, 130 and 143."""
 
 import signal
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-heard: list[int] = []
+received: list[int] = []
 """The signals that asked a training to stop."""
 
 
@@ -14,14 +14,14 @@ class Terminated(BaseException):
     """SIGTERM, as KeyboardInterrupt is Ctrl-C."""
 
 
-def leave(number: int, frame: FrameType | None = None) -> None:
-    """Leave at once."""
+def quit_now(number: int, frame: FrameType | None = None) -> None:
+    """Raise the exception of a signal."""
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
-    """Give signals to a handler while the block runs."""
+    """Handle signals while the block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
@@ -35,4 +35,4 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> 
 
 def status() -> int:
     """Return the exit status of a training that was stopped."""
-    return 128 + (heard[-1] if heard else signal.SIGINT)
+    return 128 + (received[-1] if received else signal.SIGINT)

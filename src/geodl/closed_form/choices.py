@@ -1,4 +1,4 @@
-"""Choices by leave-one-out: blocks and ridge, temperature and threshold; and which images it can judge."""
+"""Choices by leave-one-out: blocks and ridge, temperature and threshold."""
 
 from __future__ import annotations
 
@@ -16,30 +16,28 @@ from geodl.closed_form.expansion import Blocks
 from geodl.core.errors import ConfigError
 
 GAMMAS = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
-"""What `choose` tries. On CIFAR-100 the first three are nearly the same; a few hundred photographs want about 0.1."""
+"""The values that `choose` tries. On CIFAR-100 the first three are nearly equal; for a few hundred photographs 0.1 is best."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Blocks and gamma."""
+    """The chosen blocks and gamma."""
 
     blocks: tuple[str, ...]
     gamma: float
 
 
 def judged(labels: Tensor, groups: Tensor | None = None, barred: Tensor | None = None) -> Tensor:
-    """Return which images (N,) leave-one-out can judge: those whose class has images outside their own group.
+    """Return a mask (N,) of the images that leave-one-out can validate: their class has images outside their group.
 
-    Of a single class none: there is nothing else to take them for. barred: (N,) bool, others that must not judge.
+    With a single class there are none. groups: (N,); None: every image alone; barred: (N,) bool, images to leave out.
     """
-    kin = labels.unsqueeze(1) == labels
-    own = (
-        torch.eye(len(labels), dtype=torch.bool)
-        if groups is None
-        else groups.unsqueeze(1) == groups
-    )
-    found = (kin & ~own).any(1) & ~kin.all()
-    return found if barred is None else found & ~barred
+    if groups is None:
+        groups = torch.arange(len(labels))
+    same_class = labels.unsqueeze(1) == labels
+    others = same_class & (groups.unsqueeze(1) != groups)
+    mask = others.any(1) & ~same_class.all()
+    return mask if barred is None else mask & ~barred
 
 
 def choose(
@@ -53,48 +51,51 @@ def choose(
     groups: Tensor | None = None,
     barred: Tensor | None = None,
 ) -> Choice:
-    """Return the likeliest blocks and gamma among those whose leave-one-out accuracy is within a standard error of the best.
+    """Return the blocks and gamma of least loss, among those with an accuracy within a standard error of the best.
+
+    Accuracy and loss are those of leave-one-out.
 
     Args:
-        products: of the training images' h with each other, by block, float64 (N, N).
+        products: products of the training images' h, by block, float64 (N, N).
         widths: M_b by block.
         labels: int64 (N,), 0 to classes - 1.
-        subsets: the sets of blocks to try; the first is taken where no image can be judged.
-        gammas: to try with each of them; the middle one is taken where no image can be judged.
+        subsets: the sets of blocks to try; the first one is the default if leave-one-out is not possible.
+        gammas: the values to try with each set; the middle one is the default.
         balanced: whether every class counts the same, in the fit (`class_weights`) and in the accuracy.
-        groups: of near-duplicates, (N,).
-        barred: (N,) bool, images that must not judge.
+        groups: groups of near-duplicates, (N,), which are left out together.
+        barred: (N,) bool, images that do not count in the accuracy.
     """
     known = judged(labels, groups, barred)
     if not known.any():
         return Choice(tuple(subsets[0]), gammas[len(gammas) // 2])
     weights = class_weights(labels) if balanced else torch.ones_like(labels, dtype=torch.float64)
     targets = targets_of(labels, int(labels.max()) + 1)
-    found: dict[Choice, tuple[float, float]] = {}
+    quality: dict[Choice, tuple[float, float]] = {}
     for names, gamma in itertools.product(subsets, gammas):
         kernel = torch.stack([products[name] for name in names]).sum(0)
         fit = solve_dual(kernel, targets, gamma, sum(widths[name] for name in names), weights)
         scores = fit.leave_out(groups)[known]
-        found[Choice(tuple(names), gamma)] = _quality(scores, labels[known], weights[known])
-    best = max(accuracy for accuracy, _ in found.values())
+        quality[Choice(tuple(names), gamma)] = _quality(scores, labels[known], weights[known])
+    best = max(accuracy for accuracy, _ in quality.values())
     images = int(known.sum()) if groups is None else len(torch.unique(groups[known]))
     error = math.sqrt(best * (1 - best) / images)
-    good = {choice: loss for choice, (accuracy, loss) in found.items() if accuracy >= best - error}
+    least = best - error
+    good = {choice: loss for choice, (accuracy, loss) in quality.items() if accuracy >= least}
     return min(good, key=good.__getitem__)
 
 
 def _quality(scores: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, float]:
-    """Return accuracy and loss of leave-one-out scores (n, classes). labels: (n,); weights: (n,), of images in the accuracy."""
+    """Return accuracy and loss of leave-one-out scores (n, classes). labels: (n,); weights: (n,), for the accuracy."""
     right = (scores.argmax(1) == labels) * weights
     loss = F.cross_entropy(scores / temperature(scores, labels), labels)
     return float(right.sum() / weights.sum()), float(loss)
 
 
 def temperature(scores: Tensor, labels: Tensor) -> float:
-    """Return the T of softmax(scores / T) with the largest likelihood. scores: (N, classes), leave-one-out; labels: (N,).
+    """Return the T that maximizes the likelihood of softmax(scores / T). scores: (N, classes), leave-one-out; labels: (N,).
 
-    The likelihood is concave in 1 / T: its slope is bisected. One image in N + 2 counts as of no class in particular, or
-    scores that are always right would have the temperature 0.
+    The likelihood is concave in 1 / T, so its slope is bisected. One image in N + 2 counts as of any class: otherwise
+    the temperature of scores that are always right would be 0.
     """
     spread = float((scores.amax(1) - scores.amin(1)).mean()) if len(scores) else 0.0
     if not spread > 0:
@@ -110,12 +111,12 @@ def temperature(scores: Tensor, labels: Tensor) -> float:
 
 
 def threshold(confidences: Tensor, rate: float) -> float:
-    """Return the confidence below which an image is called unknown, so that at most a share `rate` of the known ones are.
+    """Return the confidence below which an image is unknown, so that at most a share `rate` of the known ones are below.
 
-    confidences: (N,), leave-one-out; any measure that is larger for surer images. Without images nothing is unknown.
+    confidences: (N,), leave-one-out, any measure that is larger for more certain images. Without images: -inf.
     """
     if not 0 <= rate < 1:
-        raise ConfigError(f"rate = {rate}: from 0 to below 1 is allowed")
+        raise ConfigError(f"rate = {rate}: allowed values are 0 to below 1")
     if not len(confidences):
         return -math.inf
     return float(confidences.sort().values[int(rate * len(confidences))])

@@ -1,4 +1,4 @@
-"""Which labels the rest of the data contradicts: leave-one-out of a fit, first with and then without the suspects."""
+"""Finding mislabelled images by leave-one-out, first with all images and then without the suspects."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from geodl.closed_form.choices import judged, temperature
 from geodl.closed_form.dual import Dual, repeated
 
 SUSPECT, AT_SIGHT, DOUBTFUL = 0.3, 0.5, 0.9
-"""By so much the probability of another class must exceed that of its own: for an image to be left out of the second look, for
-its label to be doubted where there is no second look, and there."""
+"""Margins by which the probability of another class exceeds that of the label: to leave an image out of the second fit, and to
+doubt its label without and with a second fit."""
 
 
 @dataclass(frozen=True)
 class Doubts:
-    """Images whose labels are doubted, the surest first.
+    """Images that look mislabelled, the most certain first.
 
-    rows: (n,) their places; likely: (n,) the class that they look like; confidences: 0..1 (n,), in that class.
+    rows: (n,) their positions; likely: (n,) the classes that they look like; confidences: (n,) in these, 0 to 1.
     """
 
     rows: Tensor
@@ -34,15 +34,15 @@ class Doubts:
         return cls(nothing, nothing, torch.empty(0))
 
     def at(self, places: Tensor) -> Doubts:
-        """Return them with places among other images, (N,) by today's place."""
+        """Return the doubts with row r replaced by places[r]."""
         return Doubts(places[self.rows], self.likely, self.confidences)
 
 
 def doubts(dual: Dual, labels: Tensor, groups: Tensor) -> Doubts:
-    """Return the doubtful ones of the images of a fit; labels: (N,); groups: (N,), left out together.
+    """Return the images of a fit that look mislabelled; labels: (N,); groups: (N,), left out together.
 
-    Wrong labels blur what a fit says of all images. So the suspects are left out first; the rest, with the temperature of
-    its own leave-one-out, then judges every image without its group.
+    Wrong labels blur a fit. So the suspects of a first look are left out; the fit to the rest, with the temperature of
+    its own leave-one-out, then predicts every image without its group.
     """
     known = judged(labels, groups)
     scores = dual.leave_out(groups)
@@ -51,25 +51,25 @@ def doubts(dual: Dual, labels: Tensor, groups: Tensor) -> Doubts:
         return Doubts.none()
     rest = ~suspects
     scores = leave_out_suspects(dual, suspects.nonzero().squeeze(1), groups)
-    # An image is judged where others of its class are left, beyond its own group.
-    kin = (labels.unsqueeze(1) == labels[rest]) & (groups.unsqueeze(1) != groups[rest])
-    fair = kin.any(1)
+    # Only images whose class has other images left, outside their own group.
+    others = (labels.unsqueeze(1) == labels[rest]) & (groups.unsqueeze(1) != groups[rest])
+    fair = others.any(1)
     if not (fair & rest).any():
         return Doubts.none()
     return _surest_first(fair, *_beyond(scores, labels, fair & rest, DOUBTFUL))
 
 
 def doubts_at_sight(scores: Tensor, labels: Tensor) -> Doubts:
-    """Return the doubtful ones of some images by their leave-one-out scores (N, classes) alone; labels: (N,)."""
+    """Return the images that look mislabelled by their leave-one-out scores (N, classes) alone; labels: (N,)."""
     if not len(labels):
         return Doubts.none()
     every = torch.ones_like(labels, dtype=torch.bool)
     return _surest_first(every, *_beyond(scores, labels, every, AT_SIGHT))
 
 
-def _surest_first(fair: Tensor, found: Tensor, likely: Tensor, confidences: Tensor) -> Doubts:
-    """Return the doubts of images that were found, where they can be judged: all (N,)."""
-    rows = (fair & found).nonzero().squeeze(1)
+def _surest_first(fair: Tensor, doubtful: Tensor, likely: Tensor, confidences: Tensor) -> Doubts:
+    """Return the doubts of the images that are both `doubtful` and `fair`; all arguments: (N,)."""
+    rows = (fair & doubtful).nonzero().squeeze(1)
     rows = rows[confidences[rows].argsort(descending=True, stable=True)]
     return Doubts(rows, likely[rows], confidences[rows].float())
 
@@ -77,13 +77,13 @@ def _surest_first(fair: Tensor, found: Tensor, likely: Tensor, confidences: Tens
 def _beyond(
     scores: Tensor, labels: Tensor, sound: Tensor, margin: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which images (N,) look like another class by a margin, which class, and how probable it is.
+    """Return a mask (N,) of the images that look like another class by a margin, that class, and its probability.
 
-    scores: (N, classes); sound: (N,), the images that the temperature of the probabilities is fitted on.
+    scores: (N, classes); sound: (N,) bool, the images to which the temperature is fitted.
     """
-    found = (scores / temperature(scores[sound], labels[sound])).softmax(dim=1)
-    confidences, likely = found.max(dim=1)
-    own = found.gather(1, labels.unsqueeze(1)).squeeze(1)
+    probabilities = (scores / temperature(scores[sound], labels[sound])).softmax(dim=1)
+    confidences, likely = probabilities.max(dim=1)
+    own = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1)
     return confidences - own >= margin, likely, confidences
 
 
@@ -93,7 +93,7 @@ def leave_out_suspects(dual: Dual, gone: Tensor, groups: Tensor) -> Tensor:
     among = torch.zeros(len(inverse), dtype=torch.bool)
     among[gone] = True
     factor = torch.linalg.cholesky(inverse[gone][:, gone])
-    # Of the system that is left: P = A_RS A_SS^-1, a' = a - P a_S, A' = A - P A_SR.
+    # The reduced system: P = A_RS A_SS^-1, a' = a - P a_S, A' = A - P A_SR.
     through = torch.cholesky_solve(inverse[gone], factor).T
     rest = dual.coefficients - through @ dual.coefficients[gone]
     diagonal = inverse.diagonal() - (through * inverse[:, gone]).sum(1)
@@ -101,12 +101,12 @@ def leave_out_suspects(dual: Dual, gone: Tensor, groups: Tensor) -> Tensor:
     lost[gone] = torch.cholesky_solve(dual.coefficients[gone], factor)
     for rows in repeated(groups):
         stay = torch.tensor([row for row in rows if not among[row]], dtype=torch.int64)
-        kin = torch.tensor([row for row in rows if among[row]], dtype=torch.int64)
+        suspects = torch.tensor([row for row in rows if among[row]], dtype=torch.int64)
         if len(stay):
             block = inverse[stay][:, stay] - through[stay] @ inverse[gone][:, stay]
             lost[stay] = torch.linalg.solve(block, rest[stay])
-        if len(stay) and len(kin):
+        if len(stay) and len(suspects):
             both = torch.cat([gone, stay])
-            found = torch.linalg.solve(inverse[both][:, both], dual.coefficients[both])
-            lost[kin] = found[torch.isin(gone, kin).nonzero().squeeze(1)]
+            solution = torch.linalg.solve(inverse[both][:, both], dual.coefficients[both])
+            lost[suspects] = solution[torch.isin(gone, suspects).nonzero().squeeze(1)]
     return dual.targets - lost

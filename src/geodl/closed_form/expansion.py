@@ -1,4 +1,4 @@
-"""From features z of a frozen network to random features h: standardized, expanded."""
+"""Standardization and random expansion of the features z of a frozen network."""
 
 from __future__ import annotations
 
@@ -17,52 +17,54 @@ from geodl.geometry import working_dtype
 Blocks = Mapping[str, Tensor]
 """Features of N images by the name of the block: (N, d_b) each."""
 
-_DEAD = 1e-3  # a coordinate that deviates by less than this share of its block's median would be magnified noise
-_FAR = 6.0  # deviations: a coordinate that was hardly ever active in few images would outweigh all others when it is
+_DEAD = 1e-3  # coordinates whose deviation is below this share of their block's median are set to 0: they are noise
+_FAR = (
+    6.0  # standardized coordinates are clamped here: a rarely active one would outweigh all others
+)
 _HALF = torch.finfo(torch.float16).max
 
 
 def insist_finite(x: Tensor, what: str) -> None:
-    """Raise an error where a tensor has NaN or infinite values; `what` has them."""
-    # Not isfinite(), which copies what may be hundreds of megabytes.
+    """Raise an error if a tensor has NaN or infinite values; what: the subject and verb of the message."""
+    # isfinite() would allocate a mask of the same shape, for hundreds of megabytes.
     if x.numel() and not all(bool(end.isfinite()) for end in x.aminmax()):
         raise TrainingError(f"nothing can be learned in closed form: {what} NaN or infinite values")
 
 
 def kept(z: Blocks) -> dict[str, Tensor]:
-    """Return features as they are stored, in float16; round before any use, so that all forms see the same numbers."""
+    """Return features rounded to float16, as they are stored; round before any use, so that both forms see the same numbers."""
     return {name: block.clamp(-_HALF, _HALF).half() for name, block in z.items()}
 
 
 def selected(z: Blocks, rows: Tensor) -> dict[str, Tensor]:
-    """Return the features of some images: int64 or bool rows."""
+    """Return the features of some images; rows: int64 or bool."""
     return {name: block[rows] for name, block in z.items()}
 
 
 @dataclass(frozen=True)
 class Standardization:
-    """Mean and inverse deviation of every coordinate, by block: float32 (d_b,), the inverse 0 where a coordinate is dead."""
+    """Mean and inverse deviation of every coordinate, by block: float32 (d_b,); the inverse is 0 for dead coordinates."""
 
     mean: dict[str, Tensor]
     scale: dict[str, Tensor]
 
     @classmethod
     def of(cls, z: Blocks) -> Standardization:
-        """Measure features."""
+        """Return the standardization of features (N, d_b)."""
         mean, scale = {}, {}
         for name, block in z.items():
             insist_finite(block, f"the features {name!r} have")
             rows, count = block.double(), max(len(block), 1)
             center = rows.sum(0) / count
             deviation = ((rows - center).square().sum(0) / count).sqrt()
-            # False too where every image has the same features.
+            # Also False if all images have the same features.
             alive = deviation > _DEAD * deviation.median()
             mean[name] = center.float()
             scale[name] = torch.where(alive, 1 / deviation, 0.0).float()
         return cls(mean, scale)
 
     def __call__(self, z: Blocks) -> dict[str, Tensor]:
-        """Return the blocks of z with mean 0 and deviation 1, cut off at 6 deviations, in float32 (float64 for float64)."""
+        """Return z with mean 0 and deviation 1, clamped at 6 deviations, in float32 (float64 for float64)."""
         return {
             name: ((block.to(working_dtype(block)) - self.mean[name]) * self.scale[name]).clamp_(
                 -_FAR, _FAR
@@ -71,7 +73,7 @@ class Standardization:
         }
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return all numbers as named tensors."""
+        """Return the means and scales as named tensors."""
         return {
             f"{kind}.{name}": x
             for kind in ("mean", "scale")
@@ -80,7 +82,7 @@ class Standardization:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Standardization:
-        """Undo `to_tensors`."""
+        """Return the standardization of `to_tensors`."""
         mean, scale = part(tensors, "mean"), part(tensors, "scale")
         if mean.keys() != scale.keys():
             raise ValueError(f"means of {sorted(mean)}, deviations of {sorted(scale)}")
@@ -90,7 +92,7 @@ class Standardization:
 
 
 def share_out(total: int, widths: Mapping[str, int]) -> dict[str, int]:
-    """Return how many of `total` expanded features each block gets, in proportion to its width; they add up to `total`."""
+    """Divide `total` random features among blocks in proportion to their widths; the shares add up to `total`."""
     ends, seen = {}, 0
     for name, width in widths.items():
         seen += width
@@ -103,9 +105,10 @@ def share_out(total: int, widths: Mapping[str, int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Expansion:
-    """A random layer for each block. sizes: the M_b by name; a block's weights depend on its name, its sizes and the seed alone.
+    """A random layer for each block. sizes: M_b by name.
 
-    So an expansion of some of the blocks gives the columns that one of all blocks has for them.
+    A block's weights depend only on its name, its sizes and the seed, so an expansion of some of the blocks has the same
+    columns for them as one of all blocks.
     """
 
     sizes: Mapping[str, int]
@@ -118,10 +121,10 @@ class Expansion:
         return sum(self.sizes.values())
 
     def weights(self, name: str, width: int) -> Tensor:
-        """Return W_b' / sqrt(d_b): float32 (d_b, M_b). Drawn at the first use, stored nowhere."""
+        """Return W_b' / sqrt(d_b): float32 (d_b, M_b), drawn on first use."""
         if name not in self._weights:
             generator = torch.Generator().manual_seed(derive(self.seed, "expansion", name))
-            # In float64: what is drawn in float32 differs in its last bits between processors.
+            # In float64: float32 draws differ between processors in the last bits.
             drawn = torch.randn(width, self.sizes[name], generator=generator, dtype=torch.float64)
             self._weights[name] = (drawn / math.sqrt(width)).float()
         return self._weights[name]

@@ -1,4 +1,4 @@
-"""What a fit leaves: for prediction, and what leave-one-out says of the learned images."""
+"""The result of a fit: what prediction needs, and leave-one-out predictions of the learned images."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from geodl.core.tensors import shaped
 
 @dataclass(frozen=True)
 class Fitted:
-    """All that maps features to scores: random features, head (M, classes) float32.
+    """A fitted map from features to scores.
 
-    temperature: of the softmax that makes confidences of the scores; novelty: what gives the probability that an image is of a
-    known class; threshold: of that probability, below which an image is called unknown. Without novelty, as in models of version
-    0.2, it is that of the largest score. offsets: (classes,) float32, added to the scores where classes are of very unequal size.
+    expand:      from features to random features.
+    head:        (M, classes) float32.
+    temperature: confidences are softmax(scores / temperature).
+    threshold:   an image is unknown if its probability of a known class is below; without novelty, if its largest score is.
+    novelty:     estimates the probability of a known class; None: in models of version 0.2.
+    offsets:     (classes,) float32, added to the scores if classes are of very unequal size; None: none.
     """
 
     expand: RandomFeatures
@@ -35,11 +38,11 @@ class Fitted:
     offsets: Tensor | None = None
 
     def confidences(self, scores: Tensor, near: Tensor | None) -> Tensor:
-        """Return the confidence (N,) in the likeliest class for scores (N, classes) and nearness (N,)."""
-        found = (scores / self.temperature).softmax(dim=1).amax(1)
+        """Return the confidence (N,) in the most likely class for scores (N, classes) and nearness (N,)."""
+        confidences = (scores / self.temperature).softmax(dim=1).amax(1)
         if self.novelty is None or near is None:
-            return found
-        return found * self.novelty.known(scores, near)
+            return confidences
+        return confidences * self.novelty.known(scores, near)
 
     def scores(self, z: Blocks) -> Tensor:
         """Return the scores (N, classes) of features z: (N, d_b) by block."""
@@ -47,7 +50,7 @@ class Fitted:
         return scores if self.offsets is None else scores + self.offsets
 
     def without(self, gone: int) -> Fitted:
-        """Return the head without the column of a class."""
+        """Return the fit without the column of a class."""
         stay = torch.arange(self.head.shape[1]) != gone
         offsets = None if self.offsets is None else self.offsets[stay]
         novelty = self.novelty and self.novelty.without(gone)
@@ -55,19 +58,19 @@ class Fitted:
         return replace(self, head=head, novelty=novelty, offsets=offsets)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return all numbers as named tensors; the expansion as its sizes, in the order of the blocks' names."""
+        """Return the fit as named tensors; of the expansion only the sizes, in the order of the blocks' names."""
         blocks = self.expand.expansion.sizes
         sizes = torch.tensor([blocks[name] for name in sorted(blocks)])
         numbers = torch.tensor([self.temperature, self.threshold], dtype=torch.float64)
-        found = {"head": self.head, "numbers": numbers, "sizes": sizes}
+        tensors = {"head": self.head, "numbers": numbers, "sizes": sizes}
         if self.offsets is not None:
-            found["offsets"] = self.offsets
+            tensors["offsets"] = self.offsets
         novelty = self.novelty.to_tensors() if self.novelty else {}
-        return self.expand.standardization.to_tensors() | found | novelty
+        return self.expand.standardization.to_tensors() | tensors | novelty
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], seed: int) -> Fitted:
-        """Undo `to_tensors`; the expansion is drawn again from its seed."""
+        """Return the fit of `to_tensors`; the expansion is drawn again from its seed."""
         standardization = Standardization.from_tensors(tensors)
         stored = shaped(tensors["sizes"], "sizes", None, dtype=torch.int64).tolist()
         sizes = dict(zip(sorted(standardization.mean), stored, strict=True))
@@ -86,13 +89,14 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How leave-one-out judges learned images: scores (n, classes) and nearness (n,), each without its image or whole series.
+    """Leave-one-out results for learned images, each without its whole series.
 
-    labels:  int64 (n,).
-    near:    None where novelty is not known.
-    strangers: (m, 2), scores and nearness of images whose whole class is left out; None: not known.
-    offsets: (classes,), which the scores include; None: none.
+    labels:    int64 (n,).
+    scores:    (n, classes).
+    near:      (n,) nearness; None: without novelty.
+    offsets:   (classes,), included in the scores; None: none.
     rows, series, gains: as in `LeftOut`.
+    strangers: (m, 2), scores and nearness of images whose whole class is left out; None: not known.
     """
 
     labels: Tensor
@@ -107,16 +111,16 @@ class Judgement:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What the fit without an image predicts for it, for learned images whose class can be judged.
+    """Leave-one-out predictions of learned images.
 
     labels, predictions: int64 (N,).
-    confidences: 0..1 (N,); None where they were not kept.
-    rows:        (N,) places of the images among those whose features are kept; None without these.
-    latest:      (n,) places of the last phase's images among those whose features are kept; not stored.
-    doubts:      images whose labels the others contradict, by these places or, where no features are kept, by their position in
-                 the last phase; not stored.
-    series:      (N,), equal for images of one series, which was left out as a whole; None: each was left out alone.
-    gains:       (N,), how much more often they would be right by a fit with all series of their class.
+    confidences: (N,), 0 to 1; None: not stored.
+    rows:        (N,), the images' rows in the kept features; None with sums.
+    latest:      (n,), the rows of the last phase's images in the kept features; not stored.
+    doubts:      images that look mislabelled, by row in the kept features or, with sums, by position in the last phase; not
+                 stored.
+    series:      (N,), equal for images of one series, which were left out together; None: each was left out alone.
+    gains:       (N,), how much more often they would be right with all series of their class.
     """
 
     labels: Tensor
@@ -129,14 +133,15 @@ class LeftOut:
     gains: Tensor | None = None
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return what is stored: `validated`, labels beside predictions, and what else there is."""
-        found = {"validated": torch.stack([self.labels, self.predictions], dim=1)}
+        """Return the stored fields as named tensors; `validated`: labels beside predictions."""
+        pairs = torch.stack([self.labels, self.predictions], dim=1)
         optional = {name: getattr(self, name) for name in _STORED}
-        return found | {name: each for name, each in optional.items() if each is not None}
+        present = {name: each for name, each in optional.items() if each is not None}
+        return {"validated": pairs} | present
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Undo `to_tensors`."""
+        """Return the predictions of `to_tensors`."""
         pairs = shaped(tensors["validated"], "validated", None, 2, dtype=torch.int64)
         more: dict[str, Any] = {"confidences": None}
         for name in tensors.keys() & _STORED.keys():
@@ -146,13 +151,13 @@ class LeftOut:
 
     @property
     def mistaken(self) -> Tensor | None:
-        """Which of the last phase's images are predicted wrongly, (n,) bool, where that is known."""
+        """A mask (n,) of the last phase's images that are predicted wrongly; None with sums."""
         if self.latest is None or self.rows is None:
             return None
         return torch.isin(self.latest, self.rows[self.labels != self.predictions])
 
     def without(self, row: int) -> LeftOut:
-        """Leave out images that are, or are predicted to be, of a class; those after it move up."""
+        """Return the predictions without images that are, or are predicted to be, of a class; later classes move up."""
         stay = (self.labels != row) & (self.predictions != row)
         labels, predictions = self.labels[stay], self.predictions[stay]
         return LeftOut(
@@ -168,33 +173,33 @@ _STORED = {"confidences": None, "rows": torch.int64, "series": torch.int64, "gai
 
 
 def calibrated(
-    expand: RandomFeatures, head: Tensor, found: Judgement, novelty: Novelty | None
+    expand: RandomFeatures, head: Tensor, judgement: Judgement, novelty: Novelty | None
 ) -> tuple[Fitted, LeftOut]:
-    """Fit temperature, novelty and threshold to leave-one-out scores; return the fit and what these say of the images.
+    """Fit temperature, novelty and threshold to leave-one-out scores; return the fit and the predictions of the scores.
 
-    head: (M, classes); novelty: with the directions of all images; None: version 0.2 kept none.
+    head: (M, classes); novelty: with the directions of all images; None: a model of version 0.2.
     """
-    best = found.scores.amax(1)
+    best = judgement.scores.amax(1)
     if novelty is None:
         least = threshold(best, REJECTED)
     else:
-        assert found.near is not None
-        novelty = novelty.fit(best, found.near, found.strangers)
+        assert judgement.near is not None
+        novelty = novelty.fit(best, judgement.near, judgement.strangers)
         least = KNOWN if novelty.fitted else -math.inf
     fitted = Fitted(
         expand,
         head.float().contiguous(),
-        temperature(found.scores, found.labels),
+        temperature(judgement.scores, judgement.labels),
         least,
         novelty,
-        None if found.offsets is None else found.offsets.float(),
+        None if judgement.offsets is None else judgement.offsets.float(),
     )
     left_out = LeftOut(
-        found.labels,
-        found.scores.argmax(1),
-        fitted.confidences(found.scores, found.near).float(),
-        found.rows,
-        series=found.series,
-        gains=None if found.gains is None else found.gains.float(),
+        judgement.labels,
+        judgement.scores.argmax(1),
+        fitted.confidences(judgement.scores, judgement.near).float(),
+        judgement.rows,
+        series=judgement.series,
+        gains=None if judgement.gains is None else judgement.gains.float(),
     )
     return fitted, left_out

@@ -1,4 +1,4 @@
-"""Ridge regression where the features of all images are kept: levels and ridge are chosen at each fit."""
+"""Ridge regression on the kept features of all images: levels and ridge are chosen at each fit."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,28 +20,28 @@ from geodl.closed_form.series import CLUES, no_clues, series_of
 from geodl.core.tensors import shaped
 
 EACH = 2048
-"""Random features a level."""
+"""Random features per level."""
 CONFUSED = 0.25
-"""Mirrored copies of a class that are predicted as other classes more often, by this share, show that mirroring changes it."""
+"""Mirroring changes a class if this share of its mirrored copies more than of its images is predicted as another class."""
 FEW = 1500
-"""Levels and ridge are chosen on at most about so many images."""
+"""Levels and ridge are chosen on at most about this many images."""
 SAME, EQUAL = 0.05, 0.005
-"""Features that differ by less than this share of their length are of the same image, read once more, perhaps from a smaller
-copy or in another precision; and of the same image, read again in the same way."""
+"""Relative differences of features up to which they are of the same image: read from a smaller copy or in another precision, and
+read again in the same way."""
 
 
 @dataclass(frozen=True)
 class KeptFeatures:
     """The features of all images, float16 (N, d_b) by level from shallow to deep; labels (N,).
 
-    clues:   to series (N, 5).
-    adapted: (N,) bool, the images that the network was adapted to, which judge nothing; None: it was not adapted.
+    clues:   (N, 5), clues to series (`geodl.closed_form.series`).
+    adapted: (N,) bool, the images that the network was adapted to, which validate nothing.
     """
 
     z: Mapping[str, Tensor]
     labels: Tensor
     clues: Tensor
-    adapted: Tensor | None = None
+    adapted: Tensor
 
     @classmethod
     def of(
@@ -51,77 +51,71 @@ class KeptFeatures:
         clues: Tensor | None = None,
         adapted: Tensor | None = None,
     ) -> Self:
-        """Keep features, rounded before any use."""
-        found = no_clues(len(labels)) if clues is None else clues
-        return cls(kept(levels), labels, found, adapted)
+        """Return kept features, rounded before any use."""
+        clues = no_clues(len(labels)) if clues is None else clues
+        return cls(kept(levels), labels, clues, none_of(labels) if adapted is None else adapted)
 
     def __add__(self, other: "KeptFeatures") -> "KeptFeatures":
         z = {name: torch.cat([block, other.z[name]]) for name, block in self.z.items()}
-        labels, adapted = torch.cat([self.labels, other.labels]), None
-        if self.adapted is not None or other.adapted is not None:
-            adapted = torch.cat([self._judging_nothing, other._judging_nothing])
-        return KeptFeatures(z, labels, torch.cat([self.clues, other.clues]), adapted)
-
-    @property
-    def _judging_nothing(self) -> Tensor:
-        return torch.zeros(len(self.labels)).bool() if self.adapted is None else self.adapted
+        names = ("labels", "clues", "adapted")
+        rest = [torch.cat([getattr(self, name), getattr(other, name)]) for name in names]
+        return KeptFeatures(z, *rest)
 
     def select(self, rows: Tensor) -> "KeptFeatures":
-        """Return the features of some of the images: int64 or bool rows."""
-        adapted = None if self.adapted is None else self.adapted[rows]
-        return KeptFeatures(selected(self.z, rows), self.labels[rows], self.clues[rows], adapted)
+        """Return the features of some images; rows: int64 or bool."""
+        rest = (each[rows] for each in (self.labels, self.clues, self.adapted))
+        return KeptFeatures(selected(self.z, rows), *rest)
 
     def without(self, gone: int) -> "KeptFeatures":
-        """Return what would be kept if a class had never been there."""
+        """Return the features without a class; later labels move up."""
         rest = self.select(self.labels != gone)
         return replace(rest, labels=rest.labels - (rest.labels > gone).long())
 
     def places_of(self, other: "KeptFeatures") -> Tensor:
-        """Return where among these the images of others are, (N,); -1: nowhere.
+        """Return the rows (N,) of these features that are of the same images as `other`; -1: none.
 
-        Images are known by their class and their deepest features.
+        Images are compared by their class and their deepest features.
         """
         name = list(self.z)[-1]
         places = torch.full_like(other.labels, -1)
         for label in sorted(set(other.labels.tolist())):
             ours, theirs = ((each.labels == label).nonzero().squeeze(1) for each in (self, other))
-            found = same_image(other.z[name][theirs], self.z[name][ours], EQUAL)
-            places[theirs[found >= 0]] = ours[found[found >= 0]]
+            rows = same_image(other.z[name][theirs], self.z[name][ours], EQUAL)
+            places[theirs[rows >= 0]] = ours[rows[rows >= 0]]
         return places
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return all of it as named tensors; the order of the levels is in their names."""
+        """Return the fields as named tensors; the names include the order of the levels."""
         z = {f"z.{i}.{name}": block for i, (name, block) in enumerate(self.z.items())}
-        adapted = {} if self.adapted is None else {"adapted": self.adapted}
+        adapted = {"adapted": self.adapted} if self.adapted.any() else {}
         return z | {"labels": self.labels, "clues": self.clues} | adapted
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """Undo `to_tensors`."""
+        """Return the features of `to_tensors`."""
         keys = [key for key in tensors if key.startswith("z.")]
         keys.sort(key=lambda key: int(key.split(".")[1]))
         labels = shaped(tensors["labels"], "labels", None, dtype=torch.int64)
-        rows, adapted = len(labels), tensors.get("adapted")
+        rows = len(labels)
         z = {key.split(".", 2)[2]: shaped(tensors[key], key, rows, None) for key in keys}
-        clues = tensors.get("clues", no_clues(rows))  # version 0.2 kept none
+        clues = tensors.get("clues", no_clues(rows))  # missing in version 0.2
         shaped(clues, "clues", rows, len(CLUES), dtype=torch.int64)
-        if adapted is not None:
-            shaped(adapted, "adapted", rows, dtype=torch.bool)
+        adapted = shaped(tensors.get("adapted", none_of(labels)), "adapted", rows, dtype=torch.bool)
         if not z or (rows and int(labels.min()) < 0):
             raise ValueError("images without features, or of no class")
         return cls(z, labels, clues, adapted)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the features take."""
+        """The size of the features in bytes."""
         return sum(block.nbytes for block in self.z.values())
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit to kept features, and what leave-one-out says of it.
+    """A fit to kept features, and its leave-one-out predictions.
 
-    gamma: the ridge that was chosen; h: the random features of the images by level, of the levels that were chosen.
+    gamma: the chosen ridge; h: the images' random features by level, of the chosen levels.
     """
 
     fitted: Fitted
@@ -134,8 +128,8 @@ class Fit:
 def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
     """Choose levels and ridge by leave-one-out, fit all images, every class with the same weight, and calibrate.
 
-    Temperature and threshold are fitted on the images as they are, also where prediction averages over mirrored copies: that
-    would need the features of the copies of all images.
+    Temperature and threshold are fitted without mirrored copies, even if prediction averages over them: that would need the
+    features of all copies.
     """
     expansion = Expansion(dict.fromkeys(data.z, EACH), seed)
     expand = RandomFeatures(Standardization.of(data.z), expansion)
@@ -161,7 +155,7 @@ def fit(data: KeptFeatures, classes: int, seed: int) -> Fit:
 
 
 def _chosen(h: Blocks, data: KeptFeatures, groups: Tensor) -> Choice:
-    """Choose the deepest level, with more and more of those below it, and the ridge, on a part of the images."""
+    """Choose the ridge and the levels, the deepest one and some number of those below it, on a part of the images."""
     names, some = list(h), share_of_each(data.labels, FEW)
     part = selected(h, some)
     return choose(
@@ -171,22 +165,22 @@ def _chosen(h: Blocks, data: KeptFeatures, groups: Tensor) -> Choice:
         [names[start:] for start in reversed(range(len(names)))],
         balanced=True,
         groups=groups[some],
-        barred=None if data.adapted is None else data.adapted[some],
+        barred=data.adapted[some],
     )
 
 
 def _judged(
     dual: Dual, data: KeptFeatures, groups: Tensor, novelty: Novelty
 ) -> tuple[Dual, Judgement]:
-    """Judge each image by the fit without its series; return the fit with offsets too."""
+    """Return the fit, with offsets, and the leave-one-out results of the images without their series."""
     labels, counts = data.labels, torch.bincount(data.labels, minlength=dual.targets.shape[1])
     known, every = judged(labels, groups, data.adapted), torch.arange(len(labels))
-    found, (dual,) = judge([(every, dual)], data, groups, counts, known, novelty)
-    if len(torch.unique(labels)) > 2:  # without a class of two nothing can be told apart
+    judgement, (dual,) = judge([(every, dual)], data, groups, counts, known, novelty)
+    if len(torch.unique(labels)) > 2:  # leaving out one of two classes leaves nothing to separate
         near = stranger_nearness(data.z[novelty.level], labels, novelty.sums).double()
         others = torch.stack([dual.strangers(labels), near], dim=1)
-        found = replace(found, strangers=others[known])
-    return dual, found
+        judgement = replace(judgement, strangers=others[known])
+    return dual, judgement
 
 
 def judge(
@@ -197,10 +191,10 @@ def judge(
     known: Tensor,
     novelty: Novelty | None,
 ) -> tuple[Judgement, list[Dual]]:
-    """Judge the `known` images, (N,) bool, each by the fit without its series; return the fits with offsets too.
+    """Return the leave-one-out results of the `known` images, (N,) bool, without their series, and the fits with offsets.
 
-    duals: fits, each with the rows of the images that are left out of it; groups: (N,), equal for images of one series;
-    counts: (classes,), images learned, as `novelty` knows them.
+    duals: fits, each with the rows of the images that it leaves out; groups: (N,), equal for images of one series;
+    counts: (classes,), the number of learned images; novelty: with their directions.
     """
     labels, fits, near = data.labels, [dual for _, dual in duals], None
     scores = torch.zeros(len(labels), len(counts), dtype=torch.float64)
@@ -216,24 +210,23 @@ def judge(
     if novelty is not None:
         near = left_out_nearness(data.z[novelty.level], labels, novelty.sums, groups)[known]
     places, series = known.nonzero().squeeze(1), groups[known]
-    found = Judgement(labels[known], scores[known], near, offsets, places, series, gains[known])
-    return found, fits
+    labels = labels[known]
+    judgement = Judgement(labels, scores[known], near, offsets, places, series, gains[known])
+    return judgement, fits
 
 
-def turned_classes(
-    found: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks
-) -> tuple[int, ...]:
-    """Return the classes whose mirrored copies look like another. mirrored: features of the copies of the images `rows`, (R, d_b)."""
-    fitted, labels = found.fitted, data.labels
-    standardized = fitted.expand.standardization(kept({name: mirrored[name] for name in found.h}))
-    products = kernel_of(fitted.expand.expansion.blocks(standardized), found.h)
-    scores = found.dual.leave_out_for(rows, products)
+def turned_classes(fit: Fit, data: KeptFeatures, rows: Tensor, mirrored: Blocks) -> tuple[int, ...]:
+    """Return the classes whose mirrored copies look like another class. mirrored: features (R, d_b) of the copies of `rows`."""
+    fitted, labels = fit.fitted, data.labels
+    standardized = fitted.expand.standardization(kept({name: mirrored[name] for name in fit.h}))
+    products = kernel_of(fitted.expand.expansion.blocks(standardized), fit.h)
+    scores = fit.dual.leave_out_for(rows, products)
     copies = (scores if fitted.offsets is None else scores + fitted.offsets).argmax(1)
-    # Without the image alone for both: its series would help the copies only.
-    originals = found.dual.leave_out()[rows].argmax(1)
+    # Leave out only the image itself for both: its series would help only the copies.
+    originals = fit.dual.leave_out()[rows].argmax(1)
     turned = []
-    assert found.left_out.rows is not None
-    judged = torch.isin(rows, found.left_out.rows)
+    assert fit.left_out.rows is not None
+    judged = torch.isin(rows, fit.left_out.rows)
     for label in sorted(set(labels[rows].tolist())):
         mine = (labels[rows] == label) & judged
         worse = (copies[mine] != label).sum() - (originals[mine] != label).sum()
@@ -245,12 +238,17 @@ def turned_classes(
 def mirroring_changes_nothing(z: Tensor, mirrored: Tensor, labels: Tensor) -> bool:
     """Return whether mirrored copies stay in their class. z, mirrored: (N, d); labels: (N,)."""
     data = KeptFeatures.of({"pixels": z}, labels)
-    found = fit(data, int(labels.max()) + 1, seed=0)
-    return not turned_classes(found, data, torch.arange(len(labels)), {"pixels": mirrored})
+    result = fit(data, int(labels.max()) + 1, seed=0)
+    return not turned_classes(result, data, torch.arange(len(labels)), {"pixels": mirrored})
+
+
+def none_of(labels: Tensor) -> Tensor:
+    """Return a mask of none of the images: (N,)."""
+    return torch.zeros_like(labels, dtype=torch.bool)
 
 
 def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:
-    """Return which row of known: (M, d) is of the same image as each row of z: (N, d), as (N,); -1: none."""
+    """Return for each row of z: (N, d) the row of known: (M, d) that is of the same image, (N,); -1: none."""
     if not len(known):
         return torch.full((len(z),), -1)
     distances, places = torch.cdist(z.float(), known.float()).min(dim=1)
@@ -258,7 +256,7 @@ def same_image(z: Tensor, known: Tensor, share: float = SAME) -> Tensor:
 
 
 def share_of_each(labels: Tensor, most: int) -> Tensor:
-    """Return rows: at most about `most` images, of every class its share, at least two."""
+    """Return the rows of at most about `most` images, in the classes' proportions but at least two of each."""
     if len(labels) <= most:
         return torch.arange(len(labels))
     counts = torch.bincount(labels)

@@ -1,15 +1,15 @@
-"""Whether an image is of a learned class at all, from two measures, both larger for better known images.
+"""Novelty detection: the probability that an image is of a learned class, from two measures that are larger for known images.
 
-- The *score*: the largest one of the closed form. It tells classes like the learned ones from them, and knows nothing of what
-  is unlike all images: there it may be anything.
-- The *nearness*: the largest cosine of the image's deepest features with the mean direction of a class. It is small for what is
-  unlike all classes, and says little about similar ones.
+- The *score*: the largest score of the closed form. It separates classes similar to the learned ones, but can be anything for
+  images unlike all learned ones.
+- The *nearness*: the largest cosine of the image's deepest features with the mean direction of a class. It is small for images
+  unlike all classes, but hardly separates similar classes.
 
-Both are counted in deviations of the learned images, each left out: s and n. An image's measure is the smaller one of 3 s + n,
-again in deviations, and of n + slack: what is far from all classes is unknown whatever its score. The slack is 1, as few classes
-need it, or 2, where that separates the learned images better from what they would be were their own class not learned: each is
-shown to the fit without its whole class. The probability of being known is 95 % at the measure that 5 % of the learned images fall below, 1/2 where a normal distribution would have 0.5 % of them, and a
-logistic function of the measure; nobody has images of all that is unknown, so more cannot be measured.
+Both are standardized by the leave-one-out values of the learned images: s and n. The measure of an image is the minimum of 3 s + n,
+standardized again, and of n + slack: an image far from all classes is unknown whatever its score. The slack is 1, which few classes
+need, or 2 if that better separates the learned images from their values by a fit without their whole class. The probability of a
+known class is a logistic function of the measure: 95 % at the measure that 5 % of the learned images are below, and 1/2 where, by a
+normal distribution, 0.5 % of them are. Images of unknown classes are not available, so nothing more can be measured.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from geodl.closed_form.expansion import Blocks
 from geodl.core.tensors import part, shaped
 
 REJECTED = 0.05
-"""Share of known images that are called unknown."""
+"""The share of known images that are called unknown."""
 DOUBTED = 0.005
-"""Share of known images that, by the normal distribution, are likelier unknown."""
+"""The share of known images that, by the normal distribution, have a probability below 1/2."""
 KNOWN = 0.95
-"""Probability of being known below which an image is called unknown."""
+"""The probability of a known class below which an image is called unknown."""
 WEIGHT = 3.0
-"""How many times the score counts beside the nearness."""
+"""The weight of the score relative to the nearness."""
 SLACKS = 1.0, 2.0
-"""Deviations by which an image may be less near than a score allows before nearness alone decides; the first where nothing tells."""
+"""The candidates for the slack; the first is the default."""
 MEASURED = 20_000
-"""Images whose measures are kept, where their features are not."""
+"""The maximum number of images whose measures are kept."""
 LEAST = 1e-6
-"""Deviations are at least this."""
+"""The smallest deviation."""
 
 
 def _deviations(share: float) -> float:
-    """Return how many deviations below the median a share of normally distributed values begins."""
+    """Return how many deviations below the median the lowest `share` of normally distributed values is."""
     return -NormalDist().inv_cdf(share)
 
 
@@ -57,7 +57,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Tensor) -> Scale:
-        """Return the map to deviations below the median, measured where the lowest 5 % begin. values: float64 (N,)."""
+        """Return the map that standardizes values by their median and lowest 5 %. values: float64 (N,)."""
         center = float(values.median())
         spread = center - float(values.quantile(REJECTED))
         return cls(center, max(spread / _deviations(REJECTED), LEAST))
@@ -68,17 +68,19 @@ class Scale:
 
 
 ONE, ALL = Scale(0.0, 1.0), Scale(-math.inf, 1.0)
-"""The map that changes nothing, and the one to the log odds by which every image is known."""
+"""The identity, and the map to log odds with which every image is known."""
 
 
 @dataclass(frozen=True)
 class Novelty:
-    """What separates known images from others.
+    """Estimates the probability that an image is of a known class.
 
-    level: of the features that nearness is measured by, the deepest; sums: of their directions by class, float32 (classes, d).
-    measured: largest score and nearness of learned images, each left out when it was learned, float32 (n, 2).
-    score, nearness, both: to deviations; odds: from the measure to the log odds of being known.
-    slack: one of SLACKS.
+    level:    the level of the features for nearness, the deepest one.
+    sums:     sums of the features' directions by class, float32 (classes, d).
+    measured: leave-one-out score and nearness of learned images, from when they were learned, float32 (n, 2).
+    score, nearness, both: the standardizations.
+    odds:     from the measure to the log odds of a known class.
+    slack:    one of SLACKS.
     """
 
     level: str
@@ -95,9 +97,9 @@ class Novelty:
         return replace(self, sums=directions(z[self.level], labels, self.sums, classes))
 
     def fit(self, scores: Tensor, near: Tensor, strangers: Tensor | None = None) -> Novelty:
-        """Measure images, each left out: their largest scores and their nearness, (N,), beside those measured before.
+        """Fit to leave-one-out values of new images, their largest scores and nearness (N,), and to earlier values.
 
-        strangers: (N, 2), the same of images whose class was left out.
+        strangers: (N, 2), these values by fits without the image's whole class.
         """
         if not len(scores):
             return self
@@ -107,28 +109,28 @@ class Novelty:
         scores, near = measured.double().unbind(1)
         score, nearness = Scale.of(scores), Scale.of(near)
         both = Scale.of(WEIGHT * score(scores) + nearness(near))
-        found = replace(self, measured=measured, score=score, nearness=nearness, both=both)
+        fitted = replace(self, measured=measured, score=score, nearness=nearness, both=both)
         if strangers is not None and len(strangers):
 
             def separated(slack: float) -> float:
-                wide = replace(found, slack=slack)
-                others = wide.measure(*strangers.double().unbind(1))
-                return separation(wide.measure(scores, near), others)
+                candidate = replace(fitted, slack=slack)
+                others = candidate.measure(*strangers.double().unbind(1))
+                return separation(candidate.measure(scores, near), others)
 
-            found = replace(found, slack=max(SLACKS, key=separated))
-        measures = found.measure(scores, near)
+            fitted = replace(fitted, slack=max(SLACKS, key=separated))
+        measures = fitted.measure(scores, near)
         lowest = threshold(measures, REJECTED)
         spread = (float(measures.median()) - lowest) / _deviations(REJECTED)
         width = max(spread * (_deviations(DOUBTED) - _deviations(REJECTED)), LEAST)
-        return replace(found, odds=Scale(lowest - width, width / math.log(KNOWN / (1 - KNOWN))))
+        return replace(fitted, odds=Scale(lowest - width, width / math.log(KNOWN / (1 - KNOWN))))
 
     def forgetful(self) -> Novelty:
-        """Return it without the measures of images, which the next fit replaces."""
+        """Return a copy without measured values, which the next fit replaces."""
         return replace(self, measured=self.measured[:0])
 
     @classmethod
     def unfitted(cls, z: Blocks) -> Novelty:
-        """Return what calls every image known, for features z: (N, d_b) by block, the deepest last."""
+        """Return a Novelty for which every image is known. z: features (N, d_b) by block, the deepest last."""
         level, deepest = list(z.items())[-1]
         none = torch.zeros(0, deepest.shape[1])
         return cls(level, none, torch.zeros(0, 2), ONE, ONE, ONE, ALL)
@@ -148,15 +150,15 @@ class Novelty:
         return torch.minimum(self.both(WEIGHT * self.score(scores) + n), n + self.slack)
 
     def known(self, scores: Tensor, near: Tensor) -> Tensor:
-        """Return the probability (N,) of being known for scores (N, classes) and nearness (N,)."""
+        """Return the probability (N,) of a known class for scores (N, classes) and nearness (N,)."""
         return self.odds(self.measure(scores.amax(1), near)).sigmoid()
 
     def without(self, gone: int) -> Novelty:
-        """Leave out a class."""
+        """Return a copy without a class."""
         return replace(self, sums=torch.cat([self.sums[:gone], self.sums[gone + 1 :]]))
 
     def moved(self, z: Blocks, old: Tensor, row: int) -> Novelty:
-        """Let images count for another class, -1 for none. z: (N, d_b) by block; old: int64 (N,), their classes."""
+        """Move images to class `row`; -1: remove them. z: (N, d_b) by block; old: int64 (N,), their classes."""
         units = F.normalize(z[self.level].float(), dim=1)
         sums = self.sums.index_add(0, old, -units)
         if row >= 0:
@@ -164,16 +166,16 @@ class Novelty:
         return replace(self, sums=sums)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return all numbers as named tensors; the level is in a name."""
+        """Return the fields as named tensors; the level is part of a name."""
         scales = [self.score, self.nearness, self.both, self.odds]
         numbers = torch.tensor([[each.center, each.unit] for each in scales], dtype=torch.float64)
         slack = torch.tensor(self.slack, dtype=torch.float64)
-        found = {f"directions.{self.level}": self.sums, "measured": self.measured}
-        return found | {"scales": numbers, "slack": slack}
+        tensors = {f"directions.{self.level}": self.sums, "measured": self.measured}
+        return tensors | {"scales": numbers, "slack": slack}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Novelty | None:
-        """Undo `to_tensors`; None where there are none, as in models of version 0.2."""
+        """Return the Novelty of `to_tensors`; None if there is none, as in models of version 0.2."""
         if "scales" not in tensors:
             return None
         ((level, sums),) = part(tensors, "directions").items()
@@ -182,7 +184,7 @@ class Novelty:
         score, nearness, both, odds = (
             Scale(*each) for each in shaped(tensors["scales"], "scales", 4, 2).tolist()
         )
-        slack = shaped(tensors["slack"], "slack").item() if "slack" in tensors else SLACKS[0]
+        slack = shaped(tensors["slack"], "slack").item()
         if slack not in SLACKS:
             raise ValueError(f"slack = {slack}: allowed values are {SLACKS}")
         measured = shaped(tensors["measured"], "measured", None, 2)
@@ -197,7 +199,7 @@ def separation(known: Tensor, others: Tensor) -> float:
 
 
 def stranger_nearness(z: Tensor, labels: Tensor, sums: Tensor) -> Tensor:
-    """Return the nearness (N,) of learned images to all classes but their own. As for `left_out_nearness`."""
+    """Return the nearness (N,) of learned images to the other classes. Arguments as for `left_out_nearness`."""
     return cosines(z, sums).scatter(1, labels.unsqueeze(1), -math.inf).amax(1)
 
 
@@ -209,7 +211,7 @@ def cosines(z: Tensor, sums: Tensor) -> Tensor:
 def directions(z: Tensor, labels: Tensor, before: Tensor, classes: int) -> Tensor:
     """Return the sums of the directions of features z: (N, d) by class, float32 (classes, d).
 
-    before: (C, d), those of earlier images of the first C classes.
+    before: (C, d), the sums of earlier images of the first C classes.
     """
     sums = F.pad(before.double(), (0, 0, 0, classes - len(before)))
     return sums.index_add_(0, labels, F.normalize(z.float(), dim=1).double()).float()
@@ -222,14 +224,14 @@ def left_out_nearness(
     groups: Tensor | None = None,
     views: Tensor | None = None,
 ) -> Tensor:
-    """Return the nearness (N,) of learned images, each to the classes without it, or without its whole group.
+    """Return the nearness (N,) of learned images to the classes without the image's group.
 
     Args:
-        z: features (N, d), whose directions `sums` holds.
+        z: features (N, d), which `sums` includes.
         labels: int64 (N,).
         sums: (classes, d).
-        groups: int64 (N,), equal for near-duplicates; unset: every image is alone.
-        views: features (N, d) of other pictures of the images, such as mirrored copies, to be measured instead.
+        groups: int64 (N,), equal for near-duplicates; None: every image alone.
+        views: features (N, d) of other views of the images, such as mirrored copies, to use instead.
     """
     own = F.normalize(z.float(), dim=1)
     gone = own
@@ -237,6 +239,6 @@ def left_out_nearness(
         _, places = torch.unique(groups * len(sums) + labels, return_inverse=True)
         gone = torch.zeros_like(own).index_add_(0, places, own)[places]
     seen = own if views is None else F.normalize(views.float(), dim=1)
-    found = seen @ F.normalize(sums, dim=1).T
+    near = seen @ F.normalize(sums, dim=1).T
     rest = F.normalize(sums[labels] - gone, dim=1)
-    return found.scatter(1, labels.unsqueeze(1), (seen * rest).sum(1, keepdim=True)).amax(1)
+    return near.scatter(1, labels.unsqueeze(1), (seen * rest).sum(1, keepdim=True)).amax(1)

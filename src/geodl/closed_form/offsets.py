@@ -1,4 +1,4 @@
-"""Classes of very unequal size: an offset for the scores of each, so that none is favored."""
+"""Score offsets for classes of very unequal size, so that large classes are not favored."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from geodl.closed_form.choices import temperature
 from geodl.closed_form.dual import class_weights
 
 UNEQUAL = 3
-"""So many times as many images as another class makes a class large."""
+"""Classes are of unequal size if one has more than this many times as many images as another."""
 SHRINK = 0.01
-"""What the square of an offset costs: of a class that is never mistaken nothing else would bound it."""
+"""The penalty on squared offsets, without which that of a class without mistakes would be unbounded."""
 
 
 def unequal(counts: Tensor) -> bool:
-    """Return whether classes differ much in their numbers of images, (classes,)."""
+    """Return whether the numbers of images, (classes,), are very unequal."""
     present = counts[counts > 0]
     return len(present) > 1 and int(present.max()) > UNEQUAL * int(present.min())
 
 
 def class_offsets(scores: Tensor, labels: Tensor, counts: Tensor) -> Tensor | None:
-    """Return what to add to the scores of each class, float64 (classes,); None where classes are about as large.
+    """Return offsets to add to the scores of each class, float64 (classes,); None if classes are of similar size.
 
-    Ridge regression shrinks the scores of a class of few images, whatever its weight: of an image that it was not fitted to,
-    they are smaller than those of a large class are. The offsets have the largest likelihood in which each class counts the same.
-    scores: (N, classes), leave-one-out; labels: (N,); counts: (classes,), images learned. A class without scores is given the
-    offset of the one that is most like it in size.
+    Ridge regression shrinks the scores of a small class, whatever its weight: for new images they are smaller than those of a
+    large class. The offsets maximize the likelihood, in which each class counts the same.
+    scores: (N, classes), leave-one-out; labels: (N,); counts: (classes,), learned images. A class without scores has the offset
+    of the class nearest in size.
     """
     known = torch.unique(labels)
     if len(known) < 2 or not unequal(counts):
@@ -41,10 +41,10 @@ def class_offsets(scores: Tensor, labels: Tensor, counts: Tensor) -> Tensor | No
 
     def loss() -> Tensor:
         search.zero_grad()
-        each = F.cross_entropy(logits + offsets, numbers, reduction="none")
-        found: Tensor = (weights * each).sum() + SHRINK * offsets.square().mean()
-        found.backward()  # type: ignore[no-untyped-call]
-        return found
+        losses = F.cross_entropy(logits + offsets, numbers, reduction="none")
+        value: Tensor = (weights * losses).sum() + SHRINK * offsets.square().mean()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
 
     search.step(loss)  # type: ignore[no-untyped-call]
     sizes = counts.double().clamp(min=1).log()

@@ -1,4 +1,4 @@
-"""Ridge regression where only sums over the images are kept."""
+"""Ridge regression in primal form, with sums over the images."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from geodl.core.tensors import shaped
 PANEL = 512
 """Columns of G computed in one product."""
 WIDE = 8192
-"""From so many features on the system is factored in float32 and its solution refined in float64."""
+"""With at least this many features, the system is factored in float32 and its solution refined in float64."""
 REFINEMENTS = 10
-"""Steps of refinement at most; three are enough unless gamma is tiny."""
+"""The maximum number of refinement steps; three suffice unless gamma is tiny."""
 ENOUGH = 1e-10
-"""The residual of each class, relative to its right-hand side, at which refinement ends."""
+"""The relative residual of each class at which refinement ends."""
 
 
 @dataclass
 class Statistics:
-    """What is kept of all images seen: G and C' as sums, in float64, and how many images each class had.
+    """Sums over all images seen, G and C' in float64, and the number of images of each class.
 
-    upper:  (M, M), G on and right of the diagonal; what is left of it has no meaning.
+    upper:  (M, M), the upper triangle of G; the rest is undefined.
     sums:   (classes, M), C': the sum of h of each class.
     counts: int64 (classes,).
 
-    With several processes each adds its share of a phase's images to empty statistics; the three tensors are then summed
-    over the processes, and the result added to what was there before. Every image counts the same: a class with many
-    images is favored over one with few, and with sums alone that cannot be mended for classes that may grow later.
+    Each process adds its share of a phase's images to empty statistics; these are summed over the processes and added to the
+    earlier ones. Every image counts the same, so large classes are favored over small ones: weights are not possible, since
+    classes may grow later.
     """
 
     upper: Tensor
@@ -48,14 +48,14 @@ class Statistics:
         return cls(upper, upper.new_zeros(classes, width), torch.zeros(classes, dtype=torch.int64))
 
     def add(self, h: Tensor, labels: Tensor, classes: int) -> None:
-        """Add images in place. h: (N, M), some hundred or thousand rows; labels: int64 (N,); classes: seen by now, N's included."""
+        """Add images in place. h: (N, M), up to a few thousand rows; labels: int64 (N,); classes: their number, including new ones."""
         insist_finite(h, "the features have")
         self._grow(classes)
         rows = h.double()
         for start in range(0, rows.shape[1], PANEL):
             panel = slice(start, start + PANEL)
             self.upper[panel, start:].addmm_(rows[:, panel].T, rows[:, start:])
-        # The cost does not grow with the classes seen.
+        # Only for present classes, so that the cost does not grow with their number.
         present = torch.bincount(labels).nonzero()
         self.sums[present.squeeze(1)] += (present == labels).double() @ rows
         self.counts += torch.bincount(labels, minlength=len(self.counts))
@@ -68,7 +68,7 @@ class Statistics:
         return result
 
     def __sub__(self, other: Statistics) -> Statistics:
-        """Return the statistics without images that they hold."""
+        """Return the statistics without some of their images."""
         upper, sums = self.upper - other.upper, self.sums - other.sums
         return Statistics(upper, sums, self.counts - other.counts)
 
@@ -78,11 +78,10 @@ class Statistics:
         self.sums, self.counts = F.pad(self.sums, (0, 0, 0, new)), F.pad(self.counts, (0, new))
 
     def without(self, gone: int) -> Statistics:
-        """Return the statistics less a class; those after it move up.
+        """Return the statistics without a class; later classes move up.
 
-        No image is given this label any more. But G still holds its images, whose sum of h h' is not known by class: the
-        head is the one that would come of having seen these images as none of the classes, not of never having seen
-        them. Exact removal needs the features (dual form).
+        G still contains its images, since the sum of h h' is not known by class: the head is as if these images were of no
+        class, not as if they had never been seen. Exact removal needs the features (dual form).
         """
         stay = torch.arange(len(self.counts)) != gone
         return Statistics(self.upper.clone(), self.sums[stay], self.counts[stay])
@@ -100,18 +99,18 @@ class Statistics:
     def solve(self, gamma: float) -> Primal:
         """Fit the head."""
         gram, cross = self.gram, self.sums.T
-        found = solve_refined(gram, cross, gamma) if len(gram) >= WIDE else None
-        return solve(gram, cross, gamma) if found is None else found
+        refined = solve_refined(gram, cross, gamma) if len(gram) >= WIDE else None
+        return solve(gram, cross, gamma) if refined is None else refined
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return what is stored: the triangle of G once, row by row, and C' in float32: 35 MB for M = 4096 and 100 classes."""
+        """Return the upper triangle of G, row by row, and C' in float32: 35 MB for M = 4096 and 100 classes."""
         triangle = torch.cat([row[i:].float() for i, row in enumerate(self.upper)])
         insist_finite(triangle, "the sums of the features have, in float32,")
         return {"gram": triangle, "sums": self.sums.float(), "counts": self.counts.clone()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Statistics:
-        """Rebuild the statistics that `to_tensors` gave."""
+        """Return the statistics of `to_tensors`."""
         sums = shaped(tensors["sums"], "sums", None, None).double()
         classes, width = sums.shape
         shaped(tensors["gram"], "gram", width * (width + 1) // 2)
@@ -122,7 +121,7 @@ class Statistics:
         return cls(upper, sums, tensors["counts"].clone())
 
     def rounded(self) -> Statistics:
-        """Return the statistics as they will be read from a file, in the same memory: at the end of every phase, before solving."""
+        """Round to float32 in place, as stored: at the end of every phase, before solving, so that resuming is exact."""
         for start in range(0, len(self.upper), PANEL):
             panel = self.upper[start : start + PANEL, start:]
             panel.copy_(panel.float())
@@ -138,11 +137,11 @@ class Primal:
     factor: Tensor
 
     def leave_one_out(self, h: Tensor, targets: Tensor, views: Tensor | None = None) -> Tensor:
-        """Return for images that G and C hold their scores (N, classes) by the fit without them, one at a time, lambda held fixed.
+        """Return the leave-one-out scores (N, classes) of images that G and C contain, with lambda held fixed.
 
         h: (N, M); targets: float64 (N, classes). The score is y - (y - f) / (1 - h' (G + lambda I)^-1 h).
-        views: (N, M), other pictures, such as mirrored copies: then their scores by the fit without the image of that row, which
-        are f(v) - v' (G + lambda I)^-1 h (y - f) / (1 - h' (G + lambda I)^-1 h).
+        views: (N, M), other views of the images, such as mirrored copies, to score instead:
+        f(v) - v' (G + lambda I)^-1 h (y - f) / (1 - h' (G + lambda I)^-1 h).
         """
         rows = h.double()
         whitened = self.whitened(rows)
@@ -154,10 +153,10 @@ class Primal:
 
     def whitened(self, rows: Tensor) -> Tensor:
         """Return L^-1 h' (M, N), float64, of rows h: (N, M)."""
-        found: Tensor = torch.linalg.solve_triangular(
+        whitened: Tensor = torch.linalg.solve_triangular(
             self.factor, rows.T.to(self.factor.dtype), upper=False
         )
-        return found.double()
+        return whitened.double()
 
 
 def solve(gram: Tensor, cross: Tensor, gamma: float) -> Primal:
@@ -167,10 +166,10 @@ def solve(gram: Tensor, cross: Tensor, gamma: float) -> Primal:
 
 
 def solve_refined(gram: Tensor, cross: Tensor, gamma: float) -> Primal | None:
-    """Fit the head as `solve` does, from a float32 factor by iterative refinement; None where that does not converge.
+    """Fit the head as `solve` does, from a float32 factor by iterative refinement; None if that does not converge.
 
-    Each step subtracts the residual, computed in float64 and solved with the factor, so that the head has the digits of float64. It
-    converges where the system's condition number is well below 1e7. The factor, which leave-one-out scores use, stays in float32.
+    Residuals are computed in float64, so that the head is accurate to float64. It converges if the system's condition number is
+    well below 1e7. The factor, which leave-one-out uses, stays in float32.
     """
     ridge = ridge_of(gram.trace(), gamma, len(gram))
     single = gram.float()
@@ -186,28 +185,26 @@ def solve_refined(gram: Tensor, cross: Tensor, gamma: float) -> Primal | None:
         error = float((torch.linalg.vector_norm(residual, dim=0) / scale).max())
         if error < ENOUGH:
             return Primal(head, factor)
-        if not error < last / 2:  # it diverges, is stuck, or something is not finite
+        if not error < last / 2:  # diverging, stuck, or not finite
             return None
         last = error
     return None
 
 
 def ridge_of(trace: Tensor, gamma: float, width: int) -> Tensor:
-    """Return lambda: (); where all features are 0 it is 1, as with any lambda above 0 the head is then 0."""
+    """Return lambda, a scalar; 1 if all features are 0, where the head is 0 with any lambda."""
     if not 0 < gamma < math.inf:
-        raise ConfigError(f"gamma = {gamma}: numbers above 0 are allowed")
+        raise ConfigError(f"gamma = {gamma}: allowed values are above 0")
     return torch.where(trace == 0, 1.0, gamma * trace / max(width, 1))
 
 
 def cholesky(matrix: Tensor, ridge: Tensor, *, overwrite: bool = False) -> Tensor:
-    """Return the lower factor of a symmetric matrix with `ridge`, () or (n,), on its diagonal; overwrite: add it in place."""
+    """Return the lower factor of a symmetric matrix plus `ridge`, () or (n,), on the diagonal; overwrite: add it in place."""
     insist_finite(matrix, "the products of the features have")
     ridged = matrix if overwrite else matrix.clone()
     ridged.diagonal().add_(ridge)
     factor: Tensor
     factor, info = torch.linalg.cholesky_ex(ridged)
     if int(info):
-        raise TrainingError(
-            "the linear system is singular in double precision: a larger gamma is needed"
-        )
+        raise TrainingError("the linear system is singular in double precision: use a larger gamma")
     return factor

@@ -1,4 +1,4 @@
-"""From the features z of images to their random features h, and to sums over many images."""
+"""Random features h of images from their features z, and sums of them over many images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from geodl.closed_form.primal import Statistics
 from geodl.core.ranks import Ranks
 
 CHUNK = 2048
-"""Images that are expanded at a time."""
+"""Images expanded at a time."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class RandomFeatures:
 
     @classmethod
     def of(cls, z: Blocks, width: int, seed: int) -> RandomFeatures:
-        """Measure z: (N, d_b) by block and share `width` random features out by the blocks' widths."""
+        """Return `width` random features for z: (N, d_b) by block, divided in proportion to the blocks' widths."""
         widths = {name: z[name].shape[1] for name in sorted(z)}
         return cls(Standardization.of(z), Expansion(share_out(width, widths), seed))
 
     def of_blocks(self, names: Collection[str]) -> RandomFeatures:
-        """Return those of some blocks alone."""
+        """Return the random features of some of the blocks."""
         mean, scale = self.standardization.mean, self.standardization.scale
         measured = Standardization(
             {name: mean[name] for name in names}, {name: scale[name] for name in names}
@@ -39,15 +39,12 @@ class RandomFeatures:
         return RandomFeatures(measured, Expansion(sizes, self.expansion.seed))
 
     def __call__(self, *views: Blocks) -> Tensor:
-        """Return h (n, M) of images: the mean over their views.
-
-        The head is linear, so that the mean of h gives the mean of the scores.
-        """
-        each = []
+        """Return h (n, M) of images, the mean over their views: the head is linear, so scores are averaged, too."""
+        expanded = []
         for view in views:
             z = {name: view[name] for name in self.expansion.sizes}
-            each.append(self.expansion(self.standardization(z)))
-        return each[0] if len(each) == 1 else torch.stack(each).mean(0)
+            expanded.append(self.expansion(self.standardization(z)))
+        return expanded[0] if len(expanded) == 1 else torch.stack(expanded).mean(0)
 
     def sums(
         self,
@@ -57,10 +54,10 @@ class RandomFeatures:
         ranks: Ranks = Ranks(),  # noqa: B008  # frozen
         device: torch.device | str = "cpu",
     ) -> Statistics:
-        """Return the sums over all images, each rank having added its share."""
-        found = Statistics.empty(self.expansion.width, classes)
+        """Return the sums over all images; each rank computes its share."""
+        statistics = Statistics.empty(self.expansion.width, classes)
         for rows in torch.split(torch.arange(ranks.rank, len(labels), ranks.world), CHUNK):
             some = [selected(view, rows) for view in views]
-            found.add(self(*some), labels[rows], classes)
-        parts = (found.upper, found.sums, found.counts)
+            statistics.add(self(*some), labels[rows], classes)
+        parts = (statistics.upper, statistics.sums, statistics.counts)
         return Statistics(*(ranks.add_up(part, device) for part in parts))

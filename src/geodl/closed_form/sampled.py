@@ -1,4 +1,4 @@
-"""Sums over all images, and the features of some: whole series of each class, by which a fit to the sums is judged."""
+"""Validation of a fit to sums by a sample: the kept features of whole series of each class."""
 
 from dataclasses import replace
 
@@ -15,23 +15,23 @@ from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import no_clues, series_of
 
 LEAST, MOST, TOTAL = 20, 120, 3000
-"""Images whose features are kept: of a class at least and at most, and of all classes about."""
+"""The minimum and maximum number of images per class, and roughly the total."""
 CONSIDERED = 2000
-"""They are taken of so many images of a class."""
+"""The number of images of a class from which they are sampled."""
 
 
 def sample_of(
     data: KeptFeatures, expand: RandomFeatures, classes: int, before: KeptFeatures | None = None
 ) -> KeptFeatures:
-    """Return features of whole series of each class: what was kept of them before, and of new classes some of these images.
+    """Return a sample of whole series of each class: the earlier sample, and some of these images for new classes.
 
-    Clues name the series. Of a class that has only very long series there are the two shortest.
+    Clues identify the series. A class with only long series has its two shortest.
     """
     data = replace(data, z={name: data.z[name] for name in expand.expansion.sizes})
     number = min(max(TOTAL // classes, LEAST), MOST)
-    # By all that is known: what a new class has in common sets its images apart from others, not from each other.
+    # By all images: what the images of a new class have in common must not be standardized away.
     standardization = Standardization.of((data if before is None else before + data).z)
-    found, first = before, 0
+    sample, first = before, 0
     if before is not None and len(before.labels):
         data = data.select(~torch.isin(data.labels, before.labels))
         first = int(before.clues[:, 0].max()) + 1
@@ -47,16 +47,16 @@ def sample_of(
         clues = no_clues(len(chosen))
         clues[:, 0] = first + rows[groups[chosen]]
         part = replace(mine.select(chosen), clues=clues)
-        found = part if found is None else found + part
-    assert found is not None
-    return found
+        sample = part if sample is None else sample + part
+    assert sample is not None
+    return sample
 
 
 def moved_within(sample: KeptFeatures, images: KeptFeatures, row: int) -> KeptFeatures:
-    """Return a sample in which images, (N,), are of another class, or not there: -1. Each takes one place at most."""
+    """Return a sample with images moved to class `row`; -1: removed. Each image matches at most one of the sample."""
     labels, clues = sample.labels.clone(), sample.clues.clone()
     for i in range(len(images.labels)):
-        rest = replace(sample, labels=labels)  # an image that is alike finds the next place
+        rest = replace(sample, labels=labels)  # so that equal images match different rows
         place = int(rest.places_of(images.select(torch.tensor([i]))))
         if place >= 0:
             labels[place] = row
@@ -73,13 +73,12 @@ def judge_by_sample(
     expand: RandomFeatures,
     novelty: Novelty | None = None,
 ) -> Judgement:
-    """Leave series of a sample out of a fit to sums that hold them. counts: (classes,), all images, as `novelty` knows them."""
+    """Return the leave-one-out results of a sample by a fit to sums that contain it. counts: (classes,), all images."""
     labels, groups = sample.labels, sample.clues[:, 0]
     h, targets = expand(sample.z), targets_of(labels, len(counts))
-    each = [(labels == label).nonzero().squeeze(1) for label in torch.unique(labels)]
-    duals = [(rows, dual_of(solved, h[rows], targets[rows])) for rows in each]
+    classes = [(labels == label).nonzero().squeeze(1) for label in torch.unique(labels)]
+    duals = [(rows, dual_of(solved, h[rows], targets[rows])) for rows in classes]
     known = (counts[labels] > (groups.unsqueeze(1) == groups).sum(1)) & (len(counts) > 1)
-    if sample.adapted is not None:
-        known &= ~sample.adapted
-    found, _ = judge(duals, sample, groups, counts, known, novelty)
-    return replace(found, rows=None)  # the images are not those of the phase
+    known &= ~sample.adapted
+    judgement, _ = judge(duals, sample, groups, counts, known, novelty)
+    return replace(judgement, rows=None)  # rows are of the phase's images

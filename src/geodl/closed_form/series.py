@@ -1,7 +1,7 @@
-"""Series: images of one class that show nearly the same, such as the frames of a video, and are left out together.
+"""Series: near-duplicate images of one class, such as the frames of a video, which leave-one-out leaves out together.
 
-Where images come from gives clues, and their features decide whether these are right. An image is described by five numbers
-(`CLUES`), each -1 where it is not known.
+Folders, file names and times are clues to series, which features confirm or refute. The clues of an image are five numbers
+(`CLUES`), -1 if unknown.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from torch.nn import functional as F
 from geodl.closed_form.expansion import Blocks
 
 CLUES = ("given", "folder", "name", "frame", "time")
-"""The series that the user names (a hash; nothing else counts then); hashes of the folder and of the file name less the number
-that it ends in; this number; the second in which the picture was taken."""
+"""A hash of the series that the user names, which overrides everything else; hashes of the folder and of the file name without its
+trailing number; this number; the time of the photograph in seconds."""
 ALIKE = 0.8
-"""Standardized features of images of one series have a larger cosine than this; of several thousand photographs of flowers one in
-forty has it with another one."""
+"""Images whose standardized features have a larger cosine are of one series. Of several thousand photographs of flowers, one in
+forty has such a neighbor."""
 NEXT = 0.6
-"""It is enough for images that follow each other, by the numbers in their names or by their times."""
+"""The threshold for consecutive images, by the numbers in their names or by their times."""
 TWINS = 0.95
-"""Images that are the same but for compression belong together wherever they come from."""
+"""The threshold for images that differ only by compression, wherever they come from."""
 PAUSE = 10
-"""Seconds after which a picture does not belong to those taken before it."""
+"""Seconds between photographs after which a new run starts."""
 
 
 def no_clues(count: int) -> Tensor:
-    """Return the clues (N, 5) of images of which nothing is known."""
+    """Return the clues (N, 5) of images without known origin."""
     return torch.full((count, len(CLUES)), -1)
 
 
 def series_of(z: Blocks, labels: Tensor, clues: Tensor) -> Tensor:
-    """Return groups, int64 (N,), equal for images of one series; a series is of one class.
+    """Return the series of images: int64 (N,), equal for images of one series, which are of one class.
 
     Args:
         z: standardized features (N, d_b) by block.
@@ -49,16 +49,16 @@ def series_of(z: Blocks, labels: Tensor, clues: Tensor) -> Tensor:
 
 
 def near_duplicates(z: Tensor, least: float) -> Tensor:
-    """Return groups, int64 (N,), equal for images of one series. z: (N, d), pixels or features.
+    """Return groups of near-duplicates: int64 (N,), equal within a group. z: (N, d), pixels or features.
 
-    Two images belong together where the cosine of their rows is above `least`, and so do friends of friends.
+    Groups are the connected components of pairs whose cosine is above `least`.
     """
     rows = F.normalize(z.float(), dim=1)
     return _joined(rows @ rows.T > least)
 
 
 def _pairs(alike: Tensor, clues: Tensor) -> Tensor:
-    """Return which images of a class belong together, bool (n, n). alike: their cosines (n, n)."""
+    """Return which pairs of images of a class are of one series, bool (n, n). alike: their cosines (n, n)."""
     given, folder, name, frame, time = clues.T
     named = given >= 0
     alike = alike.clone().fill_diagonal_(-1).masked_fill_(named | named.unsqueeze(1), -1)
@@ -72,14 +72,14 @@ def _pairs(alike: Tensor, clues: Tensor) -> Tensor:
 
 
 def _equal(ids: Tensor) -> Tensor:
-    """Return which pairs (n, n) have the same number, which is known."""
+    """Return which pairs (n, n) have the same known number."""
     return (ids == ids.unsqueeze(1)) & (ids >= 0)
 
 
 def _confirmed(ids: Tensor, alike: Tensor) -> bool:
-    """Return whether there are several series of several images, and most images are most like one of their own series.
+    """Return whether features confirm a clue: the nearest neighbor of most images is of their own series.
 
-    Most: half as many more as would be by chance.
+    Most: more than halfway between chance and all. At least two series must have several images.
     """
     _, which, counts = torch.unique(ids, return_inverse=True, return_counts=True)
     several = (counts[which] > 1) & (ids >= 0)
@@ -91,7 +91,7 @@ def _confirmed(ids: Tensor, alike: Tensor) -> bool:
 
 
 def runs_of(times: Tensor) -> Tensor:
-    """Return the number (n,) of the run of pictures that each was taken in; -1: no time is known."""
+    """Return the runs (n,) of photographs by their times, numbered; -1: the time is unknown."""
     order = times.argsort()
     ordered = times[order]
     runs = torch.empty_like(times)
@@ -100,7 +100,7 @@ def runs_of(times: Tensor) -> Tensor:
 
 
 def _following(ids: Tensor, places: Tensor) -> Tensor:
-    """Return which pairs (n, n) of images follow each other by place, in what has the same number."""
+    """Return which pairs (n, n) of images are consecutive by place among those with the same id."""
     pairs = torch.zeros(len(ids), len(ids), dtype=torch.bool)
     for each in torch.unique(ids[ids >= 0]):
         rows = (ids == each).nonzero().squeeze(1)
@@ -110,10 +110,10 @@ def _following(ids: Tensor, places: Tensor) -> Tensor:
 
 
 def _joined(pairs: Tensor) -> Tensor:
-    """Return the least row (n,) that each row is joined to, through any number of pairs (n, n)."""
+    """Return the connected components (n,) of pairs (n, n), each numbered by its lowest row."""
     pairs = pairs.clone().fill_diagonal_(True)
     groups = torch.arange(len(pairs))
-    while True:  # the least number spreads, and takes the way of those whom it reached before
+    while True:  # the lowest row spreads along pairs and along earlier paths
         first = torch.where(pairs, groups, len(pairs)).amin(1)
         first = first[first]
         if torch.equal(first, groups):

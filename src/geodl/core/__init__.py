@@ -1,1 +1,1 @@
-"""Plumbing that knows nothing of classes: errors, text, files, locks, the cache, decoding of pictures, devices, ranks, events."""
+"""Infrastructure that knows nothing of classes: errors, text, files, locks, the cache, decoding of images, devices, ranks, events."""

@@ -1,4 +1,4 @@
-"""From an encoded picture to RGB pixels. Pictures are opened here and nowhere else, in the formats of one list."""
+"""Decoding of image files to RGB pixels. The only place that opens images, and only those of the formats in `FORMATS`."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ T = TypeVar("T")
 
 
 class Reference(NamedTuple):
-    """A file that a model names instead of storing it. It is read only as `from_tensors` allows."""
+    """A file that a model refers to instead of storing it; `geodl.data.images.from_tensors` decides whether it is read."""
 
     path: Path
     sha256: bytes
 
 
 Item = Path | bytes | Reference | Callable[[], bytes]
-"""One picture: a file, the contents of one, a reference to one, or a function that reads the contents."""
+"""One image: a file, the content of one, a reference to one, or a function that reads the content."""
 
 SMALLEST = 4
-"""Pictures with a side below this many pixels show nothing that could be learned."""
+"""Images with a side of fewer pixels are refused."""
 PIXEL_LIMIT = 89_478_485
-"""Larger pictures are refused before they are decoded (Pillow's own threshold: 256 MB of RGB)."""
+"""Larger images are refused before they are decoded (Pillow's own threshold: 256 MB of RGB)."""
 JPEG_LIMIT = 4 * PIXEL_LIMIT
-"""The same for JPEG files that are reduced while they are decoded; progressive ones cannot be."""
+"""The limit for JPEG files that are reduced while they are decoded; progressive ones cannot be."""
 
 DETAIL = 2
-"""How many times as long as in the square that is made of it the shorter side of a picture stays at least while it is decoded."""
+"""A JPEG file is reduced while it is decoded, but to no less than this multiple of the side that the network needs."""
 SCANS = 100
-"""Scans of a JPEG file: each may take as long as the whole picture and no more than 10 bytes. Programs write about ten."""
+"""Maximum number of scans of a JPEG file. Each can take as long as the whole image, in 10 bytes; programs write about ten."""
 BLOCK = 1 << 16
-"""Bytes that are read at once where they are counted."""
+"""Bytes that are read at a time to count the scans."""
 GRAY = (128, 128, 128)
-"""What fills the square around a whole picture."""
+"""The padding around a letterboxed image."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""What is read, under Pillow's names. Never EPS and the like: Pillow starts programs to read them."""
+"""Formats that are read, by Pillow's names. Never EPS and the like: Pillow starts programs to read them."""
 
-# The end of a JPEG file, or a segment of it and its length. What decoders pass over among the pixels is none.
+# The end mark of a JPEG file, or a segment and its length; not the markers that decoders skip among the pixels.
 _SEGMENT = re.compile(rb"\xff(\xd9|[\xc0-\xcf\xda-\xfe](?=(..)))", re.DOTALL)
 _PLUGINS = ("Jpeg", "Png", "WebP", "Gif", "Bmp", "Tiff", "Ppm", "Jpeg2K", "Avif")
 
 
 @cache
 def formats() -> tuple[str, ...]:
-    """Return those of FORMATS that can be read here: AVIF depends on Pillow, HEIC on the extra `heif`."""
+    """Return the formats that this installation can read: AVIF depends on Pillow, HEIC on the extra `heif`."""
     for plugin in _PLUGINS:
         with suppress(ImportError):
             import_module(f"PIL.{plugin}ImagePlugin")
@@ -71,20 +71,20 @@ def formats() -> tuple[str, ...]:
 
 
 def shown(item: Item) -> str:
-    """Name an item in a message: its path, printable even where the file name is not valid text."""
+    """Return the name of an item for a message: its path, printable even if it is not valid text."""
     if isinstance(item, bytes):
         return f"an embedded image of {len(item)} bytes"
     if callable(item):
-        return "a stored picture"
+        return "a stored image"
     path = item.path if isinstance(item, Reference) else item
     return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
-    """Decode a picture to RGB, upright as its EXIF orientation says; the first frame of an animation.
+    """Decode an image to RGB, rotated by its EXIF orientation; of an animation, the first frame.
 
-    `at_least` lets the JPEG decoder skip detail: it may return a picture reduced by 2, 4 or 8 as long as both sides
-    keep that many pixels. Anything that cannot be decoded completely is a DataError that names the file.
+    `at_least` allows the JPEG decoder to reduce the image by 2, 4 or 8 as long as both sides keep that many pixels.
+    An image that cannot be decoded completely is a DataError that names the file.
     """
 
     def decode(image: Image.Image) -> Image.Image:
@@ -96,15 +96,24 @@ def open_image(item: Item, *, at_least: int | None = None) -> Image.Image:
 
 
 def check_header(item: Item, *, reduced: bool = False) -> tuple[int, int]:
-    """Return (width, height) without decoding the pixels; a DataError if it is no picture or far too large.
+    """Return (width, height) without decoding the pixels; a DataError if the item is no image or too large.
 
-    reduced: larger JPEG files are let through, as `open_image` can reduce them.
+    reduced: allow the larger JPEG files that `open_image` can reduce.
     """
     return _with_image(item, lambda image: image.size, JPEG_LIMIT if reduced else PIXEL_LIMIT)
 
 
+def image_problem(item: Item, *, verify: bool = False) -> str | None:
+    """Return why an item cannot be used as an image, or None; `verify` decodes it instead of reading only its header."""
+    try:
+        open_image(item) if verify else check_header(item, reduced=True)
+    except DataError as error:
+        return str(error).removeprefix(f"{shown(item)}: ")
+    return None
+
+
 def megapixels(item: Item) -> float:
-    """Return how much there is to decode: a JPEG file that can be reduced counts an eighth, what is no picture nothing."""
+    """Return the number of pixels to decode, in millions: an eighth of a reducible JPEG file, 0 if it is no image."""
 
     def size(image: Image.Image) -> float:
         reduced = isinstance(image, JpegImageFile) and "progressive" not in image.info
@@ -117,24 +126,23 @@ def megapixels(item: Item) -> float:
 
 
 def taken(item: Item) -> int:
-    """Return the second in which a photograph was taken, as its EXIF data say it; -1 where they do not."""
+    """Return when a photograph was taken according to its EXIF data, in seconds; -1 if unknown."""
+
+    def second(image: Image.Image) -> int:
+        exif = image.getexif()
+        text = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+        text = text or exif.get(ExifTags.Base.DateTime) or ""
+        time = datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
+        return int(time.replace(tzinfo=UTC).timestamp())
+
     try:
-        return _with_image(item, _second, JPEG_LIMIT)
+        return _with_image(item, second, JPEG_LIMIT)
     except DataError:
         return -1
 
 
-def _second(image: Image.Image) -> int:
-    """Return when a picture was taken, in seconds; -1 where it is not known."""
-    exif = image.getexif()
-    text = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
-    text = text or exif.get(ExifTags.Base.DateTime) or ""
-    time = datetime.strptime(str(text).strip("\0 "), "%Y:%m:%d %H:%M:%S")
-    return int(time.replace(tzinfo=UTC).timestamp())
-
-
 def read_bytes(item: Item) -> bytes:
-    """Return the encoded picture."""
+    """Return the encoded image."""
     if isinstance(item, bytes):
         return item
     if callable(item):
@@ -143,26 +151,26 @@ def read_bytes(item: Item) -> bytes:
 
 
 def _with_file(item: Item, use: Callable[[BinaryIO], T]) -> T:
-    """Open an item and use it, with every failure turned into a DataError of one plain line."""
+    """Open an item and pass it to `use`; every failure becomes a DataError of one line."""
     if callable(item):
-        item = item()  # what cannot be read there is the error of whoever stored it
+        item = item()  # its errors are those of the store
     try:
         if isinstance(item, Reference):
             raise DataError("a reference to a file outside the data directory; set data_dir to it")
         with io.BytesIO(item) if isinstance(item, bytes) else open_regular(item) as file:
             return use(file)
-    except Exception as error:  # damaged files lead decoders to struct.error, KeyError, ...
+    except Exception as error:  # from damaged files decoders raise struct.error, KeyError, ...
         raise DataError(f"{shown(item)}: {_reason(error)}") from None
 
 
 def _with_image(item: Item, use: Callable[[Image.Image], T], most: int) -> T:
-    """Use an item as a picture of at most PIXEL_LIMIT pixels, or of `most` where it is a JPEG file that can be reduced."""
+    """Open an item as an image and pass it to `use`; it has at most PIXEL_LIMIT pixels, or `most` if a reducible JPEG."""
 
     def decode(file: BinaryIO) -> T:
         head = file.read(12)
         file.seek(0)
         try:
-            # Pillow's own limit is a setting for the whole process: it is passed by for JPEG files alone.
+            # Pillow's own limit is a setting of the whole process; opening a JPEG file directly bypasses it.
             jpeg = head.startswith(b"\xff\xd8\xff") and most > PIXEL_LIMIT
             image = JpegImageFile(file) if jpeg else Image.open(file, formats=formats())
         except UnidentifiedImageError:
@@ -180,7 +188,7 @@ def _check_size(image: Image.Image, most: int) -> None:
 
 
 def _check_scans(file: Any) -> None:
-    """Refuse a JPEG file of very many scans; it is read block by block, to the end mark that follows them."""
+    """Refuse a JPEG file with too many scans; the file is read in blocks, up to the end mark after the scans."""
     file.seek(0)
     scans, place, content = 0, 0, b""
     while block := file.read(BLOCK):
@@ -198,7 +206,7 @@ def _check_scans(file: Any) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Say in plain words why a picture cannot be used."""
+    """Return why an image cannot be used, in plain words."""
     if isinstance(error, StoreError):
         if error.__cause__ is None:
             return "not a regular file"
@@ -206,7 +214,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, DataError):
         return str(error)
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"the picture is larger than the limit of {PIXEL_LIMIT} pixels"
+        return f"the image is larger than the limit of {PIXEL_LIMIT} pixels"
     if isinstance(error, FileNotFoundError):
         return "the file is missing"
     if isinstance(error, PermissionError):
@@ -218,10 +226,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _unidentified(head: bytes) -> str:
-    """Say what a file is that is not read, by its first bytes."""
+    """Return what an unreadable file is, judging by its first bytes."""
     if not head:
         return "the file is empty"
-    if head[4:8] == b"ftyp":  # HEIC, as telephones write it, and films
+    if head[4:8] == b"ftyp":  # HEIC from phones, and videos
         kind = head[8:12].decode("latin-1").strip()
         if kind[:3] in ("hei", "hev", "mif") and "HEIF" not in formats():
             return f"HEIC ({kind}) needs an optional package: {install('heif')}"
@@ -234,14 +242,14 @@ def _unidentified(head: bytes) -> str:
 
 
 def upright_rgb(image: Image.Image, at_least: int | None = None) -> Image.Image:
-    """Return a picture of any mode as RGB, turned as its EXIF orientation says; `at_least` as for `open_image`."""
+    """Return an image of any mode as RGB, rotated by its EXIF orientation; `at_least` as for `open_image`."""
     if at_least is not None:
         image.draft(None, (at_least, at_least))  # None keeps the mode
         _check_size(image, PIXEL_LIMIT)
     image.load()
     rgb = _to_rgb(image)
-    rgb.info = {}  # only the orientation is kept of the metadata: the rest may be damaged
-    with suppress(Exception):  # damaged EXIF data are no reason to lose the picture
+    rgb.info = {}  # of the metadata only the orientation is used: the rest may be damaged
+    with suppress(Exception):  # an image with damaged EXIF data is still usable
         rgb.getexif()[ExifTags.Base.Orientation] = image.getexif()[ExifTags.Base.Orientation]
         ImageOps.exif_transpose(rgb, in_place=True)
     return rgb
@@ -254,9 +262,10 @@ def as_square(
     *,
     whole: bool = False,
 ) -> NDArray[np.uint8]:
-    """Return a picture as a network sees it, (size, size, 3); decode: opens it `at_least` so large.
+    """Return the square of an image that a network sees: (size, size, 3).
 
-    That is its center, the shorter side resized to `shorter_side`, unset: `size`; or all of it, letterboxed.
+    By default the center crop after the shorter side is resized to `shorter_side` (default: `size`); with `whole` the
+    letterboxed image. `decode` opens the image; its argument is `at_least` of `open_image`.
     """
     side = shorter_side or size
     image = decode(DETAIL * side)
@@ -271,7 +280,7 @@ def as_square(
 
 
 def letterboxed(image: Image.Image, size: int) -> Image.Image:
-    """Return all of a picture as a square: its longer side resized to `size`, in the middle, on gray."""
+    """Return the whole image in a square: the longer side resized to `size`, centered on gray."""
     width, height = (max(1, round(size * side / max(image.size))) for side in image.size)
     square = Image.new("RGB", (size, size), GRAY)
     part = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -280,7 +289,7 @@ def letterboxed(image: Image.Image, size: int) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode: deep images are scaled to 8 bits, transparency is laid on white."""
+    """Convert any mode: deep images are scaled to 8 bits, transparent ones are put on white."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
     if image.mode.startswith(("I", "F")):
@@ -292,9 +301,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> NDArray[np.uint8]:
-    """Scale a 16-bit, 32-bit or floating grey image (H, W) to 0..255 by the full scale its values imply.
+    """Scale a 16-bit, 32-bit or floating-point gray image (H, W) to 0..255, by the full scale its values imply.
 
-    Pillow's own conversion clips at 255, which turns most 16-bit pictures white.
+    Pillow's own conversion clips at 255, which turns most 16-bit images white.
     """
     values = np.nan_to_num(np.asarray(image, dtype=np.float64))
     peak = max(float(values.max()), 0.0)

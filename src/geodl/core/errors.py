@@ -1,16 +1,16 @@
-"""The exceptions of the package: each message is one line for the person at the keyboard."""
+"""The exceptions of the package; each message is one line for the user."""
 
 DISTRIBUTION = "geodl-cil"
-"""The name under which pip knows the package; the name geodl belongs to another project."""
+"""The name of the package for pip; on PyPI, geodl is another project."""
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra."""
+    """Return the pip command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 class GeodlError(Exception):
-    """Base of every error that geodl raises on purpose; the command line prints it and exits with code 2."""
+    """Base class of the errors that geodl raises; the command line prints them and exits with code 2."""
 
 
 class ConfigError(GeodlError):
@@ -18,7 +18,7 @@ class ConfigError(GeodlError):
 
 
 class DataError(GeodlError):
-    """A dataset or an image cannot be used as it is."""
+    """A dataset or an image cannot be used."""
 
 
 class StoreError(GeodlError):
@@ -26,15 +26,15 @@ class StoreError(GeodlError):
 
 
 class TrainingError(GeodlError):
-    """Training cannot go on, for example because the loss is not finite."""
+    """Training cannot continue, for example because the loss is not finite."""
 
 
-class Interrupted(GeodlError):  # noqa: N818  # it is a wish of the user's, not an error
-    """The user asked to stop; progress is saved and the same command goes on."""
+class Interrupted(GeodlError):  # noqa: N818  # the user's request, not an error
+    """The user asked to stop; progress is saved, and the same command resumes."""
 
 
 class MissingExtraError(GeodlError):
-    """An optional package is needed; the message says what to install."""
+    """An optional package is missing; the message has the command that installs it."""
 
     def __init__(self, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs an optional package: {install(extra)}")

@@ -1,4 +1,4 @@
-"""What happens while something is learned, each kind of event a class: whoever listens is told, and a misspelt one is an error."""
+"""Events that report the progress of learning to listeners; each kind is a class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, dataclass_transform
 
 @dataclass_transform(frozen_default=True)
 class Event:
-    """Something that happened; ``kind`` is its name in events.jsonl. A subclass names it and declares the fields."""
+    """Base class of events; ``kind`` is the name in events.jsonl. A subclass sets it and declares the fields."""
 
     kind: ClassVar[str]
 
@@ -16,7 +16,7 @@ class Event:
         dataclass(frozen=True)(cls)
 
     def record(self) -> dict[str, Any]:
-        """Return what events.jsonl keeps of it, ready for JSON."""
+        """Return the fields that events.jsonl stores, ready for JSON."""
         return dict(vars(self))
 
 
@@ -24,13 +24,13 @@ Listener = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Listen to nothing."""
+    """Ignore the event: the default listener."""
 
 
 class RunStarted(Event, kind="run"):
-    """A run begins, or goes on after ``done`` of its phases.
+    """A run starts, or resumes after ``done`` of its phases.
 
-    sizes: the classes that each phase brings; work: the images that each phase trains on, over its epochs.
+    sizes: the number of new classes of each phase; work: the images that each phase trains on, summed over its epochs.
     """
 
     directory: str
@@ -40,7 +40,7 @@ class RunStarted(Event, kind="run"):
 
 
 class PhaseStarted(Event, kind="phase"):
-    """A phase begins: its classes by name, and how many images there are."""
+    """A phase starts: the names of its classes and the number of its images."""
 
     phase: int
     classes: Sequence[str]
@@ -48,19 +48,19 @@ class PhaseStarted(Event, kind="phase"):
 
 
 class BaseAwaited(Event, kind="waiting"):
-    """The base phase is being trained by another run with the same options, which is waited for."""
+    """Another run with the same options is training the base phase; this one waits for it."""
 
     phase: int
 
 
 class BaseCached(Event, kind="cached"):
-    """The base phase was trained before with the same options, and is taken from the cache."""
+    """The base phase was trained before with the same options and is loaded from the cache."""
 
     phase: int
 
 
 class StageStarted(Event, kind="stage"):
-    """A stage of training begins, or goes on after ``epoch`` epochs."""
+    """A stage of training starts, or resumes after ``epoch`` epochs."""
 
     phase: int
     stage: str
@@ -70,7 +70,7 @@ class StageStarted(Event, kind="stage"):
 
 
 class StepTaken(Event, kind="step"):
-    """A step was taken; ``loss`` is the mean of the epoch so far, ``rate`` in images/s."""
+    """A training step is done; ``loss`` is the mean of the epoch so far, ``rate`` in images/s."""
 
     phase: int
     stage: str
@@ -81,23 +81,23 @@ class StepTaken(Event, kind="step"):
 
 
 def part_of(event: StepTaken, stage: StageStarted) -> float:
-    """Return which part of a stage is over after a step."""
+    """Return the fraction of a stage that is done after a step."""
     return (event.epoch * stage.steps + event.step) / (stage.epochs * stage.steps)
 
 
 class FeaturesTaken(Event, kind="features"):
-    """The network has seen ``done`` of all images in a pass that does not train."""
+    """The network has computed features of ``done`` images in a pass without training."""
 
     done: int
     total: int
 
 
 FREQUENT = (StepTaken, FeaturesTaken)
-"""Events that are too many for events.jsonl."""
+"""Events that are too frequent for events.jsonl."""
 
 
 class EpochEnded(Event, kind="epoch"):
-    """Epoch ``epoch`` of ``epochs``, counted from 1, is over: its mean loss, the parts of that, images/s."""
+    """Epoch ``epoch`` of ``epochs``, counted from 1, is done: its mean loss, the terms of the loss, images/s."""
 
     phase: int
     stage: str
@@ -109,7 +109,7 @@ class EpochEnded(Event, kind="epoch"):
 
 
 class AnglesTaken(Event, kind="angles"):
-    """Principal angles, in degrees, between the features of the old and of the new network after an epoch."""
+    """Principal angles, in degrees, between the features of the old and the new network after an epoch."""
 
     phase: int
     stage: str
@@ -118,13 +118,13 @@ class AnglesTaken(Event, kind="angles"):
 
 
 class PhaseEvaluated(Event, kind="evaluated"):
-    """A phase is over; ``metrics`` is its metrics.json."""
+    """A phase is evaluated; ``metrics`` is the content of its metrics.json."""
 
     phase: int
     metrics: Mapping[str, Any]
 
     def record(self) -> dict[str, Any]:
-        """Return the phase alone: the metrics have a file of their own."""
+        """Return the phase only: the metrics have a file of their own."""
         return {"phase": self.phase}
 
 
@@ -135,14 +135,14 @@ class RunEnded(Event, kind="done"):
 
 
 class ImagesRead(Event, kind="reading"):
-    """So many of all images have been read."""
+    """``done`` of ``total`` images are read."""
 
     done: int
     total: int
 
 
 class IntakeDone(Event, kind="read"):
-    """All images of a learn step have been read: how many serve, of how many classes, their typical side, what was skipped."""
+    """All images of a learn step are read: the number of usable ones, of classes, the typical side, the skipped files."""
 
     title: str
     images: int
@@ -152,31 +152,31 @@ class IntakeDone(Event, kind="read"):
 
 
 class OptionsChosen(Event, kind="chosen"):
-    """The options of a learn step, each as (option, value, why)."""
+    """The options of a learn step, each as (option, value, reason)."""
 
     choices: Sequence[tuple[str, str, str]]
 
 
 class Advised(Event, kind="advised"):
-    """A sentence for the person at the keyboard, before anything long begins."""
+    """Advice for the user, given before training starts."""
 
     sentence: str
 
 
 class TimeEstimated(Event, kind="estimated"):
-    """About how long training will take, from a few timed steps."""
+    """The estimated duration of training, from a few timed steps."""
 
     seconds: float
 
 
 class StepContinued(Event, kind="continued"):
-    """A learn step that was stopped goes on after ``epoch`` epochs."""
+    """An interrupted learn step resumes after ``epoch`` epochs."""
 
     epoch: int
 
 
 class ImagesPredicted(Event, kind="predicted"):
-    """So many more of all images have been predicted."""
+    """``images`` more of ``total`` images are predicted."""
 
     images: int
     total: int

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, and reads of regular files alone."""
+"""Atomic writes, and reads of regular files only."""
 
 import errno
 import os
@@ -13,26 +13,26 @@ from typing import Any, BinaryIO, cast
 from geodl.core.errors import ConfigError, StoreError
 from geodl.core.text import readable
 
-TEMPORARY = ".geodl-tmp-"  # beginning of the names of unfinished files, so that leftovers of a kill are recognized
-# What opening a loop of links, or a socket, fails with: there will be no file later either.
+TEMPORARY = ".geodl-tmp-"  # prefix of unfinished files, so that leftovers of a kill are recognized
+# Opening a loop of links, or a socket, fails with these: waiting does not help.
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.EOPNOTSUPP)
 
-# Opening a pipe or a device must not block or make a terminal ours. Windows has none of these.
+# Opening a pipe must not block, a terminal must not become the controlling one. Windows has neither.
 _READING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _IN_PLACE = _READING | getattr(os, "O_NOFOLLOW", 0)
 
 
 class MissingFileError(StoreError):
-    """A file that is not there."""
+    """A file does not exist."""
 
 
 def crash_point(step: str, path: Path) -> None:
-    """Do nothing; tests replace this function to stop a write after any of its steps."""
+    """Do nothing; tests replace this function to interrupt a write after any of its steps."""
 
 
 @contextmanager
 def writing(target: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Turn a failure of the disk into a StoreError about `target`, and remove the unfinished `temporary`."""
+    """Turn an OSError into a StoreError about `target`, and remove the unfinished `temporary`."""
     try:
         yield
     except OSError as error:
@@ -52,20 +52,20 @@ def _reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def as_path(given: Any, what: str) -> Path:
-    """Return a path that a user gave; `what` names it in the error about anything else."""
-    if isinstance(given, str | os.PathLike) and "\0" not in os.fspath(given):
-        return Path(given)
-    raise ConfigError(f"{what}: expected a path, got {type(given).__name__}")
+def as_path(value: Any, option: str) -> Path:
+    """Return a user's value as a path; anything else is a ConfigError that names the option."""
+    if isinstance(value, str | os.PathLike) and "\0" not in os.fspath(value):
+        return Path(value)
+    raise ConfigError(f"{option}: expected a path, got {type(value).__name__}")
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether a folder is at a path or at the end of a link; a path that cannot be is none."""
-    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises where a name is too long
+    """Return whether a path, or the target of a link, is a folder; False for impossible paths."""
+    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises if a name is too long
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, where they are not there yet."""
+    """Make a directory and its parents if they do not exist."""
     with writing(path):
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def make_directory(path: Path) -> None:
 
 
 def make_below(root: Path, *names: str) -> Path:
-    """Make a folder below a directory that the user named, where it is not there yet; a link on the way is refused."""
+    """Make a folder below a user's directory if it does not exist; below `root`, links are refused."""
     make_directory(root)
     path = root
     for name in names:
@@ -90,13 +90,13 @@ def make_below(root: Path, *names: str) -> Path:
 
 
 def insist_on_directory(path: Path) -> None:
-    """Raise a StoreError where something else than a directory is at `path`, a link too."""
+    """Raise a StoreError if anything but a directory is at `path`; a link to one is refused."""
     if os.path.lexists(path) and not is_directory(path):
         raise StoreError(f"{path} is a link or a file where geodl keeps a directory: remove it")
 
 
 def is_directory(path: Path) -> bool:
-    """Return whether a directory is at `path` itself, not at the end of a link."""
+    """Return whether `path` itself, not the target of a link, is a directory."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except OSError:
@@ -104,7 +104,7 @@ def is_directory(path: Path) -> bool:
 
 
 def names_in(directory: Path) -> list[str]:
-    """Return the sorted names of what is in a directory; of none where it is not there."""
+    """Return the sorted names of the entries of a directory; [] if it does not exist."""
     try:
         return sorted(entry.name for entry in directory.iterdir())
     except FileNotFoundError:
@@ -116,9 +116,9 @@ def names_in(directory: Path) -> list[str]:
 
 
 def directory_size(path: Path) -> int:
-    """Count the bytes of all files below a directory."""
+    """Return the total size in bytes of the files below a directory."""
     total = 0
-    for folder, _, names in os.walk(path):  # which passes over folders that are gone
+    for folder, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):  # a running writer renames and removes its temporary files
                 total += (Path(folder) / name).lstat().st_size
@@ -126,7 +126,7 @@ def directory_size(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a directory tree, if it is there."""
+    """Remove a file or a directory tree, if it exists."""
     if is_directory(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -134,7 +134,7 @@ def remove(path: Path) -> None:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove the unfinished files that killed writers left in a directory; behind a link nothing is touched."""
+    """Remove the unfinished files that killed writers left in a directory; links are not followed."""
     if is_directory(directory):
         with writing(directory):
             for leftover in directory.glob(f"{TEMPORARY}*"):
@@ -142,12 +142,12 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def temporary_for(path: Path) -> Path:
-    """Return a new name beside `path`, for what shall be renamed to it."""
+    """Return a new temporary name beside `path`."""
     return path.with_name(f"{TEMPORARY}{path.name}-{secrets.token_hex(4)}")
 
 
 def sync_directory(directory: Path) -> None:
-    """Make renames and removals in a directory last through a power failure; Windows cannot."""
+    """Flush renames and removals in a directory to the disk; Windows cannot."""
     if os.name == "nt":
         return
     descriptor = os.open(directory, os.O_RDONLY)
@@ -158,7 +158,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a finished file or directory: the one instant at which the old state becomes the new one."""
+    """Rename a finished file or directory and flush the rename to the disk."""
     source.replace(target)
     crash_point("renamed", target)
     sync_directory(target.parent)
@@ -166,7 +166,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def unlink(path: Path) -> None:
-    """Remove a file, if it is there, so that it stays removed."""
+    """Remove a file, if it exists, and flush the removal to the disk."""
     with writing(path):
         if os.path.lexists(path):
             path.unlink()
@@ -175,7 +175,7 @@ def unlink(path: Path) -> None:
 
 
 def remove_all(folder: Path, names: Sequence[str]) -> None:
-    """Remove files of a folder so that they stay removed."""
+    """Remove files of a folder and flush the removals to the disk."""
     with writing(folder):
         for name in names:
             remove(folder / name)
@@ -185,17 +185,14 @@ def remove_all(folder: Path, names: Sequence[str]) -> None:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write a file so that at any instant, and after any kill, it holds either its old content or all of the new.
+    """Write a file atomically: after any interruption it has its old content or all of the new.
 
-    A pipe, a socket or a device is not replaced.
+    A pipe, a socket or a device, also behind a link, is not replaced.
     """
-    if _is_special(path):
-        raise StoreError(f"{path} is a pipe, a socket or a device: no file replaces it")
-    write_own(path, data)
-
-
-def write_own(path: Path, data: bytes) -> None:
-    """Write a file of a directory of geodl's as `atomic_write` does, also where a pipe or the like has taken its place."""
+    with suppress(OSError):
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise StoreError(f"{path} is a pipe, a socket or a device: no file replaces it")
     temporary = temporary_for(path)
     with writing(path, temporary):
         with temporary.open("xb") as file:
@@ -208,17 +205,8 @@ def write_own(path: Path, data: bytes) -> None:
         move(temporary, path)
 
 
-def _is_special(path: Path) -> bool:
-    """Return whether a pipe, a socket or a device is at a path, or at the end of a link."""
-    try:
-        kind = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
-
-
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read; a pipe, a device or a directory, also at the end of a link, is a StoreError."""
+    """Open a regular file for reading; a pipe, a device or a directory, also behind a link, is a StoreError."""
     try:
         return _regular(path, "rb", _READING)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -230,13 +218,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def open_in_place(path: Path, mode: str) -> BinaryIO:
-    """Open a regular file that is written in place; behind a link nothing is written."""
+    """Open a regular file for writing in place; links are refused."""
     return _regular(path, mode, _IN_PLACE)
 
 
 def _regular(path: Path, mode: str, more: int) -> BinaryIO:
     def opened(name: str, flags: int) -> int:
-        # A file is emptied only after it is known to be a regular one.
+        # A file is truncated only after it is known to be a regular one.
         descriptor = os.open(name, (flags | more) & ~os.O_TRUNC, 0o666)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -249,19 +237,19 @@ def _regular(path: Path, mode: str, more: int) -> BinaryIO:
 
 
 def read_file(path: Path, *, limit: int | None = None, size: int | None = None) -> bytes:
-    """Read a regular file of at most `limit` bytes, or of exactly `size`; its size is looked at before it is read."""
+    """Read a regular file of at most `limit` bytes, or of exactly `size`; the size is checked before reading."""
     with open_regular(path) as file:
-        found = os.fstat(file.fileno()).st_size
-        if size is not None and found != size:
-            sizes = f"it has {found} bytes, and was written with {size}"
+        actual = os.fstat(file.fileno()).st_size
+        if size is not None and actual != size:
+            sizes = f"it has {actual} bytes, and was written with {size}"
             raise StoreError(f"{path} is damaged: {sizes}")
-        if limit is not None and found > limit:
-            sizes = f"{readable(found)}, where at most {readable(limit)} are read"
+        if limit is not None and actual > limit:
+            sizes = f"{readable(actual)}, where at most {readable(limit)} are read"
             raise StoreError(f"{path} is too large: {sizes}")
         try:
-            return file.read(found)  # not more: it may be growing
+            return file.read(actual)  # not more: it may be growing
         except OSError as error:
             raise StoreError(f"cannot read {path}: {_reason(error)}") from error
         except MemoryError as error:
-            reason = f"{readable(found)} do not fit into the memory"
+            reason = f"{readable(actual)} do not fit into the memory"
             raise StoreError(f"cannot read {path}: {reason}") from error

@@ -1,4 +1,4 @@
-"""The lock of a directory: one writer at a time, on every system."""
+"""The lock of a directory: one writer at a time, on every operating system."""
 
 import os
 import socket
@@ -13,15 +13,15 @@ from geodl.core.errors import StoreError
 from geodl.core.files import open_in_place, writing
 
 NAME, WRITER = "lock", "writer.json"
-"""The lock, and beside it who holds it: on some systems a locked file cannot be read."""
+"""The lock file, and beside it its holder: some systems do not let others read a locked file."""
 PATIENCE = 0.2
-"""Seconds: `is_locked` holds the lock for an instant."""
+"""Seconds to wait for a lock: `is_locked` holds it for an instant."""
 
 
 def acquire(path: Path, timeout: float = PATIENCE) -> FileLock:
-    """Take the lock at `path`, which the system frees when the process ends; `Timeout` where it is held.
+    """Acquire the lock file at `path`, which the system releases when the process ends; `Timeout` if it is held.
 
-    What is there must be a regular file: a pipe, a link or a folder is a StoreError.
+    A pipe, a link or a folder in its place is a StoreError.
     """
     if os.path.lexists(path):
         open_in_place(path, "r+b").close()
@@ -32,7 +32,7 @@ def acquire(path: Path, timeout: float = PATIENCE) -> FileLock:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory; where another process holds it, the StoreError names that process."""
+    """Hold the lock of a directory; if another process holds it, the StoreError names that process."""
     path, writer = directory / NAME, directory / WRITER
     with writing(path):
         try:
@@ -46,21 +46,20 @@ def locked(directory: Path) -> Iterator[None]:
             file.write(canonical_json({"pid": os.getpid(), "host": socket.gethostname()}))
         yield
     finally:
-        with suppress(OSError):  # a name that stays there blocks nobody
+        with suppress(OSError):  # a stale name blocks nobody
             writer.unlink()
         lock.release()
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether some process holds the lock of a directory."""
-    if not os.path.lexists(directory / NAME):
-        return False
-    try:
-        acquire(directory / NAME, timeout=0).release()
-    except Timeout:
-        return True
-    except (OSError, StoreError):
-        return False
+    """Return whether a process holds the lock of a directory."""
+    if os.path.lexists(directory / NAME):
+        try:
+            acquire(directory / NAME, timeout=0).release()
+        except Timeout:
+            return True
+        except (OSError, StoreError):
+            pass
     return False
 
 
@@ -68,4 +67,4 @@ def _holder(writer: Path) -> str:
     with suppress(StoreError), interpreting(writer):
         owner = read_json(writer)
         return f"process {owner['pid']:d} on {owner['host']:s}"
-    return "another process"  # which is just taking the lock, and has not yet written its name
+    return "another process"  # it has the lock, but has not yet written its name

@@ -1,4 +1,4 @@
-"""What several processes that train together share: R ranks compute what one would."""
+"""Collective operations of the processes that train together: R ranks compute what one would."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ Group = dist.ProcessGroup | None
 
 @dataclass(frozen=True)
 class Ranks:
-    """Our place among the processes that train together."""
+    """The rank of this process and the number of processes that train together."""
 
     rank: int = 0
     world: int = 1
 
     @property
     def group(self) -> Group:
-        """All of them; None where there is one alone. It is not kept: its threads end with the last that holds it."""
+        """The group of all processes; None for a single one. Not stored: its threads live as long as a reference."""
         return dist.group.WORLD if self.world > 1 else None
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process is the one that writes files and prints."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def any(self, flag: bool, device: torch.device | str = "cpu") -> bool:
-        """Return whether any rank says so: signals and clocks differ between ranks, what they do must not."""
+        """Return whether the flag is set on any rank: signals and clocks differ between ranks, decisions must not."""
         if self.group is None:
             return flag
         flags = torch.tensor(float(flag), device=device)
@@ -36,7 +36,7 @@ class Ranks:
         return bool(flags.item())
 
     def add_up(self, tensor: Tensor, device: torch.device | str) -> Tensor:
-        """Return the sum of a tensor over all ranks, added up on a `device`: between GPUs nothing on the CPU can be."""
+        """Return the sum of a tensor over all ranks, computed on `device`: NCCL cannot sum tensors on the CPU."""
         if self.group is None:
             return tensor
         total = tensor.to(device, copy=True)
@@ -44,22 +44,22 @@ class Ranks:
         return total.to(tensor.device)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
         if self.group is not None:
             dist.barrier(self.group)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite the tensors (the buffers of a module, say) with those of the first rank."""
+        """Overwrite tensors, such as the buffers of a module, with those of the first rank."""
         if self.group is not None:
             for tensor in tensors:
                 dist.broadcast(tensor, dist.get_global_rank(self.group, 0), self.group)
 
 
 def global_mean(values: Tensor, group: Group = None, where: Tensor | None = None) -> Tensor:
-    """Return the mean over all elements of `values` on all ranks of the group; 0 where there is none anywhere.
+    """Return the mean over the elements of `values` on all ranks of the group; 0 without elements.
 
-    where: bool, of a shape that broadcasts to that of `values`: of those elements alone.
-    Every rank gets the global value; its gradient is world size x its own part, so that the mean over ranks is the gradient.
+    where: bool, broadcast to the shape of `values`; selects the elements.
+    Every rank gets the global value. Its gradient is world size x its own part, so that the mean over ranks is the gradient.
     """
     if where is None:
         total = values.sum()
@@ -77,7 +77,10 @@ def global_mean(values: Tensor, group: Group = None, where: Tensor | None = None
 
 
 def gather_rows(z: Tensor, group: Group) -> tuple[Tensor, int]:
-    """Return the rows of all ranks of z: (batch, ...) without gradient, and where this rank's begin; batches may differ in size."""
+    """Return z: (batch, ...) of all ranks, concatenated and without gradient, and the position of this rank's first row.
+
+    Batches may differ in size.
+    """
     if group is None:
         return z.detach(), 0
     sizes = [
@@ -86,7 +89,7 @@ def gather_rows(z: Tensor, group: Group) -> tuple[Tensor, int]:
     ]
     dist.all_gather(sizes, torch.tensor([len(z)], device=z.device), group=group)
     counts = [int(size) for size in sizes]
-    padded = z.new_zeros(max(counts), *z.shape[1:])  # collectives want equal shapes
+    padded = z.new_zeros(max(counts), *z.shape[1:])  # all_gather needs equal shapes
     padded[: len(z)] = z.detach()
     parts = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(parts, padded, group=group)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 def tensor_file(tensors: Mapping[str, Tensor]) -> bytes:
     """Return the content of a safetensors file with tensors of any shape, type and device."""
-    # Copies, because safetensors wants each tensor dense and sharing memory with no other.
+    # Copies: safetensors needs each tensor contiguous and in memory of its own.
     plain = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -27,9 +27,9 @@ def tensor_file(tensors: Mapping[str, Tensor]) -> bytes:
 def shaped(
     tensor: Tensor, what: str, *sides: int | None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Return a tensor that was read; one of another shape or type is an error that `content.interpreting` knows.
+    """Return the tensor `what` if it has the expected shape and type; else raise a ValueError, for `interpreting`.
 
-    sides: None where any length will do; dtype: None: any floating-point type.
+    sides: the expected shape, None for any length; dtype: None for any floating-point type.
     """
     fits = tensor.is_floating_point() if dtype is None else tensor.dtype == dtype
     lengths = zip(sides, tensor.shape, strict=False)
@@ -48,6 +48,8 @@ def parse_tensors(data: bytes, path: Path) -> dict[str, Tensor]:
 
 
 def part(tensors: Mapping[str, T], name: str) -> dict[str, T]:
-    """Return the entries whose names begin with `name` and a dot, without that."""
-    begin = f"{name}."
-    return {key[len(begin) :]: each for key, each in tensors.items() if key.startswith(begin)}
+    """Return the entries whose names begin with `name` and a dot, without this prefix."""
+    prefix = f"{name}."
+    return {
+        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+    }

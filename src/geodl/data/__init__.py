@@ -1,10 +1,10 @@
-"""From files and arrays to batches: sources, the class-incremental scenario, images, augmentation.
+"""Data: sources, the class-incremental scenario, images, augmented batches.
 
 Importing the package registers its sources.
 """
 
 from geodl.core.decoding import open_image
-from geodl.data import arrays, cifar, hub  # noqa: F401  # they register themselves
+from geodl.data import arrays, cifar, hub  # noqa: F401  # registers their sources
 from geodl.data.batches import Batch, Batches, Transform, evaluation, resized
 from geodl.data.dataset import Dataset, load, source, sources
 from geodl.data.folder import scan_folder

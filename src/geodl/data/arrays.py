@@ -1,4 +1,4 @@
-"""Images in arrays: the digits that ship with the package, arrays in memory, npz files."""
+"""Images in arrays: the digits in the package, arrays in memory, npz files."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor
 from geodl.core.decoding import PIXEL_LIMIT
 from geodl.core.errors import DataError
 from geodl.core.files import open_regular
-from geodl.core.text import count, one_line
+from geodl.core.text import one_line
 from geodl.data.dataset import Dataset, drawn, fingerprint_of, need_root, source
 from geodl.data.images import ArrayImages
-from geodl.data.names import numbered, plain_labels
+from geodl.data.names import labels_of, numbered
 
-_KINDS = "allowed: integers 0..255, floats 0..1"
+_KINDS = "allowed are integers 0..255 and floats 0..1"
 
 
 @source("digits")
 def read_digits(root: Path | None) -> Dataset:
-    """8 x 8 handwritten digits that ship with the package (digits.txt says whose they are): 10 classes, 1797 images."""
+    """8 x 8 handwritten digits that ship with the package (source: digits.txt): 10 classes, 1797 images."""
     file = resources.files("geodl.data") / "digits.npz"
     with file.open("rb") as opened, np.load(opened) as stored:
-        grey = torch.from_numpy(np.rint(stored["images"] * (255 / 16)).astype(np.uint8))
+        gray = torch.from_numpy(np.rint(stored["images"] * (255 / 16)).astype(np.uint8))
         labels = torch.from_numpy(stored["labels"].astype(np.int64))
-    images = ArrayImages(grey[:, None].repeat(1, 3, 1, 1), labels)
+    images = ArrayImages(gray[:, None].repeat(1, 3, 1, 1), labels)
     return _split("digits", images, tuple("0123456789"), 0.2, 0)
 
 
@@ -48,29 +48,22 @@ def read_arrays(
     name = "arrays"
     if x_train is None:
         path = need_root(root, "arrays", "an npz file with x_train and y_train")
-        name, found = path.stem, _read_npz(path)
-        x_train, y_train = (found.get(f"{k}_train", found.get(k)) for k in ("x", "y"))
-        x_test, y_test, classes = (found.get(key) for key in ("x_test", "y_test", "classes"))
+        name, stored = path.stem, _read_npz(path)
+        x_train, y_train = (stored.get(f"{k}_train", stored.get(k)) for k in ("x", "y"))
+        x_test, y_test, classes = (stored.get(key) for key in ("x_test", "y_test", "classes"))
     if x_train is None or y_train is None or (x_test is None) != (y_test is None):
         needed = "x_train and y_train are needed (or x and y); x_test and y_test come together"
         raise DataError(f"{name}: {needed}")
-    pixels, labels = _pair(name, x_train, y_train)
-    more, held = (pixels[:0], []) if x_test is None else _pair(name, x_test, y_test)
-    rows, names = numbered([*labels, *held], None if classes is None else np.ravel(classes))
+    pixels = as_pixels(x_train)
+    test_pixels = pixels[:0] if x_test is None else as_pixels(x_test)
+    labels = labels_of(len(pixels), y_train)
+    labels += [] if x_test is None else labels_of(len(test_pixels), y_test)
+    rows, names = numbered(labels, None if classes is None else np.ravel(classes))
     train = ArrayImages(pixels, rows[: len(pixels)])
     if x_test is None:
         return _split(name, train, names, test_fraction, split_seed)
-    test = ArrayImages(more, rows[len(pixels) :])
+    test = ArrayImages(test_pixels, rows[len(pixels) :])
     return Dataset(name, train, test, names, fingerprint_of(train, test), split="as given")
-
-
-def _pair(name: str, x: Any, y: Any) -> tuple[Tensor, list[Any]]:
-    """Return images as pixels and their labels as a list, one an image."""
-    pixels, labels = as_pixels(x), plain_labels(y)
-    if len(labels) != len(pixels):
-        given = f"{count(len(pixels), 'image')} with {count(len(labels), 'label')}"
-        raise DataError(f"{name}: {given} given; as many are needed")
-    return pixels, labels
 
 
 def _split(
@@ -81,23 +74,20 @@ def _split(
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
-    found = {}
     try:
         with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
-            for key in archive.files:
-                found[key] = archive[key]
+            return dict(archive)
     except Exception as error:  # zipfile, zlib, header parsing: damage shows in many ways
         reason = one_line(error)
-        if "pickle" in reason:  # numpy's advice would run whatever code the file holds
+        if "pickle" in reason:  # NumPy's advice would run any code in the file
             reason = "it holds Python objects, which are never loaded; save plain numbers and texts"
         raise DataError(f"{path}: not a readable npz file ({reason})") from None
-    return found
 
 
 def as_pixels(x: Any, *, one: bool = False) -> Tensor:
-    """Turn (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W) into uint8 (N, 3, H, W); `one`: without N, one image.
+    """Convert (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W) to uint8 (N, 3, H, W); `one`: a single image, without N.
 
-    uint8 stays; other integers must lie in 0..255; floats must lie in 0..1 and are scaled.
+    Integers must be in 0..255; floats must be in 0..1 and are scaled.
     """
     values = _numbers_of_torch(x) if isinstance(x, torch.Tensor) else _numbers(x)
     if one:
@@ -107,47 +97,46 @@ def as_pixels(x: Any, *, one: bool = False) -> Tensor:
     elif values.ndim == 4 and values.shape[3] in (1, 3):
         values = values.permute(0, 3, 1, 2)
     if values.ndim != 4 or values.shape[1] not in (1, 3):
-        shape = tuple(values.shape)
         allowed = "(N, H, W), (N, H, W, 1 or 3), (N, 1 or 3, H, W)"
-        raise DataError(f"images of shape {shape} given; allowed: {allowed}")
+        raise DataError(f"images of shape {tuple(values.shape)}: allowed are {allowed}")
     height, width = values.shape[2:]
     if not 0 < height * width <= PIXEL_LIMIT:
-        raise DataError(f"images of {width} x {height} pixels given; allowed: 1 to {PIXEL_LIMIT}")
+        raise DataError(f"images of {width} x {height} pixels: allowed are 1 to {PIXEL_LIMIT}")
     limit = 1 if values.is_floating_point() else 255
     if len(values) and not (values.min() >= 0 and values.max() <= limit):
-        raise DataError(f"images from {values.min()} to {values.max()} given; {_KINDS}")
+        raise DataError(f"images with values {values.min()} to {values.max()}: {_KINDS}")
     if values.is_floating_point():
         values = (values * 255).round()
     return values.to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
 
 
 def _numbers_of_torch(tensor: Tensor) -> Tensor:
-    """Return a tensor of plain numbers: dense, with values, on the CPU."""
+    """Return a tensor as plain numbers: dense, materialized, on the CPU."""
     dense = not tensor.is_nested and tensor.layout == torch.strided
     if not dense or tensor.is_quantized or tensor.is_meta:
         raise DataError(
-            "images in a nested, sparse, quantized or meta tensor given, not a dense one"
+            "images: expected a dense tensor, got a nested, sparse, quantized or meta one"
         )
     if tensor.is_complex() or tensor.dtype == torch.bool:
-        raise DataError(f"images of type {tensor.dtype} given; {_KINDS}")
+        raise DataError(f"images of type {tensor.dtype}: {_KINDS}")
     try:
         plain = tensor.detach().cpu()
-        # Narrow floats and other integers than these two cannot be compared with 0 and 255, all of them.
+        # torch cannot compare every narrow float and integer type with 0 and 255.
         if plain.is_floating_point():
             return plain.float() if plain.itemsize < 4 else plain
         return plain if plain.dtype == torch.uint8 else plain.long()
     except RuntimeError as error:
-        raise DataError(f"images of type {tensor.dtype} given; {_KINDS}") from error
+        raise DataError(f"images of type {tensor.dtype}: {_KINDS}") from error
 
 
 def _numbers(x: Any) -> Tensor:
-    """Return numbers as one of torch's tensors, which knows neither every width nor the other order of bytes."""
+    """Return an array as a tensor; torch does not know every width, nor the other byte order."""
     try:
         array = np.asarray(x)
-    except Exception as error:  # lists of different lengths, objects that fail to be arrays
-        raise DataError(f"images: {type(x).__name__} given that is no array of numbers") from error
+    except Exception as error:  # lists of different lengths, objects that cannot become arrays
+        raise DataError(f"images: expected an array of numbers, got {type(x).__name__}") from error
     if array.dtype.kind not in "uif":
-        raise DataError(f"images of type {array.dtype} given; {_KINDS}")
+        raise DataError(f"images of type {array.dtype}: {_KINDS}")
     kind = "u1" if array.dtype == np.uint8 else "i8"
     if array.dtype.kind == "f":
         kind = f"f{min(array.itemsize, 8)}"

@@ -1,8 +1,8 @@
-"""Batches of augmented, normalized images that depend on (seed, epoch, step) alone.
+"""Batches of augmented, normalized images that depend only on (seed, epoch, step).
 
-Small images live in memory as one uint8 tensor and are cropped and flipped as a batch; image files are decoded by
-threads a few batches ahead (Pillow decodes and resizes outside the interpreter lock). Both have one interface, and
-neither the number of threads, nor of processes, nor the step at which an epoch is entered changes a pixel.
+Small images are one uint8 tensor in memory, cropped and flipped as a batch; image files are decoded by threads, a few
+batches ahead (Pillow decodes and resizes without the interpreter lock). Both have the same interface. Neither the number
+of threads or processes nor the step at which an epoch is resumed changes a pixel.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -32,20 +34,20 @@ K = TypeVar("K")
 R = TypeVar("R")
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Areas and aspect ratios of a random resized crop."""
-_ATTEMPTS = 10  # at a crop that fits into the picture, before the center is taken
-# Random numbers an image: flip, row, column, three of color jitter, then the attempts.
+_ATTEMPTS = 10  # to draw a crop that fits into the image, before the center is used
+# Random numbers per image: flip, row, column, three for color jitter, then the attempts.
 _COLUMNS = 6 + 2 * _ATTEMPTS
 _AHEAD = 3  # batches that the threads may be ahead of the consumer
 
 
 @dataclass(frozen=True)
 class Transform:
-    """From a picture to the network's input, at training and at test time.
+    """The preprocessing of images for the network, in training and at test time.
 
-    crop="pad" fits the picture to a square (shorter side to `size`, center), then in training pads it with black and
-    crops it at random; crop="whole" does the same with all of the picture (longer side to `size`, the rest gray);
-    crop="resized" takes a random part of it in training, and at test time the center of the picture whose shorter side
-    is `shorter_side`. `geodl.config` checks the values.
+    crop="pad" resizes the shorter side to `size` and crops the center; in training, the square is then padded with black
+    and cropped at random. crop="whole" is the same with the whole image, letterboxed with gray. crop="resized" is a
+    random resized crop in training, and at test time the center crop of the image whose shorter side is `shorter_side`.
+    `geodl.config` checks the values.
     """
 
     size: int
@@ -59,31 +61,31 @@ class Transform:
 
     @property
     def shorter_side(self) -> int:
-        """What the shorter side of a picture is resized to at test time."""
+        """The length of the shorter side after resizing at test time."""
         return round(self.size * 256 / 224) if self.crop == "resized" else self.size
 
     @property
     def whole(self) -> bool:
-        """Whether the network sees all of a picture, not its center square."""
+        """Whether the network sees the whole image instead of its center square."""
         return self.crop == "whole"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields ready for JSON."""
         return asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Transform:
-        """Undo `to_dict`; earlier versions had a field more, which nobody set."""
+        """Undo `to_dict`; earlier versions had another field, which was never set."""
         known = {key: value for key, value in fields.items() if key != "resize"}
         return cls(**known | {"mean": tuple(fields["mean"]), "std": tuple(fields["std"])})
 
 
 def transform_of(config: RunConfig, images: Images | None = None, *, size: int = 224) -> Transform:
-    """Return the transform of a run; without image_size as large as the images in memory, or as ``size`` says."""
+    """Return the transform of a run; without `image_size`, the size is that of images in memory, else `size`."""
     if isinstance(images, ArrayImages):
         size = min(images.pixels.shape[2:])
-    named = {field.name for field in fields(Transform)} & set(RunConfig.model_fields)
-    return Transform(config.image_size or size, **{name: getattr(config, name) for name in named})
+    options = {field.name for field in fields(Transform)} & set(RunConfig.model_fields)
+    return Transform(config.image_size or size, **{name: getattr(config, name) for name in options})
 
 
 class Batch(NamedTuple):
@@ -94,13 +96,13 @@ class Batch(NamedTuple):
     labels: Tensor
     """int64 (b,)."""
     indices: Tensor
-    """int64 (b,): positions in the images that the batches were made of."""
+    """int64 (b,): positions in the images."""
     size: int
-    """Images in the whole batch, over all processes."""
+    """Number of images in the whole batch, over all processes."""
 
 
 class _Plan(NamedTuple):
-    """What a batch will hold. indices: int64 (b,); numbers: float64 (b, columns) in [0, 1), or None at test time."""
+    """A batch before decoding. indices: int64 (b,); numbers: random, float64 (b, columns) in [0, 1), None at test time."""
 
     indices: Tensor
     numbers: Tensor | None
@@ -111,13 +113,13 @@ class Batches:
     """The training batches of a stage; `epoch(e)` iterates over one epoch.
 
     Args:
-        images: what to train on.
-        transform: how to augment and normalize.
-        batch_size: images in a batch, over all processes.
-        seed: of the order and of the augmentation.
+        images: the training images.
+        transform: augmentation and normalization.
+        batch_size: number of images in a batch, over all processes.
+        seed: of the order and the augmentation.
         rank: number of this process, which gets a contiguous share of each batch.
         world: number of processes.
-        workers: threads that decode files; 0 decodes in the calling thread. Unused for small images in memory.
+        workers: number of threads that decode files; 0: the calling thread. Unused for small images in memory.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Batches:
     ) -> None:
         insist_on_images(images)
         if batch_size < world:
-            raise ConfigError(f"batch_size = {batch_size}: {world} processes need {world} or more")
+            raise ConfigError(f"batch_size = {batch_size}: {world} processes need at least {world}")
         if len(images) < world:
             raise DataError(f"{len(images)} training images cannot be shared by {world} processes")
         self.images, self.transform, self.seed = images, transform, seed
@@ -145,7 +147,7 @@ class Batches:
         return len(self._starts) - 1
 
     def epoch(self, e: int, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of epoch e from step `start` on."""
+        """Yield the batches of epoch e, starting at step `start`."""
         generator = torch.Generator().manual_seed(derive(self.seed, "order", e))
         order = torch.randperm(len(self.images), generator=generator)
         plans = (self._plan(order, e, step) for step in range(start, len(self)))
@@ -155,13 +157,13 @@ class Batches:
             yield Batch(inputs, self.images.labels[plan.indices], plan.indices, plan.size)
 
     def _plan(self, order: Tensor, e: int, step: int) -> _Plan:
-        """Draw for the whole batch, then take this process's share, so that the share never matters."""
+        """Draw for the whole batch, then select this process's share, so that the number of processes does not matter."""
         indices = order[self._starts[step] : self._starts[step + 1]]
         size = len(indices)
         generator = torch.Generator().manual_seed(derive(self.seed, "augment", e, step))
         numbers = torch.rand((size, _COLUMNS), dtype=torch.float64, generator=generator)
         augment = AUGMENTATIONS.get(self.transform.augment)
-        if augment is not None:  # drawn apart, so that all else is as without it
+        if augment is not None:  # from its own generator, so that all other numbers stay the same
             key = derive(self.seed, self.transform.augment, e, step)
             generator = torch.Generator().manual_seed(key)
             more = torch.rand((size, augment.count), dtype=torch.float64, generator=generator)
@@ -171,10 +173,10 @@ class Batches:
 
 
 def _starts(count: int, batch_size: int, world: int) -> list[int]:
-    """Return where each batch of an epoch starts, and the end.
+    """Return the start of each batch of an epoch, and the end of the last.
 
-    A small remainder joins the batch before it: batch statistics of a few images are noise, and every process needs
-    some. The limit is a quarter of a batch, whatever the number of processes (unless these have below 8 images each).
+    A small remainder is added to the last full batch: batch statistics of a few images are noise, and every process
+    needs some. The limit is a quarter of a batch for any number of processes that have 8 or more images each.
     """
     starts = list(range(0, count, batch_size))
     if len(starts) > 1 and count - starts[-1] < max(2 * world, batch_size // 4):
@@ -192,9 +194,9 @@ def evaluation(
     world: int = 1,
     workers: int = 0,
 ) -> Iterator[Batch]:
-    """Yield the images in order under the test-time transform; with `mirror` each flipped left to right.
+    """Yield the images in order with the test-time transform; `mirror` flips each left to right.
 
-    A process gets a contiguous share of all images, so that the shares in the order of the ranks are the whole.
+    Each process gets a contiguous share of the images, in the order of the ranks.
     """
     insist_on_images(images)
     first, last = rank * len(images) // world, (rank + 1) * len(images) // world
@@ -212,7 +214,7 @@ def _in_order(first: int, last: int, batch_size: int) -> Iterator[_Plan]:
 
 
 def resized(images: Images, size: int, *, whole: bool = False, workers: int = 0) -> ArrayImages:
-    """Bring images into memory at one size, as crop="pad" would at each use, or crop="whole"."""
+    """Decode images into memory at one size, as crop="pad" (or "whole") does at test time."""
     crop: Literal["pad", "whole"] = "whole" if whole else "pad"
     transform = Transform(size, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), crop=crop)
     plans = _in_order(0, len(images), 64)
@@ -227,7 +229,7 @@ def resized(images: Images, size: int, *, whole: bool = False, workers: int = 0)
 def _decoded(
     images: Images, transform: Transform, plans: Iterable[_Plan], workers: int
 ) -> Iterator[tuple[_Plan, Tensor]]:
-    """Yield each plan with its pixels, uint8 (b, 3, size, size): decoded and brought to size."""
+    """Yield each plan with its pixels, decoded and resized: uint8 (b, 3, size, size)."""
     if (
         isinstance(images, ArrayImages)
         and transform.crop != "resized"
@@ -236,8 +238,10 @@ def _decoded(
         for plan in plans:
             yield plan, images.pixels[plan.indices]
     else:
-        groups = ((plan, _tasks(images, plan, transform)) for plan in plans)
-        for plan, squares in in_threads(_square, groups, workers, _AHEAD):
+        work = partial(_square, images, transform)
+        for plan, squares in in_threads(
+            work, ((plan, _tasks(plan)) for plan in plans), workers, _AHEAD
+        ):
             yield plan, torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
@@ -247,9 +251,9 @@ def in_threads(
     workers: int,
     ahead: int,
 ) -> Iterator[tuple[K, list[R]]]:
-    """Yield each group with the results of its tasks, in order; threads are up to `ahead` groups in advance.
+    """Yield each group with the results of its tasks, in order; threads work up to `ahead` groups in advance.
 
-    workers: how many threads; with 0 the calling thread works.
+    workers: number of threads; 0: the calling thread.
     """
     if not workers:
         for key, tasks in groups:
@@ -265,32 +269,31 @@ def in_threads(
                 yield done, [future.result() for future in futures]
         for done, futures in waiting:
             yield done, [future.result() for future in futures]
-    finally:  # also when the consumer stops early, or a file turns out to be damaged
+    finally:  # also if the consumer stops early or a file is damaged
         pool.shutdown(cancel_futures=True)
 
 
-def _tasks(images: Images, plan: _Plan, transform: Transform) -> Iterator[tuple[Any, ...]]:
-    rows = [None] * len(plan.indices) if plan.numbers is None else plan.numbers.tolist()
-    for i, numbers in zip(plan.indices.tolist(), rows, strict=True):
-        yield images, i, numbers, transform
+def _tasks(plan: _Plan) -> Iterable[tuple[int, list[float] | None]]:
+    rows = repeat(None) if plan.numbers is None else plan.numbers.tolist()
+    return zip(plan.indices.tolist(), rows, strict=False)
 
 
 def _square(
-    images: Images, i: int, numbers: list[float] | None, transform: Transform
+    images: Images, transform: Transform, i: int, numbers: list[float] | None
 ) -> NDArray[np.uint8]:
-    """Decode image i and bring it to (size, size, 3): the center, or a random part if training wants that."""
+    """Decode image i and return its square (size, size, 3): that of test time, or a random crop in training."""
     size, side = transform.size, transform.shorter_side
     if transform.crop != "resized" or numbers is None:
         return as_square(
             lambda least: images.decode(i, at_least=least), size, side, whole=transform.whole
         )
-    # Enough detail for the smallest part that may be magnified to `size`.
+    # Enough detail for the smallest crop that may be enlarged to `size`.
     image = images.decode(i, at_least=math.ceil(size / math.sqrt(SCALE[0])))
     box = random_box(image.width, image.height, numbers)
     square = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
     augment = AUGMENTATIONS.get(transform.augment)
     if augment is not None:
-        # After the flip, which the whole batch takes later: mirrored here, and back again.
+        # It comes after the flip, which is applied to the whole batch later: flip here, and back again.
         mirrored = transform.flip and numbers[0] < 0.5
         square = augment(ImageOps.mirror(square) if mirrored else square, numbers[_COLUMNS:])
         square = ImageOps.mirror(square) if mirrored else square
@@ -298,7 +301,7 @@ def _square(
 
 
 def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, float, float, float]:
-    """Choose a random part of the picture (RandomResizedCrop): (left, top, right, bottom)."""
+    """Return a random crop (RandomResizedCrop) of an image: (left, top, right, bottom)."""
     for area, shape in zip(numbers[6:_COLUMNS:2], numbers[7:_COLUMNS:2], strict=True):
         pixels = width * height * (SCALE[0] + area * (SCALE[1] - SCALE[0]))
         ratio = math.exp(math.log(RATIO[0]) + shape * (math.log(RATIO[1]) - math.log(RATIO[0])))
@@ -306,7 +309,7 @@ def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, fl
         if 0 < w <= width and 0 < h <= height:
             top, left = int(numbers[1] * (height - h + 1)), int(numbers[2] * (width - w + 1))
             return left, top, left + w, top + h
-    # a very long picture: its center, as long as the ratios allow
+    # A very long image: the center crop, as long as the ratios allow.
     w = min(width, max(1, round(height * RATIO[1])))
     h = min(height, max(1, round(width / RATIO[0])))
     left, top = (width - w) // 2, (height - h) // 2
@@ -319,10 +322,10 @@ def random_box(width: int, height: int, numbers: list[float]) -> tuple[float, fl
 def as_inputs(
     pixels: Tensor, transform: Transform, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Return the center of pixels in memory as the network sees it at test time, differentiably.
+    """Return pixels in memory as network inputs at test time, differentiably.
 
-    pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size); with a generator each is padded,
-    cropped and flipped by chance, as in training.
+    pixels: float32 (b, 3, H, H) in 0..255, H = `transform.shorter_side` -> (b, 3, size, size). With a generator, they are
+    padded, cropped and flipped at random, as in training.
     """
     edge = (pixels.shape[2] - transform.size) // 2
     center = pixels[:, :, edge : edge + transform.size, edge : edge + transform.size]
@@ -358,16 +361,16 @@ def _augment(pixels: Tensor, numbers: Tensor, transform: Transform) -> Tensor:
 
 
 def _jitter(inputs: Tensor, factors: Tensor) -> Tensor:
-    """Change brightness, contrast and saturation. inputs: (b, H, W, 3) in 0..255; factors: (b, 3), 1 changes nothing."""
-    grey_weights = torch.tensor([0.299, 0.587, 0.114])
+    """Scale brightness, contrast and saturation by factors: (b, 3). inputs: (b, H, W, 3) in 0..255."""
+    gray_weights = torch.tensor([0.299, 0.587, 0.114])
     brightness, contrast, saturation = factors.T[:, :, None, None, None]
     inputs = (inputs * brightness).clamp_(0, 255)
-    mean = (inputs @ grey_weights).mean(dim=(1, 2))[:, None, None, None]
+    mean = (inputs @ gray_weights).mean(dim=(1, 2))[:, None, None, None]
     inputs = torch.lerp(mean, inputs, contrast).clamp_(0, 255)
-    return torch.lerp((inputs @ grey_weights)[..., None], inputs, saturation).clamp_(0, 255)
+    return torch.lerp((inputs @ gray_weights)[..., None], inputs, saturation).clamp_(0, 255)
 
 
 def _normalize(inputs: Tensor, transform: Transform) -> Tensor:
-    """Scale in place by the dataset's mean and deviation. inputs: float32 (b, 3, H, W) in 0..255."""
+    """Normalize in place by the mean and deviation of the dataset. inputs: float32 (b, 3, H, W) in 0..255."""
     mean, std = (inputs.new_tensor(part)[:, None, None] for part in (transform.mean, transform.std))
     return inputs.mul_(1 / (255 * std)).sub_(mean / std)

@@ -1,4 +1,4 @@
-"""CIFAR-100: the hub's parquet files or the official python archive, whichever is there."""
+"""CIFAR-100 from the parquet files of the Hugging Face hub or from the official python archive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from geodl.data.dataset import Dataset, fingerprint_of, need_root, source
 from geodl.data.images import ArrayImages, stack_pixels
 
 PER_CLASS = {"train": 500, "test": 100}
-"""How many images of each of the 100 classes the complete dataset has."""
+"""Images of each of the 100 classes in the complete dataset."""
 
 _LAYOUTS = "train-*.parquet and test-*.parquet, or cifar-100-python (train, test, meta), or cifar-100-python.tar.gz"
 
@@ -41,7 +41,7 @@ def read_cifar100(root: Path | None) -> Dataset:
 
 
 def _find(root: Path) -> tuple[str, Callable[[str], Part]]:
-    """Look for either layout in the folder itself or in its usual subfolder."""
+    """Return the layout that is in the folder itself or in its usual subfolder, and its reader."""
     for folder in (root, root / "cifar100") if root.is_dir() else ():
         shards = {split: sorted(folder.glob(f"{split}-*.parquet")) for split in PER_CLASS}
         if all(shards.values()):
@@ -57,17 +57,17 @@ def _find(root: Path) -> tuple[str, Callable[[str], Part]]:
 
 
 def _check(root: Path, split: str, images: ArrayImages, names: tuple[str, ...]) -> None:
-    """Refuse anything but the complete dataset: a partial copy would give results that look like CIFAR-100's."""
+    """Refuse an incomplete copy, whose results could be mistaken for those of CIFAR-100."""
     counts = torch.bincount(images.labels, minlength=100).tolist()
     expected, shape = PER_CLASS[split], images.pixels.shape[1:]
     if len(names) != 100 or counts != [expected] * 100 or shape != (3, 32, 32):
-        found = f"{len(images)} images of {tuple(shape[1:])} pixels in {len(names)} classes"
+        actual = f"{len(images)} images of {tuple(shape[1:])} pixels in {len(names)} classes"
         complete = f"CIFAR-100 has {expected} of 32 x 32 in each of 100"
-        raise DataError(f"{root}: the {split} part has {found}, {complete}")
+        raise DataError(f"{root}: the {split} part has {actual}, {complete}")
 
 
-def _read_parquet(shards_of: dict[str, list[Path]], split: str) -> Part:
-    shards = shards_of[split]
+def _read_parquet(shards_by_split: dict[str, list[Path]], split: str) -> Part:
+    shards = shards_by_split[split]
     try:
         import pyarrow.parquet as parquet
     except ImportError:
@@ -86,17 +86,17 @@ def _read_parquet(shards_of: dict[str, list[Path]], split: str) -> Part:
         raise DataError(f"{shards[0]}: not CIFAR-100 in the hub's layout ({reason})") from None
     pixels = stack_pixels(encoded, (32, 32))
     if pixels is None:
-        raise DataError(f"{shards[0]}: a picture is not 32 x 32 pixels, as those of CIFAR-100 are")
+        raise DataError(f"{shards[0]}: not CIFAR-100: an image is not 32 x 32 pixels")
     return ArrayImages(pixels, torch.from_numpy(labels.astype(np.int64))), tuple(names)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Reads numbers, text, lists, dictionaries and numpy arrays; refuses everything else a pickle could run."""
+    """Reads numbers, text, lists, dictionaries and NumPy arrays; refuses everything else that a pickle could run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        # the archive was written by Python 2 and an old numpy, hence the old module's name
+        # The archive was written with an old NumPy, hence the old module name.
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.empty(0).__reduce__()[0]  # the same function, wherever numpy keeps it now
+            return np.empty(0).__reduce__()[0]  # the same function, wherever NumPy has it now
         if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
             return getattr(np, name)
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR-100 file needs")
@@ -105,7 +105,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 def _unpickle(data: bytes, name: str) -> dict[bytes, Any]:
     try:
         content = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
-    except Exception as error:  # a damaged pickle fails in any way
+    except Exception as error:  # a damaged pickle can raise anything
         raise DataError(f"{name}: not a CIFAR-100 file: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise DataError(f"{name}: not a CIFAR-100 file (no dictionary in it)")
@@ -126,13 +126,13 @@ def _read_archive(archive: Path, split: str) -> Part:
 
     try:
         with open_regular(archive) as file, tarfile.open(fileobj=file) as tar:
-            found = _read_pickles(part, split)
+            content = _read_pickles(part, split)
             while tar.fileobj is not None and tar.fileobj.read(1 << 20):
                 pass  # to the end, where the checksum is
-            return found
+            return content
     except GeodlError:
         raise
-    except Exception as error:  # each kind of compression has its own
+    except Exception as error:  # each kind of compression has its own exceptions
         reason = one_line(error)
         raise DataError(f"{archive}: not the CIFAR-100 python archive ({reason})") from None
 

@@ -1,4 +1,4 @@
-"""Folders of class folders: a user's images, ImageNet, its subset of 100 classes. Nothing is ever written into them."""
+"""Folders of class folders: a user's images, ImageNet, its subset of 100 classes. They are only read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from geodl.core.decoding import check_header, open_image, read_bytes, shown
+from geodl.core.decoding import image_problem, read_bytes, shown
 from geodl.core.errors import DataError
 from geodl.core.files import is_folder
 from geodl.data.batches import in_threads
@@ -28,7 +29,7 @@ from geodl.data.dataset import (
     packed,
     source,
 )
-from geodl.data.images import FileImages, Images, with_rows
+from geodl.data.images import FileImages, with_rows
 from geodl.data.names import fault, natural_key
 
 TEST_NAMES = ("test", "val", "validation")
@@ -37,11 +38,11 @@ PARTS = (*TEST_NAMES, "train", "training", "testing", "valid", "dev", "eval")
 OUTSIDE = "not inside a class folder"
 TWICE = "a link to a folder that is read already"
 AHEAD = 256
-"""Files that the threads may be ahead of the one that is looked at."""
+"""Files that threads may check in advance."""
 
 Skips = list[tuple[str, str]]
-Found = dict[str, list[Path]]
-"""The files of each class, classes and files in natural order."""
+ClassFiles = dict[str, list[Path]]
+"""The files of each class; classes and files are in natural order."""
 
 
 def scan_folder(
@@ -49,65 +50,66 @@ def scan_folder(
 ) -> tuple[FileImages, tuple[str, ...], Skipped]:
     """Find the images of a folder of class folders.
 
-    Folders inside a class folder belong to the class; what is hidden (a dot first) is ignored; the content of a file decides what it
-    is, not its name. Whatever cannot be used is skipped and named with a reason, or is a DataError if `strict`.
+    Folders inside a class folder belong to the class. Hidden files and folders (with a leading dot) are ignored. The
+    content of a file determines its format, not its name. Unusable files are skipped, each with a reason.
 
     Args:
         root: the folder.
-        strict: raise a DataError for the first thing that would be skipped.
-        verify: decode every image completely instead of looking at its header.
+        strict: raise a DataError for the first file that would be skipped.
+        verify: decode every image completely instead of reading only its header.
 
     Returns:
-        The images (labels are positions in the class names), the class names in natural order (2 before 10), and what
-        was skipped.
+        The images (labels are positions in the class names), the class names in natural order (2 before 10), and the
+        skipped files.
     """
     skipped: Skips = []
 
     def check() -> None:
         insist(strict, [(shown(root / what), reason) for what, reason in skipped[:1]])
 
-    found = _class_files(root, skipped)
+    files = _class_files(root, skipped)
     check()
     bad = set()
-    tasks = ((path, [(path, verify)]) for paths in found.values() for path in paths)
-    for path, (reason,) in in_threads(_problem, tasks, os.cpu_count() or 1, AHEAD):
+    check_image = partial(image_problem, verify=verify)
+    tasks = ((path, [(path,)]) for paths in files.values() for path in paths)
+    for path, (reason,) in in_threads(check_image, tasks, os.cpu_count() or 1, AHEAD):
         if reason is not None:
             bad.add(path)
             skipped.append((_relative(root, path), reason))
-            check()  # at once: the rest is not read
-    found = _without(found, bad)
-    found = _without(found, _in_several_classes(root, found, skipped))
-    skipped += [(name, "no images in this class folder") for name in found if not found[name]]
+            check()  # immediately: the rest is not read
+    files = _without(files, bad)
+    files = _without(files, _in_several_classes(root, files, skipped))
+    skipped += [(name, "no images in this class folder") for name in files if not files[name]]
     check()
-    images = _labelled(found)
+    images = _labelled(files)
     return images, images.names, tuple(skipped)
 
 
-def _labelled(found: Found) -> FileImages:
-    """Return the files with their classes as labels; a class without any is left out."""
-    filled = {name: paths for name, paths in found.items() if paths}
+def _labelled(files: ClassFiles) -> FileImages:
+    """Return the files with their classes as labels; empty classes are left out."""
+    filled = {name: paths for name, paths in files.items() if paths}
     counts = torch.tensor([len(paths) for paths in filled.values()], dtype=torch.int64)
     labels = torch.arange(len(filled)).repeat_interleave(counts)
     return FileImages(tuple(chain(*filled.values())), labels, tuple(filled))
 
 
-def _without(found: Found, gone: set[Path]) -> Found:
-    left = {}
-    for name, paths in found.items():
-        left[name] = [path for path in paths if path not in gone]
-    return left
+def _without(files: ClassFiles, excluded: set[Path]) -> ClassFiles:
+    remaining = {}
+    for name, paths in files.items():
+        remaining[name] = [path for path in paths if path not in excluded]
+    return remaining
 
 
-def _class_files(root: Path, skipped: Skips) -> Found:
+def _class_files(root: Path, skipped: Skips) -> ClassFiles:
     if not is_folder(root):
         raise DataError(f"{shown(root)}: not a folder; a folder of class folders is needed")
-    files: Found = {}
+    files: ClassFiles = {}
     entries = _entries(root)
-    # No folder is read twice, nor entered from within itself; class folders are read as such before any link leads to them.
+    # No folder is read twice. Class folders count as visited from the start, so that no link to one replaces it.
     visited = {identity(folder) for folder in (root, *root.resolve().parents)}
     visited |= {identity(entry) for entry in entries if entry.is_dir() and not entry.is_symlink()}
     for entry in entries:
-        # A name typed on another system may be composed differently (é as one sign or two): it is the same class.
+        # Unicode has two forms of é, and systems differ in the one they use: both are the same class.
         name = unicodedata.normalize("NFC", entry.name)
         where = shown(Path(entry.name))
         if name.startswith("."):
@@ -115,7 +117,7 @@ def _class_files(root: Path, skipped: Skips) -> Found:
         if not entry.is_dir():
             skipped.append((where, OUTSIDE))
         elif reason := fault(name):
-            skipped.append((where, f"no name of a class: {reason}"))
+            skipped.append((where, f"not a class name: {reason}"))
         elif entry.is_symlink() and identity(entry) in visited:
             skipped.append((where, TWICE))
         else:
@@ -125,8 +127,8 @@ def _class_files(root: Path, skipped: Skips) -> Found:
     for name in files:
         other = first.setdefault(name.casefold(), name)
         if other != name:
-            words = f"differs from class {other!r} only in upper and lower case; both are kept"
-            skipped.append((name, words))
+            note = f"differs from class {other!r} only in upper and lower case; both are kept"
+            skipped.append((name, note))
     return files
 
 
@@ -138,13 +140,13 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Tell a folder by what it is, not by the way to it."""
+    """Return device and inode of a folder, which are the same along every path to it."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
 def walk(root: Path, folder: Path, visited: set[tuple[int, int]], skipped: Skips) -> Iterator[Path]:
-    """Yield all files under a folder in natural order, without hidden ones; links are followed, but no folder is entered twice."""
+    """Yield all files below a folder in natural order, without hidden ones; links are followed, but no folder is read twice."""
     try:
         entries = _entries(folder)
     except DataError:
@@ -165,7 +167,7 @@ def walk(root: Path, folder: Path, visited: set[tuple[int, int]], skipped: Skips
             else:
                 visited.add(identity(entry))
                 yield from walk(root, entry, visited, skipped)
-        except OSError as error:  # no permission to look at it
+        except OSError as error:  # no permission
             skipped.append((where, f"cannot be read ({error.strerror})"))
 
 
@@ -173,35 +175,26 @@ def _relative(root: Path, path: Path) -> str:
     return shown(path.relative_to(root))
 
 
-def _problem(path: Path, verify: bool) -> str | None:
-    """Return the reason why a file is no image; None where it is one."""
-    try:
-        open_image(path) if verify else check_header(path, reduced=True)
-    except DataError as error:
-        return str(error).removeprefix(f"{shown(path)}: ")
-    return None
-
-
-def _in_several_classes(root: Path, found: Found, skipped: Skips) -> set[Path]:
-    """Return the images that stand in several classes: one of their labels is wrong, and nobody knows which."""
+def _in_several_classes(root: Path, files: ClassFiles, skipped: Skips) -> set[Path]:
+    """Return the images that are in several classes: at least one of their labels is wrong."""
     by_size: dict[int, list[tuple[str, Path]]] = defaultdict(list)
-    for name, paths in found.items():
+    for name, paths in files.items():
         for path in paths:
             by_size[path.stat().st_size].append((name, path))
     equal: dict[bytes, list[tuple[str, Path]]] = defaultdict(list)
     for candidates in by_size.values():
-        if len({name for name, _ in candidates}) > 1:  # equal files have equal sizes: few are read
+        if len({name for name, _ in candidates}) > 1:  # only files of equal size can be equal
             for name, path in candidates:
                 equal[hashlib.sha256(read_bytes(path)).digest()].append((name, path))
-    doubles: set[Path] = set()
+    duplicates: set[Path] = set()
     for same in equal.values():
         for name, path in same:
             twin = next((other for label, other in same if label != name), None)
             if twin is not None:
-                doubles.add(path)
-                words = f"the same image as {_relative(root, twin)} in another class"
-                skipped.append((_relative(root, path), words))
-    return doubles
+                duplicates.add(path)
+                reason = f"the same image as {_relative(root, twin)} in another class"
+                skipped.append((_relative(root, path), reason))
+    return duplicates
 
 
 # ----------------------------------------------------------------------------------------------------------- sources
@@ -216,16 +209,20 @@ def read_folder(
     tests = [root / name for name in TEST_NAMES if (root / name).is_dir()]
     if (root / "train").is_dir() and tests:
         train, skipped = _scanned(root, root / "train", strict)
-        held, test_skipped = _scanned(root, tests[0], strict)
-        classes = train.names
-        test, unknown = _aligned(held, classes, tests[0].name, strict)
-        skipped, split = skipped + test_skipped + unknown, f"train/ and {tests[0].name}/"
+        held_out, test_skipped = _scanned(root, tests[0], strict)
+        classes, part = train.names, tests[0].name
+        unknown = [name for name in held_out.names if name not in classes]
+        foreign = tuple((f"{part}/{name}", "no such class in train/") for name in unknown)
+        insist(strict, foreign)
+        known = with_rows(held_out, classes)
+        test = known.select(known.labels >= 0)
+        skipped, split = skipped + test_skipped + foreign, f"train/ and {part}/"
     else:
         entries = [entry for entry in _entries(root) if not entry.name.startswith(".")]
         folders = [entry.name for entry in entries if entry.is_dir()]
-        # train/ alone is a dataset without its test part; beside other folders it is a class of vehicles.
-        part = root / "train" if folders == ["train"] else root
-        images, skipped = _scanned(root, part, strict)
+        # train/ alone is a dataset without a test part; beside other folders it is a class (of vehicles).
+        base = root / "train" if folders == ["train"] else root
+        images, skipped = _scanned(root, base, strict)
         classes = images.names
         train, test, split = drawn(images, classes, test_fraction, split_seed)
     fingerprint = fingerprint_of(train, test, "/".join(classes))
@@ -238,17 +235,6 @@ def _scanned(root: Path, part: Path, strict: bool) -> tuple[FileImages, Skipped]
     return images, tuple((str(inside / what), reason) for what, reason in skipped)
 
 
-def _aligned(
-    images: FileImages, classes: tuple[str, ...], part: str, strict: bool
-) -> tuple[Images, Skipped]:
-    """Give test images the labels of the training classes; leave out classes that training does not have."""
-    unknown = [name for name in images.names if name not in classes]
-    skipped = tuple((f"{part}/{name}", "no such class in train/") for name in unknown)
-    insist(strict, skipped)
-    known = with_rows(images, classes)
-    return known.select(known.labels >= 0), skipped
-
-
 @source("imagenet")
 def read_imagenet(root: Path | None) -> Dataset:
     """ImageNet: train/ and val/ folders of class folders named by synset."""
@@ -257,26 +243,25 @@ def read_imagenet(root: Path | None) -> Dataset:
 
 @source("imagenet-subset")
 def read_imagenet_subset(root: Path | None) -> Dataset:
-    """100 of ImageNet's 1000 classes, those that permutation(1000) with seed 1993 puts first."""
-    # the classes keep the order of the permutation
+    """100 of ImageNet's 1000 classes: the first ones, in order, of permutation(1000) with seed 1993."""
     return _imagenet(root, "imagenet-subset", np.random.RandomState(1993).permutation(1000)[:100])
 
 
 def _imagenet(root: Path | None, name: str, chosen: NDArray[np.int64]) -> Dataset:
-    """Read 1.3 million names, but no file: neither the check nor the fingerprint opens them."""
+    """Read names and sizes of 1.3 million files; none is opened."""
     root = need_root(root, name, "a folder with train/ and val/", shared=True)
     base = root if (root / "train").is_dir() else root / "imagenet"
     base = base if (base / "train").is_dir() else root
     parts: list[FileImages] = []
     skipped: Skips = []
     for part in ("train", "val"):
-        found = _class_files(base / part, skipped)
-        found = {synset: paths for synset, paths in found.items() if paths}
-        if len(found) != 1000:
-            given = f"{len(found)} class folders with files found"
-            raise DataError(f"{base / part}: {given}, ImageNet has 1000")
-        synsets = sorted(found)
-        parts.append(_labelled({synsets[i]: found[synsets[i]] for i in chosen}))
+        files = _class_files(base / part, skipped)
+        files = {synset: paths for synset, paths in files.items() if paths}
+        if len(files) != 1000:
+            found = f"{len(files)} class folders with files found"
+            raise DataError(f"{base / part}: {found}, ImageNet has 1000")
+        synsets = sorted(files)
+        parts.append(_labelled({synsets[i]: files[synsets[i]] for i in chosen}))
     train, test = parts
     if train.names != test.names:
         raise DataError(f"{base}: train/ and val/ do not have the same classes")

@@ -1,4 +1,4 @@
-"""Any image-classification dataset of the Hugging Face hub, by name or from a local copy."""
+"""Image-classification datasets of the Hugging Face hub, by name or from a local copy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_hub(
 
 
 def _load(root: Path) -> Any:
-    """Return the splits by name. A local folder is one that `save_to_disk` wrote, or whatever `load_dataset` reads."""
+    """Return the splits by name; a local folder is one that `save_to_disk` wrote or that `load_dataset` reads."""
     try:
         import datasets
     except ImportError:
@@ -55,12 +55,12 @@ def _load(root: Path) -> Any:
         if (root / "dataset_dict.json").is_file():
             return datasets.load_from_disk(str(root))
         return datasets.load_dataset(str(root))
-    except Exception as error:  # network, authentication, format: each has its own exception
+    except Exception as error:  # network, authentication, format: each has its own exceptions
         raise DataError(f"{root}: cannot be loaded ({one_line(error)})") from None
 
 
 def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, str]:
-    """Find the image and the label column: those named, or the only candidates."""
+    """Return the names of the image and the label column: those given, or the only candidates."""
     kinds = {name: type(feature).__name__ for name, feature in features.items()}
     columns = ", ".join(kinds)
     for key, column in (("image_column", image), ("label_column", label)):
@@ -72,19 +72,19 @@ def _columns(features: Any, image: str | None, label: str | None) -> tuple[str, 
         labels = [name for name in _LABEL_NAMES if name in (labels or kinds)]
     if image is None and len(pictures) != 1:
         found = f"{len(pictures)} image columns found"
-        raise ConfigError(f"image_column: {found}, name one of: {columns}")
+        raise ConfigError(f"image_column: {found}, choose one of: {columns}")
     if label is None and not labels:
-        raise ConfigError(f"label_column: no label column found, name one of: {columns}")
+        raise ConfigError(f"label_column: no label column found, choose one of: {columns}")
     return image or pictures[0], label or labels[0]
 
 
 def _images(split: Any, image: str, label: str, names: Any) -> tuple[FileImages, tuple[str, ...]]:
-    """Return the images of a split, and the class names that its labels are positions in."""
+    """Return the images of a split and the names of its classes."""
     import datasets
 
     values = list(split[label])
     if names is not None and getattr(split.features[label], "names", None) is None:
-        values = [class_name(value) for value in values]  # also numbers: no positions
+        values = [class_name(value) for value in values]  # numbers are names too, not positions
     try:
         rows, classes = numbered(values, names)
     except DataError as error:
@@ -94,8 +94,8 @@ def _images(split: Any, image: str, label: str, names: Any) -> tuple[FileImages,
 
 
 def _item(picture: dict[str, Any] | None) -> Item:
-    """Return the contents of a picture, or its file where the dataset only has the path."""
+    """Return the content of an image, or its file if the dataset has only the path."""
     if picture is None:
-        raise DataError("image_column: a row without a picture")
+        raise DataError("image_column: a row without an image")
     content = picture.get("bytes")
     return bytes(content) if content is not None else Path(picture["path"])

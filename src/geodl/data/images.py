@@ -1,4 +1,4 @@
-"""Images in memory or on disk with their labels: two containers with one interface, and how they are stored."""
+"""Labelled images in memory or in files: two containers with one interface, and their form in model files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,16 +19,6 @@ from torch import Tensor
 
 from geodl.core.decoding import Item, Reference, check_header, open_image, read_bytes, shown
 from geodl.core.errors import DataError
-
-T = TypeVar("T")
-
-
-def positions_of(indices: Tensor | Sequence[int]) -> Tensor:
-    """Turn a list, an index tensor or a boolean mask into int64 positions."""
-    positions = torch.as_tensor(indices)
-    if positions.dtype == torch.bool:
-        return positions.nonzero().flatten()
-    return positions.to(torch.int64)
 
 
 def _hash(*parts: bytes) -> str:
@@ -46,27 +37,57 @@ def _raw(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
-def _picked(clues: Tensor | None, positions: Tensor) -> Tensor | None:
-    return None if clues is None else clues[positions]
+def png_of(image: Image.Image, compression: int = -1) -> bytes:
+    """Return an image as a PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", compress_level=compression)
+    return buffer.getvalue()
 
 
-def _chosen(given: tuple[T, ...], positions: Tensor) -> tuple[T, ...]:
-    return tuple(given[i] for i in positions.tolist()) if given else ()
+class _Labelled:
+    """What both containers share: selecting and relabelling."""
 
+    labels: Tensor
+    names: tuple[str, ...]
+    clues: Tensor | None
+    digests: tuple[str, ...]
 
-def _check_labels(labels: Tensor, count: int) -> None:
-    if labels.dtype != torch.int64 or labels.shape != (count,):
-        given = f"{labels.dtype} {tuple(labels.shape)}"
-        raise DataError(f"labels: {given} given, int64 ({count},) needed")
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def _check_labels(self, count: int) -> None:
+        if self.labels.dtype != torch.int64 or self.labels.shape != (count,):
+            actual = f"{self.labels.dtype} {tuple(self.labels.shape)}"
+            raise DataError(f"labels: expected int64 ({count},), got {actual}")
+
+    def select(self, indices: Tensor | Sequence[int]) -> Self:
+        """Return the images at these positions, or under this boolean mask, in this order."""
+        positions = torch.as_tensor(indices)
+        if positions.dtype == torch.bool:
+            positions = positions.nonzero().flatten()
+        positions = positions.to(torch.int64)
+        if torch.equal(positions, torch.arange(len(self))):  # all of them: not copied
+            return self
+        digests = tuple(self.digests[i] for i in positions.tolist()) if self.digests else ()
+        clues = None if self.clues is None else self.clues[positions]
+        changed = {"labels": self.labels[positions], "clues": clues, "digests": digests}
+        return replace(self, **self._content_at(positions), **changed)  # type: ignore[type-var]
+
+    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> Self:
+        """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
+        return replace(self, labels=mapping[self.labels], names=tuple(names))  # type: ignore[type-var]
+
+    def _content_at(self, positions: Tensor) -> dict[str, Any]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayImages:
+class ArrayImages(_Labelled):
     """Images of one size in memory.
 
-    pixels: uint8 (N, 3, H, W); labels: int64 (N,), positions in the class `names`, if these are known; clues: int64 (N, 5),
-    to which images are of one series (`geodl.closed_form.series`), if there are any; digests: hashes of the squares that a
-    network sees of them, by which it knows an image, if these are known.
+    pixels: uint8 (N, 3, H, W); labels: int64 (N,), positions in `names`, the names of the classes, if these are known;
+    clues: int64 (N, 5), which tell the images of one series (`geodl.closed_form.series`), or None; digests: hashes of the
+    squares that a network sees, by which images are recognized, or empty.
     """
 
     pixels: Tensor
@@ -77,42 +98,27 @@ class ArrayImages:
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
-            given = f"{self.pixels.dtype} {tuple(self.pixels.shape)}"
-            raise DataError(f"pixels: {given} given, uint8 (N, 3, H, W) needed")
-        _check_labels(self.labels, len(self.pixels))
+            actual = f"{self.pixels.dtype} {tuple(self.pixels.shape)}"
+            raise DataError(f"pixels: expected uint8 (N, 3, H, W), got {actual}")
+        self._check_labels(len(self.pixels))
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def select(self, indices: Tensor | Sequence[int]) -> ArrayImages:
-        """Return the images at these positions (or under this mask), in this order."""
-        positions = positions_of(indices)
-        if torch.equal(positions, torch.arange(len(self))):  # all of them: not copied
-            return self
-        labels, clues = self.labels[positions], _picked(self.clues, positions)
-        digests = _chosen(self.digests, positions)
-        return ArrayImages(self.pixels[positions], labels, self.names, clues, digests)
-
-    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> ArrayImages:
-        """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
-        return replace(self, labels=mapping[self.labels], names=tuple(names))
+    def _content_at(self, positions: Tensor) -> dict[str, Any]:
+        return {"pixels": self.pixels[positions]}
 
     def decode(self, i: int, *, at_least: int | None = None) -> Image.Image:
-        """Return image i as an RGB picture."""
+        """Return image i as an RGB image of PIL."""
         return Image.fromarray(self.pixels[i].permute(1, 2, 0).contiguous().numpy())
 
     def encoded(self, i: int) -> bytes:
         """Return image i as a PNG file."""
-        buffer = io.BytesIO()
-        self.decode(i).save(buffer, format="PNG")
-        return buffer.getvalue()
+        return png_of(self.decode(i))
 
     def digest(self) -> str:
-        """Hash all pixels and labels, in order (sha256)."""
+        """Return a SHA-256 of all pixels and labels, in order."""
         return _hash(repr(tuple(self.pixels.shape)).encode(), _raw(self.pixels), _raw(self.labels))
 
     def item_digests(self) -> list[str]:
-        """Return the hashes of the squares, or those of each image's size and pixels (sha256)."""
+        """Return `digests`, or the SHA-256 of size and pixels of each image."""
         if self.digests:
             return list(self.digests)
         size = repr(tuple(self.pixels.shape[1:])).encode()
@@ -120,8 +126,8 @@ class ArrayImages:
 
 
 @dataclass(frozen=True, eq=False)
-class FileImages:
-    """Encoded images of any size: files, their contents, or functions that read these. items: N of them; all else as for ArrayImages."""
+class FileImages(_Labelled):
+    """Encoded images of any size: N `items`, each a file, its content, or a function that reads it. The rest as in ArrayImages."""
 
     items: tuple[Item, ...]
     labels: Tensor
@@ -130,40 +136,25 @@ class FileImages:
     digests: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_labels(self.labels, len(self.items))
+        self._check_labels(len(self.items))
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def select(self, indices: Tensor | Sequence[int]) -> Self:
-        """Return the images at these positions (or under this mask), in this order."""
-        positions = positions_of(indices)
-        return replace(
-            self,
-            items=_chosen(self.items, positions),
-            labels=self.labels[positions],
-            clues=_picked(self.clues, positions),
-            digests=_chosen(self.digests, positions),
-        )
-
-    def relabel(self, mapping: Tensor, names: Sequence[str] = ()) -> Self:
-        """Replace each label l by mapping[l]. mapping: int64 (old classes,); names: those of the new labels."""
-        return replace(self, labels=mapping[self.labels], names=tuple(names))
+    def _content_at(self, positions: Tensor) -> dict[str, Any]:
+        return {"items": tuple(self.items[i] for i in positions.tolist())}
 
     def decode(self, i: int, *, at_least: int | None = None) -> Image.Image:
-        """Return image i as an RGB picture; `at_least` as for `open_image`."""
+        """Return image i as an RGB image of PIL; `at_least` as for `open_image`."""
         return open_image(self.items[i], at_least=at_least)
 
     def encoded(self, i: int) -> bytes:
-        """Return image i as it was found: the bytes of the original file."""
+        """Return the bytes of the original file of image i."""
         return read_bytes(self.items[i])
 
     def digest(self) -> str:
-        """Hash all file contents and labels, in order (sha256)."""
+        """Return a SHA-256 of all file contents and labels, in order."""
         return _hash("".join(self.item_digests()).encode(), _raw(self.labels))
 
     def item_digests(self) -> list[str]:
-        """Return the hashes of the squares, or those of each file's contents (sha256)."""
+        """Return `digests`, or the SHA-256 of the content of each file."""
         return list(self.digests) or [_sha256(item).hex() for item in self.items]
 
 
@@ -171,23 +162,22 @@ Images = ArrayImages | FileImages
 Some = TypeVar("Some", ArrayImages, FileImages)
 
 
-def insist_on_images(given: Any) -> None:
-    """Raise a DataError for anything but images of geodl's; `geodl.data.intake` makes them of other things."""
-    if not isinstance(given, ArrayImages | FileImages):
-        kind = type(given).__name__
-        raise DataError(f"images: {kind} given; ArrayImages or FileImages are needed")
+def insist_on_images(value: Any) -> None:
+    """Raise a DataError for anything but ArrayImages and FileImages; `geodl.data.intake` converts other images."""
+    if not isinstance(value, ArrayImages | FileImages):
+        raise DataError(f"images: expected ArrayImages or FileImages, got {type(value).__name__}")
 
 
 def _sha256(item: Item) -> bytes:
-    """Return the hash of a file's contents; that of a reference is known."""
+    """Return the SHA-256 of the content of a file; a reference has it already."""
     return item.sha256 if isinstance(item, Reference) else hashlib.sha256(read_bytes(item)).digest()
 
 
 def concat(parts: Sequence[Images]) -> Images:
-    """Join images in order: one array if all are arrays of one size, otherwise files (arrays become PNG)."""
+    """Join images in order: to one array if all are arrays of one size, else to files (arrays become PNG)."""
     filled = [part for part in parts if len(part)] or list(parts[:1])
     if not filled:
-        raise DataError("concat: no images given, at least one part needed")
+        raise DataError("concat: expected at least one part, got none")
     labels = torch.cat([part.labels for part in filled])
     names = max((part.names for part in filled), key=len)
     known = filled if any(part.digests for part in filled) else []
@@ -205,14 +195,14 @@ def concat(parts: Sequence[Images]) -> Images:
 
 
 def with_rows(images: Images, classes: Sequence[str]) -> Images:
-    """Return images whose labels are positions in `classes`, found by their names; -1 where there is none."""
+    """Return images whose labels are positions of their class names in `classes`, -1 for other classes."""
     position = {name: i for i, name in enumerate(classes)}
     mapping = torch.tensor([position.get(name, -1) for name in images.names], dtype=torch.int64)
     return images.relabel(mapping, classes)
 
 
 def pack(images: Images, *, side: int = 64) -> Images:
-    """Decode files into memory if they are all of one small size (no side above `side`); otherwise leave them."""
+    """Decode files into memory if all have one small size (no side above `side`); else return them unchanged."""
     if isinstance(images, ArrayImages) or not images.items:
         return images
     size = check_header(images.items[0])
@@ -223,24 +213,35 @@ def pack(images: Images, *, side: int = 64) -> Images:
 
 
 def stack_pixels(items: Sequence[Item], size: tuple[int, int]) -> Tensor | None:
-    """Decode pictures of one size (width, height) to uint8 (N, 3, H, W); None if one of them is not of that size."""
+    """Decode images of one size (width, height) to uint8 (N, 3, H, W); None if one has another size."""
     pixels = np.empty((len(items), size[1], size[0], 3), dtype=np.uint8)
-    # One thread: small pictures spend their time under the interpreter lock.
+    # One thread: small images spend their time under the interpreter lock.
     for i, item in enumerate(items):
         image = open_image(item)
-        if image.size != size:  # turned by its EXIF orientation
+        if image.size != size:  # rotated by its EXIF orientation
             return None
         pixels[i] = np.asarray(image)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def sampled_sizes(images: Images, most: int = 500) -> list[tuple[int, int]]:
+    """Return (width, height) of images: one for all images in memory, an evenly spread sample of many files."""
+    if isinstance(images, ArrayImages):
+        return [(images.pixels.shape[3], images.pixels.shape[2])]
+    sizes = []
+    for item in images.items[:: max(1, len(images) // most)]:
+        with suppress(DataError):  # reported when it is decoded
+            sizes.append(check_header(item, reduced=True))
+    return sizes
 
 
 # ----------------------------------------------------------------------------------------------------------- tensors
 
 
 def to_tensors(images: Images, *, store_images: bool = True) -> dict[str, Tensor]:
-    """Lay images out as tensors for a safetensors file.
+    """Return images as tensors for a safetensors file.
 
-    Files are stored as their contents, or with `store_images=False` as a path with the sha256 of the contents.
+    Files are stored as their content, or with `store_images=False` as path and SHA-256.
     """
     if isinstance(images, ArrayImages):
         return {"pixels": images.pixels.contiguous(), "labels": images.labels}
@@ -265,9 +266,8 @@ def to_tensors(images: Images, *, store_images: bool = True) -> dict[str, Tensor
 def from_tensors(tensors: dict[str, Tensor], data_dir: Path | None = None) -> Images:
     """Undo `to_tensors`.
 
-    A referenced file is read only below `data_dir`, which the user names; one that is missing or has changed is a
-    DataError that names it. Any other stays a Reference, and reading it is the DataError: the file that names it may be
-    a stranger's.
+    A referenced file is read only below `data_dir`, which the user names; a missing or changed one is a DataError that
+    names it. Any other stays a Reference, and reading it is a DataError: the model may be a stranger's.
     """
     if "pixels" in tensors:
         return ArrayImages(tensors["pixels"], tensors["labels"])
@@ -281,7 +281,7 @@ def from_tensors(tensors: dict[str, Tensor], data_dir: Path | None = None) -> Im
 
 
 def _resolved(reference: Reference, data_dir: Path | None) -> Item:
-    """Return the file of a reference below the data directory (links in there are the user's own), else the reference."""
+    """Return the path of a reference below the data directory (whose links are the user's own), else the reference."""
     path = Path(os.path.normpath(reference.path))
     if data_dir is None or not path.is_relative_to(os.path.normpath(data_dir.absolute())):
         return reference

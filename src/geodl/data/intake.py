@@ -1,7 +1,6 @@
-"""The one entrance for a user's images: folders, arrays, datasets. Whatever cannot be used is skipped and named in one plain line."""
+"""The entrance for a user's images: folders, arrays, datasets. Unusable files are skipped and reported in one line each."""
 
 import hashlib
-import io
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,18 +21,17 @@ from geodl.core.text import count, one_line
 from geodl.data.arrays import as_pixels
 from geodl.data.dataset import Skipped
 from geodl.data.folder import PARTS, Skips, identity, scan_folder, walk
-from geodl.data.images import ArrayImages, FileImages, Images, pack
-from geodl.data.images import with_rows as with_rows  # beside `labelled`
+from geodl.data.images import ArrayImages, FileImages, Images, pack, png_of
 from geodl.data.listing import read_listing
-from geodl.data.names import class_names, numbered, plain_labels
+from geodl.data.names import class_names, labels_of, numbered, plain_labels
 
 LISTINGS = (".zip", ".csv", ".tsv")
-"""Files that hold or list labelled images."""
+"""Suffixes of files that hold or list labelled images."""
 
 
 @dataclass(frozen=True)
 class Intake:
-    """Labelled images that carry the names of their classes; `names` says for people where each image came from."""
+    """Labelled images with the names of their classes; `names` has the origin of each image for messages."""
 
     title: str
     images: Images
@@ -42,12 +40,12 @@ class Intake:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, which labels are positions in."""
+        """The names of the classes; labels are positions in them."""
         return self.images.names
 
     @cached_property
     def key(self) -> str:
-        """Hash what there is to learn: class names and image contents, whatever the order and the file names."""
+        """A hash of class names and image contents, independent of order and file names."""
         names = [self.classes[label] for label in self.images.labels.tolist()]
         pairs = sorted(zip(names, self.images.item_digests(), strict=True))
         return hashlib.sha256(repr(pairs).encode()).hexdigest()
@@ -64,21 +62,22 @@ def take(
     strict: bool = False,
     series: bool = False,
 ) -> Intake:
-    """Take labelled images of any kind.
+    """Return labelled images from any source.
 
     Args:
-        source: a folder of class folders, a zip archive of one, or a CSV table of files and labels; arrays, files or PIL images with `labels`; a torch Dataset of (image, label)
-            pairs; images of geodl's; or an Intake, which is returned as it is.
-        labels: one class name or number an image (`geodl.data.names.numbered` has the rule).
+        source: a folder of class folders, a zip archive of one, or a CSV table of files and labels; arrays, files or
+            PIL images with `labels`; a torch Dataset of (image, label) pairs; ArrayImages or FileImages; or an Intake,
+            which is returned unchanged.
+        labels: one class name or number per image (see `geodl.data.names.numbered`).
         classes: names for numbered labels.
         strict: raise a DataError for the first file that would be skipped.
-        series: folders inside class folders are series of images, whatever they are called.
+        series: folders inside class folders are series of images, whatever their names.
     """
     if isinstance(source, Intake):
         return source
     if isinstance(source, str | Path):
         if labels is not None:
-            raise DataError(f"labels given with {source}: the folders of a folder are its classes")
+            raise DataError(f"labels: not allowed with {source}, whose folders are its classes")
         path = Path(source)
         if path.suffix.lower() in LISTINGS and not is_folder(path):
             images, names, skipped = read_listing(path, strict)
@@ -86,22 +85,16 @@ def take(
         return _folder(path, strict, series)
     if labels is not None:
         pictures, _, _ = as_images(source)
-        named = plain_labels(labels)
-        if len(named) != len(pictures):
-            given = f"{count(len(pictures), 'image')} with {count(len(named), 'label')}"
-            raise DataError(f"{given} given: one each is needed")
-        return _named("arrays", pictures, named, classes)
+        return _named("arrays", pictures, labels_of(len(pictures), labels), classes)
     if isinstance(source, ArrayImages | FileImages):
         return _own(source)
     return _dataset(source, classes)
 
 
 def labelled(images: Any, labels: Any = None) -> Images:
-    """Return what `take` takes as images whose labels are positions in their names."""
-    found = take(images, labels, strict=True).images
-    if isinstance(images, ArrayImages | FileImages) and labels is None:
-        return found
-    return pack(found)  # those of one small size become what arrays would be
+    """Return labelled images from any source of `take`; small files of one size are decoded, as arrays are."""
+    taken = take(images, labels, strict=True).images
+    return taken if isinstance(images, ArrayImages | FileImages) and labels is None else pack(taken)
 
 
 def _folder(root: Path, strict: bool, series: bool) -> Intake:
@@ -112,50 +105,54 @@ def _folder(root: Path, strict: bool, series: bool) -> Intake:
         raise DataError(f"{shown(root)}: no class folders with images found; {remedy}{first}")
     paths = [item.relative_to(root) for item in images.items if isinstance(item, Path)]
     if not series and _are_parts(classes, paths):
-        # Not the images that are to be tested with, as far as names tell.
+        # Suggest training images, not test images.
         tests = ("test", "val")
         part = min(classes, key=lambda name: (name != "train", name.lower().startswith(tests)))
-        words = "its folders look like parts of a dataset, not like classes"
-        remedy = "if they are classes that hold series of images, --group-by folder learns them"
-        example = f"give one of them, such as {shown(root / part)}"
-        raise DataError(f"{shown(root)}: {words}; {example}; {remedy}")
+        raise DataError(
+            f"{shown(root)}: its folders look like parts of a dataset, not like classes; "
+            f"give one of them, such as {shown(root / part)}; "
+            "if they are classes that hold series of images, --group-by folder learns them"
+        )
     return Intake(shown(root), images, tuple(shown(path) for path in paths), problems)
 
 
 def _are_parts(folders: Sequence[str], paths: Sequence[Path]) -> bool:
-    """Return whether folders are called as parts of a dataset are, or all hold folders, of which some are called alike."""
+    """Return whether folders look like parts of a dataset: by their names, or because folders in them have equal names."""
     if any(len(path.parts) < 3 for path in paths):
         return False
-    holding = {path.parts[:2] for path in paths}
-    inside = Counter(name for _, name in holding)
-    named = all(folder.lower() in PARTS for folder in folders)
-    return named or len(folders) == 1 or inside.most_common(1)[0][1] > 1
+    subfolders = {path.parts[:2] for path in paths}
+    counts = Counter(name for _, name in subfolders)
+    usual = all(folder.lower() in PARTS for folder in folders)
+    return usual or len(folders) == 1 or counts.most_common(1)[0][1] > 1
 
 
 def _own(images: Images) -> Intake:
-    """Take images of geodl's; the classes of labels without names are named by their numbers."""
+    """Return ArrayImages or FileImages as an Intake; classes without names are named by their numbers."""
     low, high = (int(images.labels.min()), int(images.labels.max())) if len(images) else (0, -1)
     if low < 0:
-        raise DataError(f"label {low} given: labels are numbers from 0")
+        raise DataError(f"label {low}: labels are numbers from 0")
     if images.names and high >= len(images.names):
-        given = count(len(images.names), "class name")
-        raise DataError(f"label {high} has no name: {given} given")
+        raise DataError(f"label {high} has no name: {count(len(images.names), 'class name')} given")
     named = replace(images, names=class_names(images.names or range(high + 1)))
     return Intake("images", named, _origins(named))
 
 
 def _dataset(source: Any, classes: Sequence[str] | None) -> Intake:
-    """Take a torch Dataset; its class names are `classes`, or those it has, as the datasets of torchvision do."""
+    """Return a torch Dataset as an Intake; its class names are `classes`, or its own as in torchvision's datasets."""
     kind = type(source).__name__
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-        raise DataError(f"{kind} given: allowed are a folder, arrays with labels, a torch Dataset")
+        raise DataError(
+            f"images: expected a folder, arrays with labels or a torch Dataset, got {kind}"
+        )
     try:
         pairs = [source[i] for i in range(len(source))]
     except Exception as error:  # a user's own code, or no dataset at all
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise DataError(f"the {kind} cannot be read as a dataset ({reason})") from error
     if any(not isinstance(pair, tuple | list) or len(pair) < 2 for pair in pairs):
-        raise DataError("a dataset of (image, label) pairs is needed; images alone need labels")
+        raise DataError(
+            "expected a dataset of (image, label) pairs; images without labels need `labels`"
+        )
     own = getattr(source, "classes", None)
     if not isinstance(own, list | tuple) or not all(isinstance(name, str) for name in own):
         own = None
@@ -164,7 +161,7 @@ def _dataset(source: Any, classes: Sequence[str] | None) -> Intake:
 
 
 def _named(title: str, images: Images, labels: list[Any], classes: Sequence[str] | None) -> Intake:
-    """Give images their labels; the classes are those that have images, in the order of their names."""
+    """Return images with labels as an Intake; its classes are those that have images, in the order of their names."""
     rows, names = numbered(labels, classes)
     if not labels:
         raise DataError(f"{title}: no images given")
@@ -175,7 +172,7 @@ def _named(title: str, images: Images, labels: list[Any], classes: Sequence[str]
 
 
 def _origins(images: Images) -> tuple[str, ...]:
-    """Name images without files: the class and the position of each."""
+    """Return names for images without files: class and position."""
     labels = enumerate(images.labels.tolist())
     return tuple(f"{images.names[label]}/image {i}" for i, label in labels)
 
@@ -184,14 +181,14 @@ def _origins(images: Images) -> tuple[str, ...]:
 
 
 def as_images(source: Any) -> tuple[Images, list[str], Skipped]:
-    """Take images without labels: files, folders (with all that is in them), arrays, PIL images; with names for people."""
+    """Return unlabelled images from files, folders (with everything in them), arrays or PIL images; their names; skipped files."""
     if isinstance(source, ArrayImages | FileImages):
         return source, [f"image {i}" for i in range(len(source))], ()
     if isinstance(source, np.ndarray | Tensor):
         pixels = as_pixels(source)
         if source.ndim == 3 and 3 in (source.shape[0], source.shape[2]):
-            either = f"one color picture or {source.shape[0]} grey ones"
-            remedy = "give one axis more: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
+            either = f"one color image or {source.shape[0]} gray ones"
+            remedy = "add an axis: (1, 3, H, W) or (1, H, W, 3), or (N, 1, H, W)"
             raise DataError(f"an array of shape {tuple(source.shape)} may be {either}; {remedy}")
         return _unlabelled(pixels), [f"image {i}" for i in range(len(pixels))], ()
     items: list[Item] = []
@@ -213,10 +210,10 @@ def _parts(source: Any) -> list[Any]:
         return [source]
     kind = type(source).__name__
     if not isinstance(source, Iterable):
-        raise DataError(f"images: {kind} given; allowed are files, folders, arrays, PIL images")
+        raise DataError(f"images: expected files, folders, arrays or PIL images, got {kind}")
     try:
         return list(source)
-    except Exception as error:  # whatever a user's own object raises
+    except Exception as error:  # a user's own object
         reason = type(error).__name__
         raise DataError(f"images: the {kind} cannot be iterated over ({reason})") from error
 
@@ -229,29 +226,27 @@ def _unlabelled(content: Tensor | tuple[Item, ...]) -> Images:
 
 
 def _files(path: Path, skipped: Skips) -> list[Path]:
-    """Return a file, or all files below a folder; what cannot be read there is added to `skipped`."""
-    if os.path.isfile(path):  # noqa: PTH113  # Path.is_file raises where a name is too long
+    """Return a file, or all files below a folder; unreadable ones are added to `skipped`."""
+    if os.path.isfile(path):  # noqa: PTH113  # Path.is_file raises if a name is too long
         return [path]
-    if not is_folder(path):  # a pipe or a device would be waited for: it is not opened
-        there = os.path.lexists(path)
-        skipped.append((shown(path), "not a regular file" if there else "no such file or folder"))
+    if not is_folder(path):  # opening a pipe or a device could block
+        exists = os.path.lexists(path)
+        skipped.append((shown(path), "not a regular file" if exists else "no such file or folder"))
         return []
-    found: Skips = []
-    files = list(walk(path, path, {identity(path)}, found))
-    skipped += [(shown(path / name), reason) for name, reason in found]
+    inside: Skips = []
+    files = list(walk(path, path, {identity(path)}, inside))
+    skipped += [(shown(path / name), reason) for name, reason in inside]
     return files
 
 
 def _png(image: Any) -> bytes:
-    """Encode an image in memory without loss: a PIL image, or an array of one image."""
+    """Encode an image in memory, a PIL image or an array of one image, as PNG."""
     if isinstance(image, Image.Image):
         try:
             image = upright_rgb(image)
-        except Exception as error:  # a closed file, no pixels: pillow raises whatever it comes to
+        except Exception as error:  # for a closed file or missing pixels, Pillow raises any error
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise DataError(f"a PIL image cannot be used ({reason})") from error
     else:
         image = Image.fromarray(as_pixels(image, one=True)[0].permute(1, 2, 0).contiguous().numpy())
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
+    return png_of(image, compression=1)

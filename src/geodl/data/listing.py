@@ -1,12 +1,11 @@
-"""Labelled images from one file: a zip archive of class folders, or a CSV table of files and labels."""
+"""Labelled images from a zip archive of class folders or a CSV table of files and labels."""
 
 import csv
 import io
 import zipfile
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from geodl.core.decoding import Item, check_header, shown
+from geodl.core.decoding import Item, image_problem, shown
 from geodl.core.errors import DataError
 from geodl.core.files import open_regular, read_file
 from geodl.core.text import one_line, printable, readable
@@ -16,21 +15,21 @@ from geodl.data.images import FileImages
 from geodl.data.names import numbered
 
 LARGEST = 2 << 30
-"""Bytes of pictures that are read from one archive: they are kept in memory."""
+"""Maximum number of unpacked bytes of an archive, which is read into memory."""
 HEADS = {"file", "filename", "image", "path"}
-"""Names of the first column that make the first line of a table a headline."""
+"""Names of the first column by which a header line is recognized."""
 
 Row = tuple[str, Item, str]
-"""Where an image comes from, the image, its label."""
+"""The origin of an image, the image, its label."""
 
 
 def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...], Skips]:
-    """Return the labelled images of a zip archive or a CSV table, where each comes from, and what was skipped."""
+    """Return the labelled images of a zip archive or a CSV table, the origin of each, and the skipped files."""
     try:
         rows, skipped = _archive(path) if path.suffix.lower() == ".zip" else (_table(path), [])
     except DataError:
         raise
-    except Exception as error:  # each kind of compression has its own
+    except Exception as error:  # each kind of compression has its own exceptions
         raise DataError(f"{shown(path)}: cannot be read ({one_line(error)})") from None
 
     def check() -> None:
@@ -39,12 +38,11 @@ def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...],
     check()
     good: list[Row] = []
     for name, item, label in rows:
-        try:
-            check_header(item, reduced=True)
-            good.append((name, item, label))
-        except DataError as error:
-            skipped.append((name, str(error).removeprefix(f"{shown(item)}: ")))
+        if reason := image_problem(item):
+            skipped.append((name, reason))
             check()
+        else:
+            good.append((name, item, label))
     if not good:
         first = f" (first: {skipped[0][0]}: {skipped[0][1]})" if skipped else ""
         raise DataError(f"{shown(path)}: no images with labels found{first}")
@@ -54,7 +52,7 @@ def read_listing(path: Path, strict: bool) -> tuple[FileImages, tuple[str, ...],
 
 
 def _archive(path: Path) -> tuple[list[Row], Skips]:
-    """Read the class folders of a zip archive, which may lie inside one folder; nothing is unpacked to the disk."""
+    """Read the class folders of a zip archive, which may be inside one folder; nothing is unpacked to the disk."""
     with open_regular(path) as file, zipfile.ZipFile(file) as archive:
         members = []
         for info in archive.infolist():
@@ -66,10 +64,10 @@ def _archive(path: Path) -> tuple[list[Row], Skips]:
         if total > LARGEST:
             limit = f"at most {readable(LARGEST)} are read"
             raise DataError(f"{shown(path)}: {readable(total)} unpacked, {limit}; unpack it")
-        above = {parts[0] for parts, _ in members if len(parts) > 1}
+        outer = {parts[0] for parts, _ in members if len(parts) > 1}
         deep = any(len(parts) > 2 for parts, _ in members)
         inside = (archive.read(info) for parts, info in members if len(parts) == 2)
-        skip = 1 if len(above) == 1 and deep and not any(map(_is_image, inside)) else 0
+        skip = 1 if len(outer) == 1 and deep and all(map(image_problem, inside)) else 0
         rows: list[Row] = []
         skipped: Skips = []
         for parts, info in members:
@@ -81,15 +79,8 @@ def _archive(path: Path) -> tuple[list[Row], Skips]:
         return rows, skipped
 
 
-def _is_image(content: bytes) -> bool:
-    with suppress(DataError):
-        check_header(content, reduced=True)
-        return True
-    return False
-
-
 def _table(path: Path) -> list[Row]:
-    """Read a table whose first two columns are a file, relative to the table, and its label."""
+    """Read a table whose first two columns are a file (relative to the table) and its label."""
     text = read_file(path).decode("utf-8-sig")
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     table = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True)

@@ -1,4 +1,4 @@
-"""The class-incremental protocol: in which order the classes are learned, and in which groups."""
+"""The class-incremental protocol: the order in which classes are learned, and their groups."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
-import torch
 
 from geodl.core.errors import ConfigError, DataError
 from geodl.data.dataset import Dataset, stratified
-from geodl.data.images import Images
+from geodl.data.images import Images, with_rows
 
 ORDERS = ("lucir-1993", "icarl-1993", "natural", "seed")
 
-# The order of iCaRL's and PODNet's experiments on 100 classes: also said to be "seed 1993", but no shuffle of numpy's gives it.
+# The order of iCaRL's and PODNet's experiments on 100 classes. Also called "seed 1993", but not the result of a NumPy shuffle.
 _ICARL = """
 87 0 52 58 44 91 68 97 51 15 94 92 10 72 49 78 61 14 8 86 84 96 18 24 32
 45 88 11 4 67 69 66 77 47 79 93 29 50 57 83 17 81 41 12 37 59 25 20 80 73
@@ -28,7 +27,7 @@ Classes = Sequence[str | int]
 
 @dataclass(frozen=True)
 class ScenarioPhase:
-    """One phase: the names of the classes that arrive, their training images, the test images of all classes seen so far."""
+    """One phase: the names of its classes, their training images, and the test images of all classes seen so far."""
 
     index: int
     classes: tuple[str, ...]
@@ -37,21 +36,21 @@ class ScenarioPhase:
 
 
 class ClassIncremental:
-    """A dataset whose classes arrive in groups: a base group first, then one group a phase.
+    """A dataset whose classes arrive in groups: a base group first, then one group per phase.
 
-    Iterate over it for its phases. Labels of the images it gives are *internal*: 0 is the class learned first; `classes` has
-    their original names.
+    Iterate over it for its phases. The labels of its images are positions in the order of learning: 0 is the class learned
+    first; `classes` has the names in this order.
 
     Args:
         data: the dataset.
-        base: classes of phase 0; None: half of them; 0: as many as in the other phases.
-        phases: number of equal groups after the base group; 0: one phase with all the classes.
-        groups: instead of base and phases: the sizes of the groups in the class order, or the classes of each group by
-            name or by position in the dataset (which is then the order, too; classes not named are skipped).
+        base: number of classes of phase 0; None: half of them; 0: as many as in the other phases.
+        phases: number of equal groups after the base group; 0: one phase with all classes.
+        groups: instead of base and phases: the sizes of the groups, or the classes of each group by name or by position
+            in the dataset (this is then the order, too; other classes are left out).
         order: lucir-1993, icarl-1993 (100 classes), natural, seed, or the classes by name or position.
-        seed: of the order "seed".
-        hold_out: the share of each class's training images that no phase has; `held_out` returns them.
-        split_seed: of the choice of these.
+        seed: random seed of the order "seed".
+        hold_out: share of each class's training images that are held out of all phases; `held_out` returns them.
+        split_seed: random seed of the choice of these images.
     """
 
     def __init__(
@@ -68,13 +67,13 @@ class ClassIncremental:
     ) -> None:
         if not isinstance(data, Dataset):
             kind = type(data).__name__
-            raise DataError(f"data: {kind} given, expected a Dataset; geodl.load gives one")
+            raise DataError(f"data: expected a Dataset, got {kind}; geodl.load returns one")
         named = _named_groups(groups)
         if named is None:
             positions = class_order(order, data.classes, seed)
             sizes = _sizes(len(positions), base, phases, groups)
         elif order != "lucir-1993":
-            raise ConfigError(f"order = {order!r}: groups of named classes are an order already")
+            raise ConfigError(f"order = {order!r}: not allowed with groups of named classes")
         else:
             positions = _positions([*chain(*named)], data.classes, "groups")
             sizes = [len(group) for group in named]
@@ -82,17 +81,15 @@ class ClassIncremental:
         self.data = data
         self.groups = tuple(tuple(range(a, b)) for a, b in pairwise(bounds))
         self.classes = tuple(data.classes[i] for i in positions)
-        internal = torch.full((len(data.classes),), -1, dtype=torch.int64)
-        internal[torch.tensor(positions)] = torch.arange(len(positions))
-        self._train = data.train.relabel(internal, self.classes)
-        self._test = data.test.relabel(internal, self.classes)
+        self._train = with_rows(data.train, self.classes)
+        self._test = with_rows(data.test, self.classes)
         self._held_out: Images | None = None
         if hold_out:
             rest, held_out = stratified(self._train.labels, self.classes, hold_out, split_seed)
             self._train, self._held_out = self._train.select(rest), self._train.select(held_out)
-        there = set(self._train.labels.tolist())
+        trained = set(self._train.labels.tolist())
         for label, name in enumerate(self.classes):
-            if label not in there:
+            if label not in trained:
                 raise DataError(f"class {name!r} has no training images, at least one is needed")
 
     def __len__(self) -> int:
@@ -117,7 +114,7 @@ class ClassIncremental:
         return self._seen(self._test, phase)
 
     def held_out(self, phase: int) -> Images | None:
-        """Return the training images held out of all classes seen up to and including this phase; None without `hold_out`."""
+        """Return the held-out images of all classes seen up to and including this phase; None without `hold_out`."""
         return None if self._held_out is None else self._seen(self._held_out, phase)
 
     def _seen(self, images: Images, phase: int) -> Images:
@@ -129,51 +126,53 @@ class ClassIncremental:
 
     def _group(self, phase: int) -> tuple[int, ...]:
         if not 0 <= phase < len(self):
-            raise IndexError(f"phase {phase}: 0 to {len(self) - 1} allowed")
+            raise IndexError(f"phase {phase}: allowed are 0 to {len(self) - 1}")
         return self.groups[phase]
 
 
 def class_order(order: str | Classes, classes: Sequence[str], seed: int | None = None) -> list[int]:
-    """Return the classes' positions in the dataset in the order in which they are learned."""
+    """Return the positions of the classes in the dataset, in the order of learning."""
     if not isinstance(order, str):
         return _positions(order, classes, "order")
     if order not in ORDERS:
         raise ConfigError(f"order = {order!r}: allowed values are {', '.join(ORDERS)}, or a list")
     if (seed is None) == (order == "seed"):
-        raise ConfigError(f"seed = {seed}: order = 'seed' needs one, order = {order!r} was given")
+        raise ConfigError(f"seed = {seed}, order = {order!r}: a seed belongs to order = 'seed'")
     if order == "natural":
         return list(range(len(classes)))
     if order == "icarl-1993":
         positions = [int(number) for number in _ICARL.split()]
         if len(classes) != len(positions):
-            raise ConfigError(f"order = {order!r}: for 100 classes, the dataset has {len(classes)}")
+            raise ConfigError(
+                f"order = {order!r}: needs 100 classes, the dataset has {len(classes)}"
+            )
         return positions
     shuffled = np.arange(len(classes))
     np.random.RandomState(1993 if seed is None else seed).shuffle(shuffled)
     return [int(i) for i in shuffled]
 
 
-def _positions(wanted: Classes, classes: Sequence[str], key: str) -> list[int]:
-    """Find classes given by name or position; each must exist and come once."""
+def _positions(chosen: Classes, classes: Sequence[str], key: str) -> list[int]:
+    """Return the positions of classes given by name or position, which must exist and be different."""
     by_name = {name: i for i, name in enumerate(classes)}
-    found: list[int] = []
-    for item in wanted:
+    positions: list[int] = []
+    for item in chosen:
         position = by_name.get(item, -1) if isinstance(item, str) else int(item)
         if not 0 <= position < len(classes):
             allowed = f"the names or positions of the {len(classes)} classes"
             raise ConfigError(f"{key}: no class {item!r}; allowed are {allowed}")
-        if position in found:
+        if position in positions:
             raise ConfigError(f"{key}: class {item!r} is given twice")
-        found.append(position)
-    if not found:
-        raise ConfigError(f"{key}: no classes given, at least one is needed")
-    return found
+        positions.append(position)
+    if not positions:
+        raise ConfigError(f"{key}: at least one class is needed")
+    return positions
 
 
 def _sizes(
     classes: int, base: int | None, phases: int, groups: Sequence[Classes] | Sequence[int] | None
 ) -> list[int]:
-    """Cut so many classes into groups of the given sizes, or into a base group and equal groups."""
+    """Return the sizes of the groups: those given, or a base group and equal groups."""
     if groups is not None:
         sizes = [int(size) for size in groups]  # type: ignore[arg-type]  # none is named
         if min(sizes) < 1 or sum(sizes) != classes:
@@ -193,13 +192,13 @@ def _sizes(
     if phases not in divisors:
         allowed = ", ".join(map(str, divisors))
         raise ConfigError(
-            f"phases = {phases}: allowed for {rest} classes after the base: {allowed}"
+            f"phases = {phases}: allowed values for {rest} classes after the base are {allowed}"
         )
     return [base] * (base > 0) + [rest // phases] * phases
 
 
 def _named_groups(groups: Sequence[Classes] | Sequence[int] | None) -> list[Classes] | None:
-    """Return the groups if they list classes, None if they are sizes or not given."""
+    """Return the groups if they list classes; None if they are sizes or not given."""
     if groups is None:
         return None
     named = [group for group in groups if not isinstance(group, int | np.integer)]

@@ -1,9 +1,8 @@
-"""Pictures become squares of the size that the network sees; a bad one is named and never stops the others."""
+"""Decoding of images to the squares that a network sees; unusable images are reported and skipped."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import repeat
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,20 +11,20 @@ from geodl.core.decoding import SMALLEST, Item, as_square, check_header, shown
 from geodl.core.errors import DataError
 from geodl.data.batches import in_threads
 from geodl.data.dataset import Skipped
-from geodl.data.images import ArrayImages, FileImages, Images
+from geodl.data.images import ArrayImages, FileImages, Images, sampled_sizes
 from geodl.data.intake import Intake
 
 IN_MEMORY = 1 << 28
-"""Bytes of pixels that are kept in memory while a step is learned; more are decoded at each use."""
+"""Pixels of up to this many bytes are kept in memory during a learn step; more are decoded at each use."""
 LONG = 2.0
-"""Of a picture that is so many times longer than wide, the center square is half at most."""
+"""From this aspect ratio on, the center square is at most half of an image."""
 BATCH = 128
-"""Images that are decoded at a time."""
+"""Number of images that are decoded at a time."""
 
 
 @dataclass(frozen=True)
 class Colors:
-    """The mean and the deviation of each channel, 0 to 1, and whether all images are grey."""
+    """Mean and deviation of each channel, 0 to 1, and whether all images are gray."""
 
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -34,12 +33,12 @@ class Colors:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Images that could be decoded, at the model's size, and what is known of their pixels.
+    """The usable images of an intake, at the size of the model.
 
-    images:  in memory at one size, or the files where that would take too much memory.
+    images:  in memory at one size, or the files if that would take too much memory.
     kept:    their positions in the intake.
     digests: hashes of their pixels at that size.
-    colors:  None where they were not asked for.
+    colors:  None if they were not requested.
     """
 
     images: Images
@@ -52,9 +51,9 @@ class Decoded:
 def square(
     images: Images, i: int, size: int, whole: bool = False, reduced: bool = False
 ) -> Tensor | str:
-    """Return one image as uint8 pixels (3, size, size), or why it cannot be used.
+    """Return one image as uint8 pixels (3, size, size), or the reason why it cannot be used.
 
-    whole: all of it, not its center square; reduced: as for `check_header`.
+    whole: the letterboxed image instead of its center square; reduced: as for `check_header`.
     """
     item: Item = b""
     try:
@@ -64,7 +63,7 @@ def square(
         else:
             height, width = images.pixels.shape[2:]
         if min(width, height) < SMALLEST:
-            return f"only {width} x {height} pixels; at least {SMALLEST} a side are needed"
+            return f"only {width} x {height} pixels; at least {SMALLEST} per side are needed"
         pixels = as_square(lambda least: images.decode(i, at_least=least), size, whole=whole)
         return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
     except DataError as error:
@@ -74,44 +73,42 @@ def square(
 def squares(
     images: Images, size: int, workers: int, whole: bool = False
 ) -> Iterator[tuple[list[int], Tensor, list[tuple[int, str]]]]:
-    """Decode images in order, by threads, a few batches ahead; a bad one is named and never stops the others.
+    """Decode images in order and in batches; threads work a few batches ahead.
 
-    workers: how many threads; with 0 the calling thread works; whole: all of each, not its center square.
+    workers: number of threads; 0: the calling thread; whole: letterboxed images instead of center squares.
 
-    Gives (positions, uint8 pixels (b, 3, size, size), [(position, reason)]).
+    Yields positions and uint8 pixels (b, 3, size, size) of the usable images, and position and reason of the others.
     """
-    groups = []
-    for start in range(0, len(images), BATCH):
-        part = range(start, min(start + BATCH, len(images)))
-        same = repeat(size), repeat(whole), repeat(True)
-        groups.append((part, zip(repeat(images), part, *same, strict=False)))
-    for part, found in in_threads(square, groups, workers, 2):
-        good: list[int] = []
-        pixels = [torch.empty(0, 3, size, size, dtype=torch.uint8)]
-        bad: list[tuple[int, str]] = []
-        for i, each in zip(part, found, strict=True):
-            if isinstance(each, str):
-                bad.append((i, each))
-            else:
-                good.append(i)
-                pixels.append(each[None])
-        yield good, torch.cat(pixels), bad
+    batches = (range(len(images))[start : start + BATCH] for start in range(0, len(images), BATCH))
+    work = partial(square, images, size=size, whole=whole, reduced=True)
+    for batch, results in in_threads(work, ((batch, zip(batch)) for batch in batches), workers, 2):
+        pairs = list(zip(batch, results, strict=True))
+        good = {i: result for i, result in pairs if isinstance(result, Tensor)}
+        bad = [(i, result) for i, result in pairs if isinstance(result, str)]
+        empty = torch.empty(0, 3, size, size, dtype=torch.uint8)
+        yield list(good), torch.stack([*good.values()]) if good else empty, bad
 
 
 def decode(
     intake: Intake,
     size: int,
     workers: int,
-    told: Callable[[int, Skipped], None] = lambda done, problems: None,
+    progress: Callable[[int, Skipped], None] = lambda done, problems: None,
     *,
     whole: bool = False,
     colors: bool = True,
     use: Callable[[Tensor], None] = lambda pixels: None,
 ) -> Decoded:
-    """Decode all images of an intake once, at the model's size.
+    """Decode all images of an intake once, at the size of the model.
 
-    told: hears how many are done, and what is wrong; whole: all of each image, not its center square; colors: whether to measure them; use: is given the pixels of some
-    images at a time, uint8 (b, 3, size, size), in order.
+    Args:
+        intake: the images.
+        size: side of the squares.
+        workers: number of threads; 0: the calling thread.
+        progress: called after each batch with the number of images done and the problems so far.
+        whole: letterboxed images instead of center squares.
+        colors: whether to measure the colors.
+        use: called with the pixels of each batch, uint8 (b, 3, size, size), in order.
     """
     total = len(intake.images)
     keep = total * 3 * size * size <= IN_MEMORY
@@ -126,7 +123,7 @@ def decode(
         kept += positions
         digests += ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64)).item_digests()
         problems += [(intake.names[i], reason) for i, reason in bad]
-        told(len(kept) + len(problems), tuple(problems))
+        progress(len(kept) + len(problems), tuple(problems))
         if colors:
             meter.add(pixels)
         use(pixels)
@@ -135,8 +132,8 @@ def decode(
         images = ArrayImages(memory[: len(kept)], images.labels, images.names)
     else:
         images = replace(images, digests=tuple(digests))
-    found = meter.found() if colors else None
-    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), found)
+    measured = meter.colors() if colors else None
+    return Decoded(images, tuple(kept), tuple(digests), tuple(problems), measured)
 
 
 class _ColorMeter:
@@ -154,10 +151,10 @@ class _ColorMeter:
         self.count += pixels[:, 0].numel()
         self.grey = self.grey and bool((pixels[:, :1] == pixels).all())
 
-    def found(self) -> Colors:
-        """Return what was measured."""
+    def colors(self) -> Colors:
+        """Return mean and deviation of the images so far."""
         mean = self.total / max(self.count, 1)
-        # Not below 0.05: pictures that are nearly all alike must not be blown up into noise.
+        # At least 0.05: images that are nearly equal must not be amplified to noise.
         variance = self.squared / max(self.count, 1) - mean.square()
         std = variance.clamp(min=0).sqrt().clamp(min=0.05)
         return Colors(_three(mean), _three(std), self.grey)
@@ -170,26 +167,17 @@ def _three(values: Tensor) -> tuple[float, float, float]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large images are: side: the median of the shorter sides; long: the share of images of which the center is little."""
+    """Sizes of images. side: the median of the shorter sides; long: the share of images whose aspect ratio is `LONG` or more."""
 
     side: int
     long: float
 
 
-def sizes_of(images: Images, looks: int = 500) -> Sizes:
-    """Look at the sizes of images; of many files only at those of some, evenly spread."""
-    if isinstance(images, ArrayImages):
-        height, width = images.pixels.shape[2:]
-        return Sizes(min(width, height), float(max(width, height) >= LONG * min(width, height)))
-    sides, long = [], 0
-    for item in images.items[:: max(1, len(images) // looks)]:
-        with suppress(DataError):  # named later, when it is decoded
-            size = check_header(item, reduced=True)
-            sides.append(min(size))
-            long += max(size) >= LONG * min(size)
-    return Sizes(sorted(sides)[len(sides) // 2], long / len(sides)) if sides else Sizes(32, 0.0)
-
-
-def typical_side(images: Images) -> int:
-    """Return the median of the shorter sides."""
-    return sizes_of(images).side
+def sizes_of(images: Images) -> Sizes:
+    """Return the sizes of images, or of a sample of many files."""
+    sizes = sampled_sizes(images)
+    if not sizes:
+        return Sizes(32, 0.0)
+    sides = sorted(min(size) for size in sizes)
+    long = sum(max(size) >= LONG * min(size) for size in sizes)
+    return Sizes(sides[len(sides) // 2], long / len(sizes))

@@ -1,8 +1,8 @@
-"""TrivialAugment (Mueller and Hutter 2021): one operation for each image, drawn at random, with a strength drawn at random.
+"""TrivialAugment (Mueller and Hutter 2021): one random operation per image, with a random strength.
 
-The operations and their largest strengths are those of the "wide" space, 31 levels from none to all. Pillow does them, as the
-authors' code has it: the nearest pixel is taken, shears keep the top left corner, what comes in from outside is black, like the
-padding of the crop. But solarize is torchvision's: its threshold at strength 0 is 255, so that white becomes black.
+Operations and maximum strengths are those of the "wide" space, with 31 levels of strength. As in the authors' code, they are
+Pillow's: nearest-neighbor sampling, shears that keep the top left corner, black outside the image, like the padding of the
+crop. Only solarize is torchvision's: its threshold at strength 0 is 255, so that white becomes black.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ LEVELS = 31
 
 
 class Augmentation(Protocol):
-    """Changes an RGB picture, which keeps its size, by `count` random numbers from [0, 1): the same ones, the same picture."""
+    """A deterministic function of an RGB image and `count` random numbers from [0, 1); it keeps the size of the image."""
 
     count: int
 
     def __call__(self, picture: Picture, numbers: Sequence[float], /) -> Picture:
-        """Return the augmented picture."""
+        """Return the augmented image."""
 
 
 AUGMENTATIONS = Registry[Augmentation]("augmentation", "augment", optional=True)
 
 
 def augmentation(name: str, count: int) -> Callable[[Callable[..., Picture]], Augmentation]:
-    """Return a decorator that registers a function as an augmentation that takes `count` random numbers an image."""
+    """Return a decorator that registers a function as an augmentation with `count` random numbers per image."""
 
     def decorate(function: Callable[..., Picture]) -> Augmentation:
         function.count = count  # type: ignore[attr-defined]
@@ -45,7 +45,7 @@ def augmentation(name: str, count: int) -> Callable[[Callable[..., Picture]], Au
 
 
 def _affine(picture: Picture, *matrix: float) -> Picture:
-    """Take for each pixel the one at (a x + b y + c, d x + e y + f)."""
+    """Replace each pixel by the one at (a x + b y + c, d x + e y + f)."""
     return picture.transform(picture.size, Image.Transform.AFFINE, matrix)
 
 
@@ -65,14 +65,14 @@ OPERATIONS: dict[str, Callable[[Picture, float], Picture]] = {
     "autocontrast": lambda picture, s: ImageOps.autocontrast(picture),
     "equalize": lambda picture, s: ImageOps.equalize(picture),
 }
-"""Each takes an RGB picture and a strength from -1 to 1; the last four ignore the sign, two of them the strength too."""
+"""Functions of an RGB image and a strength from -1 to 1; the last four ignore the sign, the last two the strength as well."""
 
 _IN_ORDER = tuple(OPERATIONS.values())
 
 
 @augmentation("trivial", 3)
 def trivial(picture: Picture, numbers: Sequence[float]) -> Picture:
-    """Return the augmented picture. numbers: operation, level and sign."""
+    """Return the augmented image. numbers: operation, level and sign."""
     operation, level, sign = numbers
     strength = int(LEVELS * level) / (LEVELS - 1)
     return _IN_ORDER[int(len(_IN_ORDER) * operation)](

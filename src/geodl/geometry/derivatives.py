@@ -1,9 +1,9 @@
-"""Derivatives of a subspace and of the flow's kernel, for a loss that is differentiated through the flow.
+"""Derivatives of a subspace and of the flow's kernel, for differentiating a loss through the flow.
 
-A plain autograd SVD divides by the differences of all singular values. What is computed from a subspace does not see rotations
-inside it, and what is computed from dot products does not see a rotation of the coordinates: with both left out, only
-the gaps between *kept and dropped* singular values are divided by, and ties inside either set are harmless. The loss is not
-smooth at a tie across the cut, at a change of rank and at 90 degrees; there nothing flows, so that the gradient is finite.
+The autograd SVD divides by the differences of all singular values. But functions of a subspace do not depend on rotations
+inside it, and dot products do not depend on rotations of the coordinates. Without both, only the gaps between *kept and
+dropped* singular values are divided by, and ties inside either set are harmless. The loss is not smooth at a tie between
+the sets, at a change of rank and at 90 degrees; there the gradient is set to 0, so that it stays finite.
 """
 
 import math
@@ -26,7 +26,7 @@ def differentiable_subspace(spectrum: Spectrum, basis: Tensor, keep: Tensor) -> 
 
 
 class Pairing(NamedTuple):
-    """What the forward pass found: P_old' P_new = U cos(w) V', the kernel's weights, and which angles count as 90 degrees."""
+    """Results of the forward pass: P_old' P_new = U cos(w) V', the kernel's weights, and which angles count as 90 degrees."""
 
     U: Tensor  # (..., n, n)
     cosines: Tensor  # (..., n)
@@ -48,7 +48,7 @@ class _Subspace(Function):
     """The span of the kept right singular vectors of Z = L S R', as a function of Z.
 
     A change dZ turns the kept direction r_j into the dropped r_i by (s_j l_j' dZ r_i + s_i l_i' dZ r_j) / (s_j^2 - s_i^2), and out of
-    the row space by dZ' l_j / s_j. The gradient that comes in must be that of a function of the span.
+    the row space by dZ' l_j / s_j. The incoming gradient must be that of a function of the span.
     """
 
     @staticmethod
@@ -67,7 +67,7 @@ class _Subspace(Function):
         s_j = torch.where(keep, spectrum.values[..., None, :n], torch.inf)
         s_i = spectrum.values.unsqueeze(-1)
         largest = spectrum.values[..., :1, None]
-        # Of the data, and of our own arithmetic.
+        # The rounding errors of the data and of the computation.
         noise = 16 * largest * (spectrum.eps * s_j + _FLOAT64_EPS * largest)
         gap = s_j**2 - s_i**2  # (..., k, n)
         kept_i = torch.nn.functional.pad(ctx.keep, (0, spectrum.values.shape[-1] - n)).unsqueeze(-1)
@@ -83,7 +83,7 @@ class _Axes(Function):
 
     D'D has the eigenvalues 1 + cos w and 1 - cos w, with eigenvectors E = [[U, -U], [V, V]] / sqrt 2, so that D E = [s, t] / sqrt 2
     and f = sqrt(2 alpha), sqrt(2 beta). E is an orthogonal change of coordinates that no dot product sees: it is held fixed. The
-    derivative of f(D'D) (Daleckii and Krein) then holds divided differences of f only. The gradient that comes in must
+    derivative of f(D'D) (Daleckii and Krein) then contains only divided differences of f. The incoming gradient must
     be that of a function of dot products.
     """
 
@@ -127,7 +127,7 @@ def _divided_differences(pairing: Pairing) -> Tensor:
         )
         for f, slope in zip((f_plus, f_minus), slopes, strict=True)
     )
-    # Across the jump of f at 90 degrees there is no derivative: nothing flows, both f being their mean there.
+    # At the jump of f at 90 degrees there is no derivative: the difference is 0, since both f are their mean there.
     jump = right.unsqueeze(-1) & right.unsqueeze(-2)
     across = (f_plus.unsqueeze(-1) - f_minus.unsqueeze(-2)) / torch.where(jump, 1.0, 2 * middle)
     return torch.cat([torch.cat([plus, across], -1), torch.cat([across.mT, -minus], -1)], -2)
@@ -144,7 +144,7 @@ def _slopes(cosines: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _once_only() -> None:
-    """Refuse to be differentiated again: the result would be silently wrong, also with torch's `once_differentiable`."""
+    """Raise an error for second derivatives, which would be silently wrong, even with torch's `once_differentiable`."""
     if torch.is_grad_enabled():
         raise GeometryError(
             "the geodesic flow has no second derivatives: use a constant flow (through_flow=False) there"

@@ -1,4 +1,4 @@
-"""How it learns: Algorithm 1, the one loop, its checkpoints, shared base phases, ``Learner``."""
+"""Learning: Algorithm 1, the training loop and its checkpoints, shared base phases, ``Learner``."""
 
 from geodl.learning.algorithm import learn
 from geodl.learning.checkpoint import Checkpoints

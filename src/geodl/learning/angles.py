@@ -1,4 +1,4 @@
-"""How the subspaces turn while a phase is learned."""
+"""Principal angles between the old and the new features during training."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from geodl.model.analysis import leading_angles
 
 @contextmanager
 def watching_angles(trainer: Trainer, phase: Phase) -> Iterator[None]:
-    """Report the principal angles between the old and the new features after each epoch."""
+    """Report the principal angles between the old and the new features after each epoch of training."""
     if phase.teacher is None or not phase.config.analysis:
         yield
         return
@@ -22,9 +22,8 @@ def watching_angles(trainer: Trainer, phase: Phase) -> Iterator[None]:
         listener(event)
         if isinstance(event, EpochEnded) and event.stage == "train":
             now = trainer.features(phase.network, sample, phase.transform).pooled
-            listener(
-                AnglesTaken(event.phase, event.stage, event.epoch, leading_angles(before, now))
-            )
+            angles = leading_angles(before, now)
+            listener(AnglesTaken(event.phase, event.stage, event.epoch, angles))
 
     trainer.listener = with_angles
     try:

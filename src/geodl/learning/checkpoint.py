@@ -1,4 +1,4 @@
-"""Where an unfinished phase stands: weights, the optimizer's state and three counters, since everything random comes from a key."""
+"""Checkpoints of an unfinished phase: weights, optimizer state and three counters. Random numbers need no state: they come from keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from geodl.nets import Network
 
 
 class Checkpoints(Protocol):
-    """Where checkpoints of the phase in work go."""
+    """Storage for the checkpoint of the current phase."""
 
     def save_progress(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace the checkpoint."""
@@ -23,69 +23,70 @@ class Checkpoints(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A place in training: stage, epoch and step, all counted from 0, and the tensors there.
+    """The state of training at a stage, epoch and step, all counted from 0.
 
-    base: the key under which the base phase in work will be shared; None where it will not.
-    optimizer: the optimizer's state but for its tensors, as JSON holds it.
+    tensors: those of the network, of the stage's module and of the optimizer.
+    base: the key under which the base phase will be shared; None: not shared.
+    optimizer: the rest of the optimizer's state, as JSON.
     """
 
     tensors: Mapping[str, Tensor]
     stage: int
     epoch: int
     step: int
-    base: str | None = None
-    optimizer: Mapping[str, Any] | None = None
+    base: str | None
+    optimizer: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        network: Network,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        stage: int,
+        epoch: int,
+        step: int,
+        base: str | None,
+    ) -> Self:
+        """Return the checkpoint of a network, of a stage's module (which may be the network), and of its optimizer."""
+        tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
+        if module is not network:
+            tensors |= {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
+        saved = optimizer.state_dict()
+        rest: dict[int, dict[str, Any]] = {}
+        for i, values in saved["state"].items():
+            own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+            tensors |= {f"optimizer.{i}.{name}": tensor for name, tensor in own.items()}
+            rest[i] = {name: value for name, value in values.items() if name not in own}
+        state = {"state": rest, "param_groups": saved["param_groups"]}
+        return cls(tensors, stage, epoch, step, base, state)
 
     @classmethod
     def load(cls, progress: Checkpoints | None) -> Self | None:
-        """Return the last checkpoint that was saved; None where there is none, or none are kept."""
-        found = None if progress is None else progress.load_progress()
-        if found is None:
+        """Return the last checkpoint; None if there is none, or none are kept."""
+        saved = None if progress is None else progress.load_progress()
+        if saved is None:
             return None
-        tensors, state = found
-        place = state["stage"], state["epoch"], state["step"]
-        return cls(tensors, *place, state.get("base"), state.get("optimizer"))
+        tensors, state = saved
+        return cls(tensors, **state)
 
     def save(self, progress: Checkpoints) -> None:
-        """Replace the checkpoint that was saved before."""
-        state = {"stage": self.stage, "epoch": self.epoch, "step": self.step, "base": self.base}
-        progress.save_progress(self.tensors, state | {"optimizer": self.optimizer})
+        """Replace the last checkpoint."""
+        state = {name: value for name, value in vars(self).items() if name != "tensors"}
+        progress.save_progress(self.tensors, state)
 
     def restore(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-        """Load a stage's own module and the optimizer's state; return the epoch and step to go on with."""
-        own = part(self.tensors, "module")
-        if own:
+        """Load the state of a stage's module and of its optimizer; return the epoch and step to resume from."""
+        if own := part(self.tensors, "module"):
             module.load_state_dict(own)
-        tensors = part(self.tensors, "optimizer")
-        # Version 0.2 kept the momenta of SGD alone.
-        tensors |= {f"{i}.momentum_buffer": b for i, b in part(self.tensors, "momentum").items()}
-        kept = self.optimizer or {
-            "state": {},
-            "param_groups": optimizer.state_dict()["param_groups"],
-        }
-        state = {int(i): dict(values) for i, values in kept["state"].items()}
-        moved = [each for group in optimizer.param_groups for each in group["params"]]
-        for key, tensor in tensors.items():
+        state = {int(i): dict(values) for i, values in self.optimizer["state"].items()}
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        for key, tensor in part(self.tensors, "optimizer").items():
             i, _, name = key.partition(".")
-            # Laid out as the parameter is (channels_last): the fused step goes through both in memory order.
-            like = moved[int(i)] if tensor.shape == moved[int(i)].shape else tensor
-            laid_out = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
-            state.setdefault(int(i), {})[name] = laid_out
-        optimizer.load_state_dict({"state": state, "param_groups": kept["param_groups"]})
+            # In the parameter's memory format (channels_last), which the fused step relies on.
+            like = parameters[int(i)] if tensor.shape == parameters[int(i)].shape else tensor
+            copy = torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
+            state.setdefault(int(i), {})[name] = copy
+        groups = self.optimizer["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
         return self.epoch, self.step
-
-
-def tensors_of(
-    network: Network, module: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of network, stage's module where that is another, and optimizer; and the rest of its state."""
-    tensors = {f"network.{name}": tensor for name, tensor in network.state_dict().items()}
-    if module is not network:
-        tensors |= {f"module.{name}": tensor for name, tensor in module.state_dict().items()}
-    found = optimizer.state_dict()
-    rest: dict[int, dict[str, Any]] = {}
-    for i, values in found["state"].items():
-        own = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        tensors |= {f"optimizer.{i}.{name}": tensor for name, tensor in own.items()}
-        rest[i] = {name: value for name, value in values.items() if name not in own}
-    return tensors, {"state": rest, "param_groups": found["param_groups"]}

@@ -1,4 +1,4 @@
-"""One evaluation for all: what every classifier of a model makes of labelled images."""
+"""Evaluation of a model's classifiers on labelled images."""
 
 from collections.abc import Callable
 
@@ -19,33 +19,31 @@ def evaluate(
     seen: Images | None = None,
     mirror: bool = True,
 ) -> tuple[dict[str, Confusion], Features]:
-    """Return the confusions by classifier, of those that the model's options name, and the features that they come from.
+    """Return the confusion matrices by classifier, and the features of the images.
 
-    images: labels are rows; read: ``read(images, mirror=False)`` gives features; seen: all training
-    images of all classes, labels being rows: only with them AME, the oracle, is evaluated; mirror:
-    False evaluates the images alone, without mirrored copies.
+    Args:
+        model: its option `classifiers` chooses the classifiers; None: all.
+        images: their labels are rows of the head.
+        read: ``read(images, mirror=False)`` returns features.
+        seen: all training images of all classes; only with these is the oracle AME evaluated.
+        mirror: whether classifiers may average over mirrored copies.
     """
-    found = read(images)
+    features = read(images)
     classifiers: dict[str, Classifier] = dict(model.classifiers)
     if seen is not None:
         most = model.config.ame_images
         some = seen if most is None else seen.select(first_of_each(seen.labels, most))
         classifiers[Ame.name] = Ame.of(read(some), len(model.classes))
-    names = _wanted(model.config.classifiers, classifiers)
+    chosen = model.config.classifiers or tuple(classifiers)
+    names = [name for name in CLASSIFIERS if name in classifiers and name in chosen]
+    if not names:
+        raise ConfigError(f"classifiers = {chosen}: this model has {', '.join(classifiers)}")
     scorers = {name: classifiers[name].scorer(model.network) for name in names}
     copies = None
     if mirror and any(scorer.mirrors for scorer in scorers.values()):
         copies = read(images, mirror=True)
     confusions = {}
     for name, scorer in scorers.items():
-        scores = scorer.in_chunks(found, copies if scorer.mirrors else None)
-        confusions[name] = Confusion.of(found.labels, scores.argmax(dim=1), model.classes)
-    return confusions, found
-
-
-def _wanted(given: tuple[str, ...] | None, there: dict[str, Classifier]) -> list[str]:
-    """Return the names of the classifiers to evaluate, in the order of tables."""
-    names = [name for name in CLASSIFIERS if name in there and (given is None or name in given)]
-    if not names:
-        raise ConfigError(f"classifiers = {given}: this model has {', '.join(there)}")
-    return names
+        scores = scorer.in_chunks(features, copies if scorer.mirrors else None)
+        confusions[name] = Confusion.of(features.labels, scores.argmax(dim=1), model.classes)
+    return confusions, features

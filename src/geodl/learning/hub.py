@@ -1,11 +1,12 @@
-"""Models on the Hugging Face hub: `push` uploads one with a model card, ``hf://USER/NAME`` names one to load."""
+"""Models on the Hugging Face hub: `push` uploads a model with its card; ``hf://USER/NAME`` is the path to load it."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from geodl.core.errors import ConfigError, MissingExtraError, StoreError, install
 from geodl.core.text import count, one_line
@@ -19,65 +20,61 @@ if TYPE_CHECKING:
 
 SCHEME = "hf://"
 FILES = ("head.json", "head-copy.json", "objects/*", "README.md")
-"""What a repository holds: no lock, no events."""
+"""The files of a repository: no lock, no events."""
 MANY = 200
-"""Classes that a model card lists."""
-T = TypeVar("T")
+"""The maximum number of classes that a model card lists."""
 
 
 def push(
     model: "Learner | str | Path", repo: str, *, private: bool = True, with_images: bool = False
 ) -> str:
-    """Upload a model and its model card to the Hugging Face hub; return the page's address.
+    """Upload a model and its model card to the Hugging Face hub; return the page's URL.
 
-    ``Learner.load("hf://USER/NAME")`` loads it. The token is that of ``hf auth login`` or ``HF_TOKEN``.
-    A model in closed form holds features of the images that it learned, also without the images.
+    ``Learner.load("hf://USER/NAME")`` loads it. The token comes from ``hf auth login`` or ``HF_TOKEN``.
+    A closed-form model contains features of the images that it learned, even without the images.
 
     Args:
         model: a Learner, or the directory of a model.
-        repo: ``USER/NAME``; made if there is none.
-        private: whether a repository that is made here is private.
-        with_images: also upload the exemplars; without them further learning has none of the old
+        repo: ``USER/NAME``; created if it does not exist.
+        private: whether a new repository is private.
+        with_images: also upload the exemplars; without them, further learning has no images of the old
             classes.
     """
     hub, repo = _hub(), _repository(SCHEME + repo)[0]
-    given = load_model(Directory(Path(model)).phase(-1)) if isinstance(model, str | Path) else None
-    shared = _for_strangers(given or model.known, with_images)  # type: ignore[union-attr]
+    loaded = load_model(Directory(Path(model)).phase(-1)) if isinstance(model, str | Path) else None
+    shared = _for_strangers(loaded or model.known, with_images)  # type: ignore[union-attr]
     with TemporaryDirectory() as folder:
         store = model_directory(Path(folder) / "model")
+        config: dict[str, Any] = shared.record()["config"]
+        config["imports"] = [Path(name).name for name in config.get("imports", ())]
         with store.lock():
-            save_model(store, shared, action={"action": "push"}, notes={"config": _config(shared)})
+            save_model(store, shared, action={"action": "push"}, notes={"config": config})
         (store.path / "README.md").write_text(card(shared, repo), encoding="utf-8")
-
-        def upload() -> Any:
+        with _errors_of(repo):
             hub.create_repo(repo, private=private, exist_ok=True)
-            return hub.upload_folder(
+            hub.upload_folder(
                 repo_id=repo,
                 folder_path=store.path,
                 allow_patterns=list(FILES),
                 delete_patterns=["objects/*"],
                 commit_message=f"{count(len(shared.classes), 'class')}",
             )
-
-        _asked(repo, upload)
     return f"{hub.endpoint}/{repo}"
 
 
 def fetched(path: str | Path) -> str | Path:
-    """Return the local copy of a model on the hub, ``hf://USER/NAME[@REVISION]``; any other path as it is."""
+    """Return the local copy of a model on the hub, ``hf://USER/NAME[@REVISION]``; any other path unchanged."""
     if not str(path).startswith(SCHEME):
         return path
     repo, revision = _repository(str(path))
     hub = _hub()
-
-    def download() -> str:
-        return str(hub.snapshot_download(repo, revision=revision, allow_patterns=list(FILES)))
-
-    return _asked(repo, download)
+    with _errors_of(repo):
+        folder = hub.snapshot_download(repo, revision=revision, allow_patterns=list(FILES))
+    return str(folder)
 
 
 def card(model: Model, repo: str) -> str:
-    """Return the model card, made from the model."""
+    """Return the model card."""
     names = [f"- {_escaped(name)}" for name in model.classes[:MANY]]
     if len(model.classes) > MANY:
         names.append(f"- and {len(model.classes) - MANY} more")
@@ -111,7 +108,7 @@ print(learner.predict(["photo.jpg"]).labels)
 
 
 def _facts(model: Model) -> dict[str, str]:
-    """Return what the table of a model card shows."""
+    """Return the rows of the model card's table."""
     images = 0 if model.memory.images is None else len(model.memory.images)
     facts = {
         "classes": f"{len(model.classes)}, learned in {count(model.phases, 'step')}",
@@ -131,30 +128,23 @@ def _facts(model: Model) -> dict[str, str]:
 
 
 def _escaped(name: str) -> str:
-    """Return a class name as Markdown shows it: no sign is markup."""
+    """Escape a class name for Markdown."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", name)
 
 
 def _for_strangers(model: Model, with_images: bool) -> Model:
-    """Return the model without paths of this machine, and without images unless they are wanted."""
+    """Return the model without paths of this machine and, unless with_images, without images."""
     config = model.config.model_copy(update={"data_dir": None, "weights": None})
     memory = model.memory if with_images else Memory(store_images=model.memory.store_images)
     return replace(model, config=config, memory=memory)
 
 
-def _config(model: Model) -> dict[str, Any]:
-    """Return the stored configuration; of files that were imported their names alone."""
-    config: dict[str, Any] = model.record()["config"]
-    config["imports"] = [Path(name).name for name in config.get("imports", ())]
-    return config
-
-
 def _repository(path: str) -> tuple[str, str | None]:
     """Split ``hf://USER/NAME[@REVISION]``."""
-    found = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", path)
-    if not found:
+    parsed = re.fullmatch(r"hf://([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?", path)
+    if not parsed:
         raise ConfigError(f"model = {path}: allowed values are hf://USER/NAME, hf://USER/NAME@TAG")
-    return found[1], found[2]
+    return parsed[1], parsed[2]
 
 
 def _hub() -> Any:
@@ -165,9 +155,10 @@ def _hub() -> Any:
     return HfApi(library_name="geodl")
 
 
-def _asked(repo: str, ask: Callable[[], T]) -> T:
-    """Return what the hub answers; its many kinds of errors as one line."""
+@contextmanager
+def _errors_of(repo: str) -> Iterator[None]:
+    """Raise any of the hub's many errors as a StoreError of one line."""
     try:
-        return ask()
+        yield
     except Exception as error:
         raise StoreError(f"{SCHEME}{repo}: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""``Learner``: a model and the verbs for a notebook. It needs no directory."""
+"""``Learner``: a model with methods to learn, evaluate, predict, save and load, for notebooks and scripts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,10 +16,10 @@ from geodl.core.events import Listener, ignore
 from geodl.core.files import as_path
 from geodl.core.text import one_line
 from geodl.data.batches import Transform, transform_of
-from geodl.data.images import Images, insist_on_images
-from geodl.data.intake import labelled, with_rows
+from geodl.data.images import Images, insist_on_images, with_rows
+from geodl.data.intake import labelled
 from geodl.data.names import class_name
-from geodl.learning.algorithm import initial_backbone, learn, merged
+from geodl.learning.algorithm import learn, merged
 from geodl.learning.checkpoint import Checkpoints
 from geodl.learning.evaluation import evaluate
 from geodl.learning.hub import fetched
@@ -37,27 +37,26 @@ from geodl.store import Directory
 
 
 class Learner(Predicting):
-    """Learns classes group by group without forgetting, by a method and its options.
+    """Learns classes group by group without forgetting.
 
-    The options are those of the command line (``geodl config show`` lists them) but for where data
-    come from: ``Learner(method="lucir", distill="geodesic", exemplars=20)``; ``preset="cifar100"``
-    starts from a preset. Or it takes a configuration that was checked before. A part of your own is
-    given by its name, or as it is: ``Learner(method=MyMethod, selection=my_function)``.
+    The options are those of the command line (``geodl config show`` lists them) except data sources:
+    ``Learner(method="lucir", distill="geodesic", exemplars=20)``; ``preset="cifar100"`` starts from a preset.
+    Pass a part of your own by its name or as an object: ``Learner(method=MyMethod, selection=my_function)``.
 
     Args:
-        method: the method: its name, its class, or one that was made already.
+        method: the method: its name, its class, or an instance.
         network: the backbone: its name, its class, or a module (`geodl.nets.backbone` has the
-            protocol), which is copied. A module is not saved: `load` is given it again.
-        config: a checked configuration, in place of options.
-        model: what was learned before, to continue from.
+            protocol), which is copied. A module is not saved: pass it to `load` again.
+        config: a validated configuration, instead of options.
+        model: a model to continue from.
         listener: called with each event (`geodl.core.events`).
-        stop: asked after each step of training whether to stop; `Interrupted` is raised then.
-        shared_base: trained base phases that runs share.
-        decided_precision: 32 or bf16, in place of what the configuration leaves open.
+        stop: called after each training step; if it returns True, training stops with `Interrupted`.
+        shared_base: base phases that runs share.
+        decided_precision: 32 or bf16, if the configuration leaves it open.
 
     Attributes:
-        model: everything that was learned so far; None before anything is.
-        seen: joint training alone: all images given so far, with class names. They are not saved.
+        model: everything learned so far; None before the first group.
+        seen: with joint training, all images so far, with class names. They are not saved.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Learner(Predicting):
         self._own = None if isinstance(network, str) else network
         self._backbone: Backbone | None = None
         self.config = config if config is not None else _configured(options, method, network)
-        if config is None:  # that of a stored model may be from another machine
+        if config is None:  # a stored one may come from another machine
             device_kind(self.config.accelerator)
             named = self.config.network if network is None else network
             check_network(named, pretrained=self.config.pretrained and not self.config.weights)
@@ -91,7 +90,7 @@ class Learner(Predicting):
 
     @cached_property
     def trainer(self) -> Trainer:
-        """What trains and evaluates; made on first use, since loading and predicting need none."""
+        """The training loop, created on first use: loading and predicting need none."""
         return Trainer(
             self.config, precision=self._precision, listener=self._listener, stop=self._stop
         )
@@ -109,7 +108,7 @@ class Learner(Predicting):
 
     @property
     def network(self) -> Network | None:
-        """The network; None before anything is learned."""
+        """The network; None before the first group."""
         return self.model.network if self.model else None
 
     @property
@@ -119,17 +118,17 @@ class Learner(Predicting):
 
     @property
     def transform(self) -> Transform | None:
-        """From a picture to the network's input; None before anything is learned."""
+        """The transform from an image to the network's input; None before the first group."""
         return self.model.transform if self.model else None
 
     @property
     def phases(self) -> int:
-        """How many groups were learned."""
+        """The number of groups learned."""
         return self.model.phases if self.model else 0
 
     @property
     def known(self) -> Model:
-        """The model; an error where nothing was learned yet."""
+        """The model; an error before the first group."""
         if self.model is None:
             raise ConfigError("nothing was learned yet: call learn first")
         return self.model
@@ -144,17 +143,17 @@ class Learner(Predicting):
         progress: Checkpoints | None = None,
         now: Features | None = None,
     ) -> None:
-        """Learn one group: new classes, more images of known ones, or both (Algorithm 1).
+        """Learn a group: new classes, more images of known ones, or both (Algorithm 1).
+
+        The model changes only when the whole group is learned.
 
         Args:
             images: ``phase.train`` of a scenario; or uint8 or 0..1 float arrays (N, H, W[, C]) with
                 labels; or a torch Dataset of (image, label) pairs.
             labels: (N,) class names or numbers; 0, 0.0 and "0" are one class.
-            progress: where checkpoints go; an interrupted group resumes from the last one.
-            now: the features of these images by a network that is not trained, where they were taken
-                before (`geodl.learning.reading`).
-
-        The model changes only when the whole group is learned.
+            progress: where checkpoints are kept; an interrupted group resumes from the last one.
+            now: features of these images, if the network is not trained and they are known already
+                (`geodl.learning.reading`).
         """
         train = labelled(images, labels)
         if self.model is None or self.method.joint:
@@ -175,7 +174,7 @@ class Learner(Predicting):
             self.remember(train)
 
     def remember(self, images: Images) -> None:
-        """Add images, with class names, to those that joint training has seen."""
+        """Add images with class names to those that joint training trains on."""
         self.seen = images if self.seen is None else merged([self.seen, images])
 
     def evaluate(
@@ -186,7 +185,7 @@ class Learner(Predicting):
         Args:
             images: as for `learn`.
             labels: (N,) class names or numbers; 0, 0.0 and "0" are one class.
-            seen: all training images so far; the oracle AME is evaluated only with them.
+            seen: all training images so far, which the oracle AME needs.
             mirror: whether classifiers may average over mirrored copies.
         """
         old = None if seen is None else self.rows_of(seen)
@@ -194,12 +193,13 @@ class Learner(Predicting):
         return evaluate(self.known, test, self.features, seen=old, mirror=mirror)[0]
 
     def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
-        """Return what predicts as the model is now; accelerator: cpu or cuda, auto: as configured."""
-        wanted = None if accelerator == "auto" else accelerator
-        return self.known.recognizer(classifier, accelerator=wanted)
+        """Return a recognizer for the current model; accelerator: cpu or cuda, auto: as configured."""
+        return self.known.recognizer(
+            classifier, accelerator=None if accelerator == "auto" else accelerator
+        )
 
     def save(self, path: str | Path) -> None:
-        """Save the model as the latest state of a directory; ``geodl predict`` reads it too."""
+        """Save the model as the latest state of a directory, which ``geodl predict`` can read."""
         model = self.known
         store = model_directory(as_path(path, "model"))
         with store.lock():
@@ -220,12 +220,12 @@ class Learner(Predicting):
         """Load a learner from a directory of `save`, ``geodl learn`` or ``geodl run``.
 
         Args:
-            path: the directory, or ``hf://USER/NAME`` for what `geodl.push` uploaded.
-            phase: which state, counted from 0: a phase of ``geodl run``, a step of ``geodl learn`` (of these the
-                last four are kept), or a call of `save`; -1: the last one. An earlier one evaluates and
-                predicts; the closed form of a run continues learning from its last phase alone.
-            method: the method, if it was given as an object.
-            network: the backbone, if it was given as a module.
+            path: the directory, or ``hf://USER/NAME`` for a model uploaded by `geodl.push`.
+            phase: the state, counted from 0: a phase of ``geodl run``, a step of ``geodl learn`` (the last four are
+                kept), or a call of `save`; -1: the last one. Earlier states evaluate and predict; the closed form of
+                a run can continue learning only from its last phase.
+            method: the method, if it was passed as an object.
+            network: the backbone, if it was passed as a module.
             data_dir: where the exemplars of a model with ``store_images=False`` are; files elsewhere are
                 not read.
             listener: as for the constructor.
@@ -254,7 +254,7 @@ class Learner(Predicting):
         """Remove a class: its row of the head, its means, its images."""
         self.model = self.known.without(name)
         if self.seen is not None:
-            # By name, since one that was given up may have come back.
+            # By name: a removed class may have been learned again.
             stay = torch.tensor([each != name for each in self.seen.names])
             self.seen = self.seen.select(stay[self.seen.labels])
 
@@ -271,20 +271,20 @@ class Learner(Predicting):
 
     def rows_of(self, images: Any, labels: Any = None) -> Images:
         """Return labelled images with rows of the head as labels; an unknown class is an error."""
-        classes, given = self.known.classes, labelled(images, labels)
-        for label in sorted(set(given.labels.tolist())):
-            if given.names[label] not in classes:
+        classes, named = self.known.classes, labelled(images, labels)
+        for label in sorted(set(named.labels.tolist())):
+            if named.names[label] not in classes:
                 known = ", ".join(classes[:20])
-                raise DataError(f"class {given.names[label]!r} was not learned; known are {known}")
-        return with_rows(given, classes)
+                raise DataError(f"class {named.names[label]!r} was not learned; known are {known}")
+        return with_rows(named, classes)
 
     def check(self) -> None:
-        """Build the backbone of a new model, which `learn` takes; an error where that cannot be done."""
-        self._backbone = self._backbone or initial_backbone(self.method, self._own)
+        """Build the backbone of a new model for `learn`; an error if that is not possible."""
+        self._backbone = self._backbone or self.method.initial_backbone(self._own)
 
 
 def _continued(model: Model, config: RunConfig) -> Model:
-    """Return a model that continues with other options; those of a new model alone are refused."""
+    """Return a model with other options; options that only a new model can have are an error."""
     if config == model.config:
         return model
     size = model.transform.size
@@ -292,8 +292,7 @@ def _continued(model: Model, config: RunConfig) -> Model:
     head, old = (build(each).head for each in (config, model.config))
     if head != old:
         raise ConfigError(
-            f"distill = {config.distill!r}: this goes with a {head} head, and this model has a {old} "
-            "one; another needs a new model"
+            f"distill = {config.distill!r} needs a {head} head, and this model has a {old} one: start a new model"
         )
     return replace(model, config=config, transform=transform_of(config, size=size))
 
@@ -303,39 +302,39 @@ def _configured(
     method: str | type[Method] | Method | None,
     network: str | Own | None,
 ) -> RunConfig:
-    """Check the options of a Learner, which is handed its images: those about data are refused."""
+    """Return the validated options of a Learner; options about data sources are an error."""
     about_data = SECTIONS["Data"].model_fields
-    given = {key: value for key, value in options.items() if key != "preset"}
-    for key in given:
+    chosen = {key: value for key, value in options.items() if key != "preset"}
+    for key in chosen:
         if key in about_data:
-            raise ConfigError(f"{key}: an option about data sources; a Learner is given its images")
+            raise ConfigError(f"{key}: an option about data sources; pass images to learn instead")
     if method is not None:
-        given["method"] = type(method) if isinstance(method, Method) else method
+        chosen["method"] = type(method) if isinstance(method, Method) else method
     if network is not None:
-        given["network"] = network if isinstance(network, str) else _called(network)
+        chosen["network"] = network if isinstance(network, str) else _called(network)
     for registry in REGISTRIES.values():
-        if callable(given.get(registry.option)):
-            given[registry.option] = registry.name_of(given[registry.option])
+        if callable(chosen.get(registry.option)):
+            chosen[registry.option] = registry.name_of(chosen[registry.option])
     layers: Sequence[Layer] = []
     if "preset" in options:
         preset = preset_layer(options["preset"])
         values = {key: each for key, each in preset.values.items() if key not in about_data}
         layers = [Layer(preset.origin, values)]
-    return configure([*layers, Layer("option", given)]).config
+    return configure([*layers, Layer("option", chosen)]).config
 
 
 def _called(network: Own) -> str:
-    """Return how the configuration calls a backbone that is given as it is."""
+    """Return the configuration's name of a backbone that is passed as an object."""
     return OWN + str(getattr(network, "__name__", type(network).__name__))
 
 
 def _check_backbone(model: Model, network: Own) -> None:
-    """Raise a ConfigError where a model was not made with a backbone."""
+    """Raise a ConfigError if a model was not made with this backbone."""
     made = f"network = {_called(network)}: this model was made with {model.config.network}"
     if not model.config.network.startswith(OWN):
         raise ConfigError(f"{made}; leave network out")
     try:
-        model.network  # noqa: B018  # built now, not later
+        model.network  # noqa: B018  # build it now, not later
     except StoreError as error:
         raise ConfigError(
             f"{made}, whose weights do not fit: {one_line(error.__cause__)}"

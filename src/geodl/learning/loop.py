@@ -1,7 +1,7 @@
-"""THE loop: it runs a stage step by step, and can stop and go on at any step.
+"""The training loop: it runs a stage step by step, and can stop and resume at any step.
 
-Lightning Fabric (devices, precision, processes) lives here and nowhere else. Everything random is derived from the seed,
-the phase, the stage and the step.
+This is the only module that uses Lightning Fabric (devices, precision, processes). Everything random is derived from
+the seed, the phase, the stage and the step.
 """
 
 import atexit
@@ -27,7 +27,7 @@ from geodl.core.ranks import Ranks, gather_rows
 from geodl.data.batches import Batch, Transform, evaluation
 from geodl.data.images import Images
 from geodl.geometry import GeometryError
-from geodl.learning.checkpoint import Checkpoint, Checkpoints, tensors_of
+from geodl.learning.checkpoint import Checkpoint, Checkpoints
 from geodl.methods import Phase, Stage
 from geodl.model.features import Features, features_of
 from geodl.nets import Network, reading_copy
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 SAVE_SECONDS = 10.0
+"""Checkpoints at the end of an epoch are at least this far apart."""
 SAMPLE = 128
-"""Images that are looked at after an epoch."""
+"""Images that are checked after an epoch."""
 READ_STEPS = 20
-"""On a GPU the losses are read back every so many steps: each time the device is waited for."""
+"""Steps between reading losses back from a GPU, which waits for the device each time."""
 
 
 class Trainer:
-    """Trains and evaluates networks on whatever devices there are."""
+    """Trains and evaluates networks on the available devices."""
 
     def __init__(
         self,
@@ -69,12 +70,12 @@ class Trainer:
 
     @cached_property
     def fabric(self) -> "Fabric":
-        """What knows devices, precision and processes; made when something is trained."""
-        # Not above: it takes twice as long to import as torch, and reading features needs none.
+        """Lightning Fabric, which handles devices, precision and processes; created on first use."""
+        # Imported here, because that takes twice as long as importing torch, and reading features needs none.
         from lightning_fabric import Fabric
 
         config = self.config
-        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces processes
+        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it logs every process
         return Fabric(
             accelerator=device_kind(config.accelerator),
             strategy="ddp" if config.devices * config.nodes > 1 else "auto",
@@ -84,8 +85,8 @@ class Trainer:
         )
 
     def place(self, network: Network) -> Network:
-        """Bring a network to the device, its batch statistics shared by all GPUs."""
-        if self.ranks.world > 1 and self.device.type == "cuda":  # it has no form for CPUs
+        """Move a network to the device, with batch statistics shared by all GPUs."""
+        if self.ranks.world > 1 and self.device.type == "cuda":  # not available on CPUs
             nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
         return network.to(self.device)
 
@@ -98,30 +99,27 @@ class Trainer:
         mirror: bool = False,
         levels: Sequence[str] = (),
     ) -> Features:
-        """Run the network over un-augmented images, each rank over its share, and return all of it on every rank.
+        """Return the features of un-augmented images, the same on every rank; each rank computes its share.
 
-        In float32 whatever the precision of training, so that features do not depend on the processor; batch norms
-        are folded into the convolutions; ``levels`` names those to read too.
+        They are float32 whatever the precision of training, so that they do not depend on the processor; batch norms
+        are folded into the convolutions. levels: the levels to include.
         """
-        # Fewer images than ranks: every rank takes them all.
+        # With fewer images than ranks, every rank computes all.
         world = self.ranks.world if len(images) >= self.ranks.world else 1
         rank = self.ranks.rank if world > 1 else 0
         batches = evaluation(
             images, transform, mirror=mirror, rank=rank, world=world, workers=self.config.workers
         )
-        batches = self._told(batches, len(images))
-        found = features_of(reading_copy(network, self.device), batches, self.device, levels)
+        batches = self._reporting(batches, len(images))
+        features = features_of(reading_copy(network, self.device), batches, self.device, levels)
         if world == 1:
-            return found
+            return features
+        return features.map(
+            lambda part: gather_rows(part.to(self.device), self.ranks.group)[0].cpu()
+        )
 
-        def gathered(part: Tensor) -> Tensor:
-            return gather_rows(part.to(self.device), self.ranks.group)[0].cpu()
-
-        more = {name: gathered(part) for name, part in found.levels.items()}
-        return Features(gathered(found.pooled), gathered(found.logits), images.labels, more)
-
-    def _told(self, batches: Iterable[Batch], total: int) -> Iterator[Batch]:
-        """Pass batches on, and tell how many of this rank's images came by."""
+    def _reporting(self, batches: Iterable[Batch], total: int) -> Iterator[Batch]:
+        """Yield batches, and report how many of this rank's images are done."""
         done = 0
         for batch in batches:
             yield batch
@@ -131,10 +129,10 @@ class Trainer:
 
 @dataclass
 class StageRun:
-    """One stage of a phase, run step by step; it can stop and resume at any step.
+    """The run of one stage of a phase, which can stop and resume at any step.
 
-    number: of the stage in its phase; progress: where checkpoints go; base: the key under which the
-    result will be shared, kept in checkpoints.
+    number: the stage's position in the phase; progress: where checkpoints are kept; base: the key under which the
+    result will be shared, which checkpoints store.
     """
 
     trainer: Trainer
@@ -144,7 +142,7 @@ class StageRun:
     progress: Checkpoints | None = None
     base: str | None = None
 
-    def through(self, checkpoint: Checkpoint | None = None) -> None:
+    def run(self, checkpoint: Checkpoint | None = None) -> None:
         """Run all epochs, from the start or from a checkpoint inside the stage."""
         trainer, stage = self.trainer, self.stage
         stage.module.to(trainer.device)
@@ -155,47 +153,47 @@ class StageRun:
         if checkpoint is not None:
             self.epoch, self.step = checkpoint.restore(stage.module, self.optimizer)
         compiles = trainer.config.compile and self.number == 0
-        # Compiled for training alone: evaluation comes in other shapes and modes.
+        # Compiled only for training: evaluation uses other shapes and modes.
         module: Any = torch.compile(stage.module) if compiles else stage.module
         self.module, self.wrapped = trainer.fabric.setup(module, self.optimizer)
         self.steps = min(len(stage.batches), stage.steps or len(stage.batches))
         self.saved = time.monotonic()
         epochs = stage.schedule.epochs
-        trainer.listener(StageStarted(*self._where, epochs, self.steps, self.epoch))
+        trainer.listener(StageStarted(*self._place, epochs, self.steps, self.epoch))
         while self.epoch < epochs:
-            self._epoch()
+            self._run_epoch()
         stage.finish()
 
     @property
-    def _where(self) -> tuple[int, str]:
+    def _place(self) -> tuple[int, str]:
         return self.phase.index, self.stage.name
 
-    def _epoch(self) -> None:
-        """Take the steps of an epoch that are left; a loss that is not finite ends the training."""
+    def _run_epoch(self) -> None:
+        """Take the remaining steps of an epoch; a loss that is not finite ends the training."""
         trainer, stage, epochs = self.trainer, self.stage, self.stage.schedule.epochs
         self.phase.network.train(stage.training)
-        at, meter, last = self.epoch, _Meter(self.step), self.epoch + 1 == epochs
+        epoch, meter, last = self.epoch, _Meter(self.step), self.epoch + 1 == epochs
         try:
-            for batch in islice(stage.batches.epoch(at, self.step), self.steps - self.step):
-                self._step(batch, meter)
+            for batch in islice(stage.batches.epoch(epoch, self.step), self.steps - self.step):
+                self._take_step(batch, meter)
             if last and stage.module is self.phase.network:
-                self._check_sound()
-            self.epoch, self.step = at + 1, 0
-            if meter.count:  # an epoch that was stopped at its last step has no loss to report
-                phase, name = self._where
-                told = meter.loss, meter.parts, meter.rate
-                trainer.listener(EpochEnded(phase, name, self.epoch, epochs, *told))
+                self._check_network()
+            self.epoch, self.step = epoch + 1, 0
+            if meter.count:  # an epoch resumed after its last step has no loss to report
+                phase, name = self._place
+                means = meter.loss, meter.parts, meter.rate
+                trainer.listener(EpochEnded(phase, name, self.epoch, epochs, *means))
             late = not trainer.config.checkpoint_steps
             late = late and time.monotonic() - self.saved > SAVE_SECONDS
             if last or trainer.ranks.any(late, trainer.device):
                 trainer.ranks.broadcast(self.phase.network.buffers())
                 self._save()
         except (FloatingPointError, GeometryError) as error:
-            # Features that are not finite have no subspace.
-            raise TrainingError(self._not_finite(at, meter.step, str(error))) from None
+            # GeometryError: features that are not finite have no subspace.
+            raise TrainingError(self._not_finite(epoch, meter.step, str(error))) from None
 
-    def _step(self, batch: Batch, meter: "_Meter") -> None:
-        """Take one step down the loss of a batch, and save or stop where that is due."""
+    def _take_step(self, batch: Batch, meter: "_Meter") -> None:
+        """Minimize the loss of a batch by one step; save a checkpoint or stop if that is due."""
         trainer, schedule = self.trainer, self.stage.schedule
         for group in self.wrapped.param_groups:
             group["lr"] = schedule.lr_at(self.epoch, self.step, self.steps)
@@ -206,7 +204,7 @@ class StageRun:
         if not due and self.step % trainer.read_steps and self.step < self.steps:
             return
         meter.check()
-        trainer.listener(StepTaken(*self._where, self.epoch, self.step, meter.loss, meter.rate))
+        trainer.listener(StepTaken(*self._place, self.epoch, self.step, meter.loss, meter.rate))
         stopping = trainer.ranks.any(trainer.stop(), trainer.device)
         if stopping or due:
             self._save()
@@ -215,35 +213,34 @@ class StageRun:
             raise Interrupted(f"stopped in {place}; progress is saved")
 
     def _descend(self, batch: Batch) -> dict[str, Tensor]:
-        """Move the parameters by one step; return the parts of the loss."""
+        """Take a step of the optimizer; return the parts of the loss."""
         fabric, clip = self.trainer.fabric, self.trainer.config.clip_norm
-        found = self.stage.loss(self.module, batch)
-        parts = {name: part for name, part in found if part is not None}
+        losses = self.stage.loss(self.module, batch)
+        parts = {name: part for name, part in losses if part is not None}
         fabric.backward(torch.stack(list(parts.values())).sum())
-        if clip is not None and self.stage.training:  # not pixels: they move by grey levels
+        if clip is not None and self.stage.training:  # exemplars' pixels are not clipped
             fabric.clip_gradients(self.module, self.wrapped, max_norm=clip)
         self.wrapped.step()
         self.wrapped.zero_grad()
         return parts
 
     def _save(self) -> None:
-        """Write a checkpoint; weights that are not finite are none."""
-        ranks = self.trainer.ranks
-        tensors, rest = tensors_of(self.phase.network, self.stage.module, self.optimizer)
-        finite = all(bool(tensor.isfinite().all()) for tensor in tensors.values())
+        """Save a checkpoint; weights that are not finite are an error."""
+        ranks, place = self.trainer.ranks, (self.number, self.epoch, self.step, self.base)
+        checkpoint = Checkpoint.of(self.phase.network, self.stage.module, self.optimizer, *place)
+        finite = all(bool(tensor.isfinite().all()) for tensor in checkpoint.tensors.values())
         if ranks.any(not finite, self.trainer.device):  # the loss was computed before the step
             raise FloatingPointError("the weights after that step")
         if self.progress is not None and ranks.is_main_process:
-            place = Checkpoint(tensors, self.number, self.epoch, self.step, self.base, rest)
-            place.save(self.progress)
+            checkpoint.save(self.progress)
         ranks.barrier()
         self.saved = time.monotonic()
 
-    def _check_sound(self) -> None:
-        """See whether the last step left the network sound: its loss was computed before it."""
+    def _check_network(self) -> None:
+        """Raise an error if the network's output is not finite: no loss is computed after the last step."""
         sample = evenly(self.stage.batches.images, SAMPLE)
-        found = self.trainer.features(self.phase.network, sample, self.phase.transform)
-        if not bool(found.logits.isfinite().all()):
+        features = self.trainer.features(self.phase.network, sample, self.phase.transform)
+        if not bool(features.logits.isfinite().all()):
             raise FloatingPointError("the network's output after that step")
 
     def _not_finite(self, epoch: int, step: int, what: str) -> str:
@@ -252,7 +249,7 @@ class StageRun:
             last = Checkpoint.load(self.progress)
             if last is not None:
                 good = f"epoch {last.epoch + 1}, step {last.step}"
-        phase, stage = self._where
+        phase, stage = self._place
         return (
             f"the loss is not finite in phase {phase}, stage {stage}, epoch {epoch + 1}, step {step} "
             f"({what}); the last good checkpoint is {good}: try a lower lr or clip_norm"
@@ -260,42 +257,41 @@ class StageRun:
 
 
 def evenly(images: Images, count: int) -> Images:
-    """Return at most ``count`` images, evenly spread."""
+    """Return at most ``count`` images, evenly spaced."""
     return images.select(torch.arange(0, len(images), max(1, math.ceil(len(images) / count))))
 
 
 class _Meter:
-    """Mean losses and the speed of an epoch, summed on the device: `check` reads them back, and only then waits for it."""
+    """Mean losses and the speed of an epoch, summed on the device; only reading them waits for it."""
 
     def __init__(self, step: int) -> None:
         self.names: list[str] = []
         self.count, self.step = 0, step
         self.began = time.monotonic()
         self._sums: Tensor | None = None
-        self._bad: Tensor | None = (
-            None  # the step, counted from 1, and the parts of the first loss that is not finite
-        )
+        # The step, counted from 1, and the parts of the first loss that is not finite; zeros if there is none.
+        self._bad: Tensor | None = None
 
     def add(self, parts: Mapping[str, Tensor], size: int) -> None:
-        """Count the parts of the loss of a step, a mean over ``size`` images each."""
+        """Add the parts of the loss of a step, means over ``size`` images."""
         self.names = list(parts)
         values = torch.stack([value.detach().double() for value in parts.values()])
         self.step += 1
         self.count += size
-        found = torch.cat([values.new_tensor([self.step]), values])
+        numbered = torch.cat([values.new_tensor([self.step]), values])
         if self._sums is None or self._bad is None:
-            self._sums, self._bad = torch.zeros_like(values), torch.zeros_like(found)
+            self._sums, self._bad = torch.zeros_like(values), torch.zeros_like(numbered)
         first = ~values.isfinite().all() & (self._bad[0] == 0)
-        self._bad = torch.where(first, found, self._bad)
+        self._bad = torch.where(first, numbered, self._bad)
         self._sums = self._sums + values * size
 
     def check(self) -> None:
-        """Raise a FloatingPointError with the parts of the first loss that was not finite; `step` is then its step."""
+        """Raise a FloatingPointError with the first loss that is not finite, and set `step` to its step."""
         bad = [] if self._bad is None else self._bad.tolist()
         if bad and bad[0]:
             self.step = int(bad[0])
-            found = zip(self.names, bad[1:], strict=True)
-            raise FloatingPointError(", ".join(f"{name} = {value:.4g}" for name, value in found))
+            parts = zip(self.names, bad[1:], strict=True)
+            raise FloatingPointError(", ".join(f"{name} = {value:.4g}" for name, value in parts))
 
     @property
     def parts(self) -> dict[str, float]:
@@ -317,7 +313,7 @@ class _Meter:
 def _to(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
-    # Copied while the device still works on the batch before, which needs pinned memory.
+    # From pinned memory, so that the copy overlaps with the work on the previous batch.
     images, labels = (
         part.pin_memory().to(device, non_blocking=True) for part in (batch.images, batch.labels)
     )
@@ -325,7 +321,7 @@ def _to(batch: Batch, device: torch.device) -> Batch:
 
 
 def _leave_group() -> None:
-    """End the threads by which the processes talk before the interpreter ends: one that still holds a tensor would abort it."""
-    gc.collect()  # wrapped modules hold the group in cycles, and its threads end with the last that holds it
+    """End the communication threads before the interpreter ends: one that still held a tensor would abort it."""
+    gc.collect()  # wrapped modules keep the group alive in reference cycles
     if distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A model in a directory: its tensors and its record as the files of a phase."""
+"""Saving and loading models: tensors and record as the files of a phase in a directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def model_directory(path: Path) -> Directory:
-    """Make the directory of a model, or open it; each phase keeps what it was made with."""
+    """Create or open the directory of a model; each phase stores its own configuration."""
     return Directory.create_or_open(path, {}, kind="model")
 
 
@@ -39,18 +39,25 @@ def save_model(
     states: int | None = None,
     drop_statistics: bool = False,
 ) -> None:
-    """Add a model as the next phase of a directory, whole or not at all.
+    """Save a model as the next phase of a directory, atomically.
 
-    action: what led to it; metrics: how good it was; notes, tensors, files: what its owner keeps beside it.
-    states: so many phases are kept as they are, of the others their metrics; None: all.
-    drop_statistics: of the phases before, which nobody learns from any more.
+    Args:
+        store: the directory.
+        model: the model.
+        action: what created the phase.
+        metrics: the content of metrics.json.
+        notes: further entries of the record.
+        tensors: further tensors.
+        files: further files.
+        states: how many phases are kept in full; of earlier ones only the metrics; None: all.
+        drop_statistics: whether to drop the statistics of earlier phases, which only learning needs.
     """
     everything = model.to_tensors() | dict(tensors or {})
     statistics = part(everything, STATISTICS.removesuffix("."))
     apart = ("network.", STATISTICS)
     rest = {key: each for key, each in everything.items() if not key.startswith(apart)}
     record = model.record() | dict(notes or {})
-    # The network by the names that `--weights` reads.
+    # The network under the names that `--weights` expects.
     network = part(everything, "network")
     contents = {NETWORK: network, MEMORY: rest, METRICS: dict(metrics or {}), RECORD: record}
     store.commit(
@@ -71,9 +78,8 @@ def load_model(
 ) -> Model:
     """Return the model of a phase.
 
-    config: the user's, in place of the model's own; data_dir: where image files are that the model only refers to, by
-    default that of `config`. Files elsewhere are not read: the model may be a stranger's.
-    network: the backbone, where it has no name.
+    config: instead of the model's own; data_dir: where referenced image files are, by default that of `config`; files
+    elsewhere are not read, since the model may be a stranger's; network: the backbone, if it was passed as an object.
     """
     if config is not None and data_dir is None:
         data_dir = data_directory(config.data_dir)
@@ -89,7 +95,7 @@ def load_model(
 
 
 def _current(saved: SavedPhase) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return record and tensors by today's names."""
+    """Return record and tensors under their current names."""
     tensors = {f"network.{key}": each for key, each in saved.tensors(NETWORK).items()}
     record, memory = saved.json(RECORD), saved.tensors(MEMORY)
     sums = saved.tensors(SUMS) if SUMS in saved.files else {}
@@ -102,10 +108,10 @@ def _current(saved: SavedPhase) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _version_2(
     saved: SavedPhase, record: dict[str, Any], network: Tensors, memory: Tensors, sums: Tensors
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Translate what version 0.2 wrote: class means and the closed form stood in the memory."""
+    """Convert what version 0.2 wrote: class means and the closed form were in the memory."""
     if not record.get("trained", True):
         raise StoreError(
-            f"{saved.path}: a model of one class that was never trained cannot be read any more"
+            f"{saved.path}: a model of version 0.2 with one class, never trained, cannot be read"
         )
     tensors = dict(network)
     names = {"means": "ncm.means", "exemplar_means": "nme.means", "own": "analytic"}
@@ -113,7 +119,7 @@ def _version_2(
         first, _, rest = key.partition(".")
         tensors[".".join(filter(None, [names.get(first, f"memory.{first}"), rest]))] = each
     tensors |= {f"{STATISTICS}analytic.{key}": each for key, each in sums.items()}
-    found = [name for name in ("nme", "ncm", "analytic") if any(part(tensors, name))]
+    classifiers = [name for name in ("nme", "ncm", "analytic") if any(part(tensors, name))]
     if build(stored_config(record["config"])).trains(int(record["phases"]) - 1):
-        found.insert(0, "cnn")
-    return dict(record) | {"classifiers": found}, tensors
+        classifiers.insert(0, "cnn")
+    return dict(record) | {"classifiers": classifiers}, tensors

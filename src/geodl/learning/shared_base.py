@@ -1,4 +1,4 @@
-"""The stages of a phase, one after the other; the first of phase 0 is shared by all runs that agree on what it depends on."""
+"""Running the stages of a phase. The first stage of phase 0 is shared by all runs that agree on what it depends on."""
 
 import inspect
 import time
@@ -25,8 +25,8 @@ from geodl.learning.loop import StageRun, Trainer
 from geodl.methods import Method, Phase
 from geodl.nets import BACKBONES
 
-# To be raised whenever training computes something else than before.
 VERSION = 3
+"""Increased whenever a change of the code changes the result of training."""
 BASE = frozenset(
     {
         "network",
@@ -39,12 +39,12 @@ BASE = frozenset(
         "compile",
     }
 )
-"""Options that a trained base phase depends on, besides its data, schedule, transform and weights."""
+"""Options that a base phase depends on, besides its data, schedule, transform and weights."""
 
 
 @dataclass(frozen=True)
 class SharedBase:
-    """Shared base phases: where they are kept, and the name of the data that phase 0 learns."""
+    """Shared base phases; cache: where they are stored; data: identifies the data of phase 0."""
 
     cache: Cache
     data: str
@@ -57,39 +57,39 @@ def run_stages(
     progress: Checkpoints | None,
     shared: SharedBase | None,
 ) -> None:
-    """Run the method's stages, each from its start or from where it was interrupted."""
+    """Run the method's stages, each from its start or from its checkpoint."""
     checkpoint = Checkpoint.load(progress)
     if checkpoint is not None:
         phase.network.load(part(checkpoint.tensors, "network"))
-    begun = 0 if checkpoint is None else checkpoint.stage
+    first = 0 if checkpoint is None else checkpoint.stage
     with watching_angles(trainer, phase):
         for number, stage in enumerate(method.stages(phase)):
-            if number < begun:
+            if number < first:
                 continue
-            place = checkpoint if number == begun else None
+            resumed = checkpoint if number == first else None
             run = StageRun(trainer, phase, stage, number, progress)
             if shared is not None and method.base_loss and not phase.index and not number:
-                _shared_stage(run, method, place, shared)
+                _run_shared(run, method, resumed, shared)
             else:
-                run.through(place)
+                run.run(resumed)
     phase.network.head.thaw()
 
 
-def _shared_stage(
-    run: StageRun, method: Method, place: Checkpoint | None, shared: SharedBase
+def _run_shared(
+    run: StageRun, method: Method, checkpoint: Checkpoint | None, shared: SharedBase
 ) -> None:
-    """Take the stage from the shared base phases, or run it and put it there."""
+    """Load the stage's result from the cache, or run the stage and store the result there."""
     trainer, phase = run.trainer, run.phase
     machine = (trainer.device.type, trainer.ranks.world, trainer.precision)
     key = base_key(method, phase.transform, shared.data, phase.new, machine)
-    if place is not None and place.base != key:
-        # Begun with other threads, devices or versions: nobody else's base comes of it.
-        run.through(place)
+    if checkpoint is not None and checkpoint.base != key:
+        # Started with other threads, devices or versions: the result is not that of this key.
+        run.run(checkpoint)
         return
     with _claimed(trainer, shared.cache, key):
-        if place is None and _taken(trainer, shared.cache, key, phase):
+        if checkpoint is None and _loaded(trainer, shared.cache, key, phase):
             return
-        replace(run, base=key).through(place)
+        replace(run, base=key).run(checkpoint)
         if trainer.ranks.is_main_process:
             shared.cache.put(key, phase.network.state_dict())
 
@@ -97,9 +97,9 @@ def _shared_stage(
 def base_key(
     method: Method, transform: Transform, data: str, classes: int, machine: Sequence[str | int]
 ) -> str:
-    """Return the key of the base phase: all that its trained network depends on.
+    """Return the cache key of the base phase: a hash of all that its trained network depends on.
 
-    data: names its images and classes; machine: the kind of device, the number of processes, the precision.
+    data: identifies images and classes; machine: the kind of device, the number of processes, the precision.
     """
     weights = method.config.weights
     facts = {
@@ -114,7 +114,7 @@ def base_key(
 
 
 def base_options(method: Method, classes: int) -> dict[str, Any]:
-    """Return what the base phase depends on of a method and its options; classes: how many it learns."""
+    """Return the method's and the options' part of what the base phase depends on; classes: their number."""
     config = method.config
     return {
         "held out": method.held_out(method.share(classes)),
@@ -127,14 +127,14 @@ def base_options(method: Method, classes: int) -> dict[str, Any]:
 
 
 def _foreign_code(config: RunConfig) -> list[str]:
-    """Return the code of backbone and augmentation where they are not geodl's: it may change under the same name."""
+    """Return the source code of a backbone or augmentation of the user's: it may change under the same name."""
     used = BACKBONES.get(config.network), AUGMENTATIONS.get(config.augment)
-    made_by = [getattr(part, "func", part) for part in used if part is not None]  # of a partial
-    return [_code(part) for part in made_by if not part.__module__.startswith("geodl.")]
+    parts = [getattr(part, "func", part) for part in used if part is not None]  # func: of a partial
+    return [_code(part) for part in parts if not part.__module__.startswith("geodl.")]
 
 
 def _code(part: Any) -> str:
-    """Return the code of a class or function; code that cannot be read, typed at a prompt, is like no other."""
+    """Return the source code of a class or function; code without a source file counts as unique."""
     try:
         return inspect.getsource(part)
     except (OSError, TypeError):
@@ -142,13 +142,13 @@ def _code(part: Any) -> str:
 
 
 def _claimed(trainer: Trainer, cache: Cache, key: str) -> ExitStack:
-    """Wait until no other process trains this base phase; hold it for ourselves until the stack is closed."""
-    held, ranks, told = ExitStack(), trainer.ranks, False
-    # All ranks ask together, again and again: one that waited alone would keep the others beyond their time limit.
+    """Wait until no other process trains this base phase; return a lock on it, released by closing the stack."""
+    held, ranks, reported = ExitStack(), trainer.ranks, False
+    # All ranks poll together: if one waited alone, the others would run into their time limit.
     while ranks.any(ranks.is_main_process and not cache.claim(key, held), trainer.device):
-        if not told:
+        if not reported:
             trainer.listener(BaseAwaited(0))
-            told = True
+            reported = True
         if ranks.any(trainer.stop(), trainer.device):
             raise Interrupted(
                 "stopped while another run was training the base phase that both share"
@@ -157,8 +157,8 @@ def _claimed(trainer: Trainer, cache: Cache, key: str) -> ExitStack:
     return held
 
 
-def _taken(trainer: Trainer, cache: Cache, key: str, phase: Phase) -> bool:
-    """Load the base phase from the cache; False where some rank does not have it: all go the same way."""
+def _loaded(trainer: Trainer, cache: Cache, key: str, phase: Phase) -> bool:
+    """Load the base phase from the cache; return False, on all ranks, if some rank does not find it."""
     entry = cache.load(key)
     if trainer.ranks.any(entry is None, trainer.device) or entry is None:
         return False

@@ -1,4 +1,4 @@
-"""Time training steps and passes on made-up images: what every estimate of a duration is made from."""
+"""Measure the speed of training steps and of evaluation on random images, for estimates of durations."""
 
 import statistics
 import time
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from geodl.core.devices import device_kind
 from geodl.losses import DISTILLATIONS
-from geodl.nets import Output, build_network, frozen_copy, reading_copy
+from geodl.nets import build_network, frozen_copy, reading_copy
 
 LOSSES = ("none", "lwf", "cosine", "geodesic")
 """The distillations that the paper compares."""
@@ -20,7 +19,7 @@ TURNS = 3
 
 @dataclass(frozen=True)
 class Shape:
-    """What a step works on: a network, batches of size x size images, old and new classes, a device."""
+    """The work of a step: network, batch of size x size images, old and new classes, precision and device."""
 
     network: str
     size: int
@@ -32,7 +31,7 @@ class Shape:
 
 
 class Step:
-    """A training step of an incremental phase with one distillation, on random images; last: the last stages alone move."""
+    """A training step of an incremental phase on random images; last: train only the last stages."""
 
     def __init__(self, distill: str, shape: Shape, *, last: bool = False) -> None:
         self.shape, self.device = shape, torch.device(device_kind(shape.accelerator))
@@ -60,27 +59,21 @@ class Step:
         self.labels = torch.randint(0, classes, (shape.batch,), generator=rng).to(self.device)
 
     def __call__(self) -> None:
-        """Take one step and wait until it is done."""
+        """Take one step and wait for the device."""
         with self._autocast():
-            old = None if self.teacher is None else self.teacher(self.images)
-            new = self.student(self.images)
-            loss = F.cross_entropy(new.logits, self.labels)
-            if old is not None:
-                loss = loss + self.distillation(new, old)
+            teacher = None if self.teacher is None else self.teacher(self.images)
+            student = self.student(self.images)
+            loss = F.cross_entropy(student.logits, self.labels)
+            if teacher is not None and self.loss is not None:
+                outputs = (student, teacher)
+                loss += self.loss(*(self.loss.compared(each, self.shape.old) for each in outputs))
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        loss.item()  # a GPU only queues the work: wait until it is done
-
-    def distillation(self, new: Output, old: Output) -> Tensor:
-        """Return the distillation loss of the student's and the teacher's output."""
-        assert self.loss is not None
-        compared = [self.loss.compared(output, self.shape.old) for output in (new, old)]
-        value: Tensor = self.loss(*compared)
-        return value
+        loss.item()  # waits for the GPU
 
     def evaluate(self) -> None:
-        """Run the network over the images without learning, as an evaluation does."""
+        """Run the network over the images as an evaluation does."""
         with torch.inference_mode(), self._autocast():
             self.student.eval()(self.images).logits.sum().item()
             self.student.train()
@@ -95,7 +88,7 @@ def take_turns(
     turns: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Time each action once a turn, in an order that rotates; a first turn warms up and is not counted."""
+    """Time each action once per turn, in rotating order; a first turn, for warming up, is not counted."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     names = list(actions)
     for turn in range(turns + 1):
@@ -109,14 +102,14 @@ def take_turns(
 
 @dataclass(frozen=True)
 class Speed:
-    """Measured images a second: in training steps by distillation, and in evaluation."""
+    """Measured images per second: of training steps by distillation, and of evaluation."""
 
     training: Mapping[str, float]
     evaluation: float
 
 
 def reading_speed(shape: Shape) -> float:
-    """Measure how many images a second a frozen network reads."""
+    """Measure how many images per second a frozen network processes."""
     device = torch.device(device_kind(shape.accelerator))
     network = reading_copy(build_network(shape.network, 1, head="cosine"), device)
     images = torch.zeros(shape.batch, 3, shape.size, shape.size, device=device)
@@ -130,7 +123,7 @@ def reading_speed(shape: Shape) -> float:
 
 
 def measure(shape: Shape, losses: Collection[str] = LOSSES, *, last: bool = False) -> Speed:
-    """Time a few training steps with each distillation, and of evaluation; last: of the last stages alone."""
+    """Measure training steps with each distillation, and evaluation; last: as for `Step`."""
     steps = {name: Step(name, shape, last=last) for name in losses}
     evaluated = steps.get("none") or Step("none", shape)
     times = take_turns({**steps, "evaluation": evaluated.evaluate}, TURNS)

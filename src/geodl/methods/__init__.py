@@ -1,4 +1,4 @@
-"""The methods, one file each; importing the package registers them all, so that `configure` finds them."""
+"""The methods, one file each; importing the package registers them."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -35,9 +35,9 @@ def build(config: RunConfig) -> Method:
 
 
 def stored_config(values: Mapping[str, Any]) -> RunConfig:
-    """Return a configuration as it was stored with a state, without options that this version no longer has.
+    """Return a configuration that was stored with a model, without options that no longer exist.
 
-    A part that is not there is an error that names what was imported then: a directory imports nothing by itself.
+    A missing part is an error that names the files to import: a directory never imports code by itself.
     """
     if (option := missing_part(values)) is not None:
         raise ConfigError(not_loaded(option, values[option], values))
@@ -46,11 +46,11 @@ def stored_config(values: Mapping[str, Any]) -> RunConfig:
 
 
 def not_loaded(option: str, value: Any, values: Mapping[str, Any]) -> str:
-    """Return what is missing where a stored configuration names a part that nobody has registered."""
+    """Return the error message for a stored configuration whose part is not registered."""
     flags = " ".join(f"--import {name}" for name in values.get("imports", ["FILE"]))
     return (
         f"{option} = {value!r}: a part that is not loaded; {flags} (in Python: import it) loads it"
     )
 
 
-import_installed()  # they find everything above
+import_installed()  # plug-ins need everything above

@@ -1,4 +1,4 @@
-"""Closed form: a backbone that is trained once, or never; ridge regression reads it in every phase."""
+"""Closed form: a backbone that is trained in phase 0 or not at all; ridge regression on its features in every phase."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,22 +18,22 @@ class AnalyticOptions(WithoutDistillation):
     """Options of learning in closed form."""
 
     defaults: ClassVar = {"exemplars": 0}
-    # The random features are drawn from the seed, and what was learned holds for these alone.
+    # The seed determines the random features, on which the fit depends.
     fixed: ClassVar = frozenset({"distill", "seed", "adapt"})
     research: ClassVar = frozenset({"train_base", "adapt_epochs", "adapt_lr"})
 
     adapt: Literal["no", "auto", "yes"] = "no"
-    """Train the last stages of a network that comes with weights on the first group, then freeze it; auto: keep that only
-    where it is right on clearly more of the images set apart. Classes of later groups can lose by it."""
+    """Train the last stages of a pre-trained network on the first group, then freeze it; auto: keep the result only if it
+    is right on clearly more of the images set apart. It can lower the accuracy on later classes."""
     adapt_epochs: int = Field(5, ge=1, le=MANY)
-    """Epochs of adapting."""
+    """Epochs of the adaptation."""
     adapt_lr: float = Field(5e-4, gt=0)
-    """Learning rate of adapting, at its highest."""
+    """Peak learning rate of the adaptation."""
     train_base: bool | None = None
-    """Train the backbone in phase 0, true or false; unset: unless it comes with weights."""
+    """Train the backbone in phase 0, true or false; unset: unless it is pre-trained."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a distillation, and adapting a network that does not come with weights."""
+        """Raise an error for a distillation, and for adapting a network without pre-trained weights."""
         super().check(config)
         if self.adapt != "no" and not _given(config):
             raise ValueError(
@@ -43,7 +43,7 @@ class AnalyticOptions(WithoutDistillation):
 
 @register
 class Analytic(Method):
-    """A backbone that is trained or adapted in phase 0, or never; the closed form reads it."""
+    """The closed form on a backbone that is trained or adapted in phase 0, or not at all."""
 
     name = "analytic"
     title = "Closed form"
@@ -60,18 +60,18 @@ class Analytic(Method):
     options: AnalyticOptions
 
     def trains(self, phase: int) -> bool:
-        """Return whether the backbone moves: in phase 0, unless it comes with weights."""
-        wanted = self.options.train_base
-        trained = not _given(self.config) if wanted is None else wanted
+        """Return whether the phase trains the backbone: phase 0 does, unless it is pre-trained."""
+        train_base = self.options.train_base
+        trained = not _given(self.config) if train_base is None else train_base
         return phase == 0 and (trained or self.adapts)
 
     @property
     def adapts(self) -> bool:
-        """Whether a network that comes with weights is adapted in phase 0."""
+        """Whether a pre-trained network is adapted in phase 0."""
         return self.options.adapt != "no"
 
     def configure(self, config: RunConfig) -> None:
-        """Set the options; an adapted network is no base that other methods share."""
+        """Set the options; other methods cannot share an adapted network."""
         super().configure(config)
         self.base_loss = "" if self.adapts else type(self).base_loss
 
@@ -89,15 +89,15 @@ class Analytic(Method):
                 norm_decay=False,
                 algorithm="adamw",
             )
-            yield Adaptation(phase, schedule, always=options.adapt == "yes").stage()
+            yield Adaptation(self, phase, schedule, always=options.adapt == "yes").stage()
 
     def exemplars(self, phase: Phase, quota: int) -> Memory:
-        """Keep exemplars only where no features are kept: they would serve k-NME alone."""
+        """Keep exemplars only if no features are kept: they would serve only k-NME."""
         if self.config.of(ClosedFormOptions).keep_features:
             return replace(phase.memory, images=None)
         return super().exemplars(phase, quota)
 
 
 def _given(config: RunConfig) -> bool:
-    """Return whether the backbone comes with weights."""
+    """Return whether the backbone has pre-trained weights."""
     return config.pretrained or config.weights is not None

@@ -1,4 +1,4 @@
-"""BiC: the bias towards the newest classes is corrected by two numbers a phase (Wu et al. 2019)."""
+"""BiC: two numbers per phase correct the bias towards the newest classes (Wu et al. 2019)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,7 +44,7 @@ class Bic(Method):
     options: BicOptions
 
     def held_out(self, quota: int) -> int:
-        """2 of 20: a tenth, at least one; none where that would leave nothing to train on."""
+        """Return a tenth of the quota, at least one; 0 if that would leave nothing to train on."""
         return max(1, round(self.options.held_out * quota)) if quota >= 2 else 0
 
     def loss(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None) -> Losses:
@@ -54,13 +54,13 @@ class Bic(Method):
         if distilled is None:
             yield "ce", ce
             return
-        # Where all classes come back, their rows still learn.
+        # max: if all classes are returning ones, their rows still learn.
         share = phase.old / (phase.old + max(phase.new, 1))
         yield "ce", (1 - share) * ce
         yield "distill", share * distilled
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
-        """Return the ordinary stage, then the correction, which needs held-out images of old and of new classes."""
+        """Yield the ordinary stage, then the correction, which needs held-out images of old and of new classes."""
         yield self.main_stage(phase)
         held = phase.memory.held
         if held is not None and self.options.correction_epochs:
@@ -71,24 +71,24 @@ class Bic(Method):
     def _correction(self, phase: Phase, held: Images) -> Stage:
         """Fit alpha and beta of the newest classes on the held-out images, the network frozen in eval mode (Sec. 3.3).
 
-        The network stands still and the images are taken un-augmented, so their logits are computed once.
+        The logits are computed once, since the network is fixed and the images are not augmented.
         """
         old, head = phase.old, phase.network.head
         with torch.no_grad():
             features = phase.read(held).pooled.to(phase.device)
-            # Older classes keep the pairs they have; the new ones' logits are taken before any correction.
+            # Old classes keep their earlier pairs; logits of new classes are not corrected yet.
             logits = torch.cat([head(features)[:, :old], head.raw(features)[:, old:]], dim=1)
         correction = Correction(old)
 
         def loss(module: nn.Module, batch: Batch) -> Losses:
             corrected = module(logits[batch.indices.to(phase.device)])
-            # As published the L2 is on alpha; here on alpha - 1, which leaves unbiased logits as they are.
+            # In the paper the L2 is on alpha; on alpha - 1, it leaves unbiased logits unchanged.
             l2 = self.options.correction_l2 * (correction.alpha - 1).square()
             yield "ce", phase.cross_entropy(corrected, batch.labels)
             yield "l2", l2
 
         def finish() -> None:
-            # In the head, so that predictors, exports and the next phase's teacher see corrected logits.
+            # In the head, so that classifiers, exports and the next phase's teacher use corrected logits.
             alpha, beta = correction.alpha.detach(), correction.beta.detach()
             head.correct(range(old, head.classes), alpha, beta)
 
@@ -115,7 +115,7 @@ class Correction(nn.Module):
 
 
 def _places(phase: Phase, held: Images) -> Batches:
-    """Return batches of which only places and labels matter: one black pixel stands for each image, nothing is decoded."""
+    """Return batches of indices and labels: each image is replaced by a black pixel, so nothing is decoded."""
     blank = ArrayImages(torch.zeros(len(held), 3, 1, 1, dtype=torch.uint8), held.labels)
     still = Transform(1, phase.transform.mean, phase.transform.std, padding=0, flip=False)
     batch_size = max(phase.config.batch_size, phase.ranks.world)

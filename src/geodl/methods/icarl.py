@@ -1,4 +1,4 @@
-"""iCaRL: distilled logits, herding, nearest mean of exemplars (Rebuffi et al. 2017)."""
+"""iCaRL: distillation of logits, herding, nearest mean of exemplars (Rebuffi et al. 2017)."""
 
 from typing import ClassVar, Literal
 
@@ -18,16 +18,16 @@ class IcarlOptions(Options):
 
     defaults: ClassVar = {"distill": "lwf"}
     sigmoid: bool = False
-    """The original loss, a sigmoid a class, with the old network's outputs as targets of the old classes (as published: lr 2, 70 epochs, lr_decay 0.2 at 0.7 and 0.9, weight_decay 2e-5)."""
+    """The original loss: a sigmoid per class, with the old network's outputs as targets for the old classes (as published: lr 2, 70 epochs, lr_decay 0.2 at 0.7 and 0.9, weight_decay 2e-5)."""
 
 
 @register
 class Icarl(Method):
-    """Cross-entropy + distillation; with feature distillation the cosine head (the paper's iCaRL + GeoDL)."""
+    """Cross-entropy + distillation; with a feature distillation the cosine head (the paper's iCaRL + GeoDL)."""
 
     name = "icarl"
     title = "iCaRL"
-    summary = "the same training as lwf, read under k-NME; with --distill geodesic the paper's iCaRL + GeoDL"
+    summary = "the same training as lwf, evaluated by k-NME; with --distill geodesic the paper's iCaRL + GeoDL"
     paper = "Rebuffi, Kolesnikov, Sperl, Lampert: iCaRL, CVPR 2017"
     Options = IcarlOptions
     options: IcarlOptions
@@ -39,7 +39,7 @@ class Icarl(Method):
 
     @property
     def head(self) -> Literal["cosine", "linear"]:  # type: ignore[override]
-        """Linear as published; cosine with feature distillation."""
+        """Linear as published; cosine with a feature distillation."""
         return "cosine" if self.distills_features else "linear"
 
     def loss(self, phase: Phase, batch: Batch, student: Output, teacher: Output | None) -> Losses:
@@ -57,10 +57,10 @@ class Icarl(Method):
 def sigmoid_losses(
     logits: Tensor, labels: Tensor, old: Tensor | None, back: Tensor | None = None
 ) -> Tensor:
-    """Return iCaRL's binary cross-entropy of each sample, (B,), mean over classes: the published rate of 2 belongs to that.
+    """Return iCaRL's binary cross-entropy of each sample, (B,), as the mean over classes: the published lr of 2 is for that.
 
-    logits: (B, C). Targets are the labels (B,), but sigmoid(old) for the old classes where ``old``: (B, C_old) is given,
-    without those that come ``back`` with new images: these are learned.
+    logits: (B, C); labels: (B,), the targets. With ``old``: (B, C_old), the targets of old classes are sigmoid(old), except
+    for those in ``back``, which have new images.
     """
     targets = truth = F.one_hot(labels, logits.shape[1]).to(logits)
     if old is not None:

@@ -5,7 +5,7 @@ from geodl.methods.method import Method, WithoutDistillation, register
 
 @register
 class Joint(Method):
-    """Cross-entropy on everything, a new network each phase; ``phases = 0`` trains once, on all the classes."""
+    """Cross-entropy on everything, with a new network in each phase; ``phases = 0`` trains once, on all classes."""
 
     name = "joint"
     title = "Joint training"

@@ -1,4 +1,4 @@
-"""LUCIR: a unified classifier by rebalancing (Hou et al. 2019); with ``distill = geodesic`` the paper's best row."""
+"""LUCIR: a unified classifier by rebalancing (Hou et al. 2019); with ``distill = geodesic`` the paper's best method."""
 
 from collections.abc import Iterator
 from typing import ClassVar
@@ -23,7 +23,7 @@ class LucirOptions(Options):
     margin: float = Field(0.5, ge=0)
     """Margin m of the inter-class separation."""
     hard_classes: int = Field(2, ge=1, le=MANY)
-    """New classes K that each old-class sample is kept away from."""
+    """The number K of new classes from which each old-class sample is separated."""
     margin_weight: float = Field(1.0, ge=0)
     """Weight of the margin ranking loss."""
     finetune_epochs: int = Field(0, ge=0, le=MANY)
@@ -56,16 +56,15 @@ class Lucir(Method):
             yield "margin", options.margin_weight * phase.mean(*hinges)
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
-        """Return the ordinary stage and, where asked for, class-balanced fine-tuning of the head (LUCIR Sec. 3.5)."""
+        """Yield the ordinary stage and, if enabled, class-balanced fine-tuning of the head (LUCIR Sec. 3.5)."""
         yield self.main_stage(phase)
-        # Without old images there is no balance.
         if phase.memory.images is not None and self.options.finetune_epochs:
-            # As many images of every class: the exemplars, those of the new classes chosen now.
-            chosen = phase.exemplars(min(phase.memory.per_class().values())).images
-            assert chosen is not None
-            yield self._balanced(phase, chosen)
+            # The same number of images of every class: the exemplars, with those of the new classes selected now.
+            balanced = phase.exemplars(min(phase.memory.per_class().values())).images
+            assert balanced is not None
+            yield self._balanced_stage(phase, balanced)
 
-    def _balanced(self, phase: Phase, chosen: Images) -> Stage:
+    def _balanced_stage(self, phase: Phase, images: Images) -> Stage:
         head = phase.network.head
         head.thaw()
 
@@ -75,6 +74,6 @@ class Lucir(Method):
             yield "ce", phase.cross_entropy(module(z), batch.labels)
 
         decay = self.config.weight_decay
-        epochs, batches = self.options.finetune_epochs, phase.batches(chosen, "balance")
+        epochs, batches = self.options.finetune_epochs, phase.batches(images, "balance")
         schedule = Schedule(epochs, 0.01, milestones=(0.5,), weight_decay=decay)
         return Stage("balance", head, batches, loss, schedule, training=False)

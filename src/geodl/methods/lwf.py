@@ -1,4 +1,4 @@
-"""LwF: the new network keeps the old one's answers on the old classes (Li and Hoiem 2017; the paper's Eq. 2)."""
+"""LwF: the new network keeps the old network's outputs for the old classes (Li and Hoiem 2017; the paper's Eq. 2)."""
 
 from typing import ClassVar
 
@@ -18,7 +18,9 @@ class Lwf(Method):
 
     name = "lwf"
     title = "LwF"
-    summary = "cross-entropy + distillation of the old classes' logits, linear head, read under CNN"
+    summary = (
+        "cross-entropy + distillation of the old classes' logits, linear head, evaluated by CNN"
+    )
     paper = "Li, Hoiem: Learning without Forgetting, TPAMI 2017"
     Options = LwfOptions
     head = "linear"

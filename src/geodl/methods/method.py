@@ -1,8 +1,7 @@
-"""What a method is: its options, its head, its loss for a batch, and its stages.
+"""The base class of methods: options, head, loss of a batch, and stages.
 
-A method owns no loop. It hands *stages* to the one loop in ``learning/loop.py``: what moves, on which
-data, by which loss, on which schedule. The ordinary phase is the first stage; corrections and
-fine-tuning are further ones.
+A method has no training loop. It yields *stages*, which the loop in ``learning/loop.py`` runs: parameters,
+data, loss and schedule. Ordinary training is the first stage; corrections and fine-tuning are further ones.
 """
 
 import math
@@ -15,19 +14,20 @@ from torch import Tensor, nn
 
 from geodl.config import Options as BaseOptions
 from geodl.config import Registry, RunConfig
+from geodl.core.keys import derive
 from geodl.data.batches import Batch, Batches
 from geodl.losses import DISTILLATIONS, FeatureOptions
 from geodl.model.memory import Memory, quota
 from geodl.model.phase import Phase
-from geodl.nets import Output
+from geodl.nets import Backbone, Network, Output, Own, build_backbone, with_head
 
 Losses = Iterator[tuple[str, Tensor | None]]
-"""The named parts of a loss, whose sum is minimized; a part that is None is left out."""
+"""The named parts of a loss. Their sum is minimized; a part that is None is left out."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """An optimizer and its learning rate as a pure function of the step, which needs no restoring on resume."""
+    """An optimizer, and its learning rate as a pure function of the step: resuming needs no scheduler state."""
 
     epochs: int
     lr: float
@@ -41,9 +41,9 @@ class Schedule:
     algorithm: Literal["sgd", "adamw"] = "sgd"
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer of the parameters that need gradients.
+        """Return an optimizer of the parameters that require gradients.
 
-        Without norm_decay, weight decay leaves out vectors and numbers: those of norms, biases and scales.
+        Without norm_decay, vectors and scalars (norms, biases, scales) have no weight decay.
         """
         groups: dict[float, list[nn.Parameter]] = {}
         for parameter in parameters:
@@ -56,9 +56,9 @@ class Schedule:
         return torch.optim.SGD(decays, self.lr, self.momentum, nesterov=self.nesterov, fused=True)
 
     def lr_at(self, epoch: int, step: int, steps: int) -> float:
-        """Return the rate for step ``step`` of ``steps`` in epoch ``epoch``, all counted from 0."""
+        """Return the learning rate at step ``step`` of ``steps`` in epoch ``epoch``, both counted from 0."""
         if self.kind == "step":
-            # Never before the second epoch, however few there are; less a hair, because 0.55 * 100 is a hair over 55.
+            # Never before the second epoch. The 1e-9 is for rounding: 0.55 * 100 is a little more than 55.
             starts = (
                 max(1, math.ceil(fraction * self.epochs - 1e-9)) for fraction in self.milestones
             )
@@ -73,45 +73,45 @@ class Schedule:
 
 @dataclass
 class Stage:
-    """One piece of training: the parameters of ``module`` that need gradients move down ``loss``."""
+    """A part of the training of a phase: it minimizes ``loss`` over the parameters of ``module`` that require gradients."""
 
     name: str
     module: nn.Module
     batches: Batches
     loss: Callable[[nn.Module, Batch], Losses]
-    """The parts of the loss of a batch, given the module as it is wrapped for the devices."""
+    """``loss(module, batch)`` yields the parts of the loss; module: as wrapped for the devices."""
     schedule: Schedule
     training: bool = True
-    """Whether the network is in train mode, so that batch statistics move."""
+    """Whether the network is in train mode, which updates batch statistics."""
     steps: int | None = None
-    """At most so many steps an epoch."""
+    """The maximum number of steps in an epoch."""
     begin: Callable[[], None] = lambda: None
-    """Called once before the first step, and not again where a stage is resumed."""
+    """Called before the first step, but not when the stage is resumed."""
     finish: Callable[[], None] = lambda: None
-    """Called once after the last step, but not where a resumed phase skips the stage: it changes the
-    network only, or its stage is the last."""
+    """Called after the last step, but not when a resumed phase skips the stage: it changes only the network, or its
+    stage is the last."""
 
 
 class Method:
-    """A method of class-incremental learning; as it stands: cross-entropy plus the distillation."""
+    """A method of class-incremental learning; the base class minimizes cross-entropy and the distillation."""
 
     name: ClassVar[str]
     title: ClassVar[str]
-    """As tables name it; unset: its name."""
+    """The name in tables; default: `name`."""
     summary: ClassVar[str]
     paper: ClassVar[str]
     Options: ClassVar[type[BaseOptions]] = BaseOptions
-    """Its own options, and its own defaults of common ones."""
+    """The method's own options, and its defaults of common ones."""
     head: Literal["cosine", "linear"] = "cosine"
-    """Which head the network has."""
+    """The head of the network."""
     effort: ClassVar[float] = 1.0
-    """How long a phase with an old network takes, over the training of the network alone; for estimates."""
+    """The time of a phase with an old network, as a multiple of training the network; for estimates."""
     base_loss: str = ""
-    """The loss of phase 0 by name: runs of methods with the same one share base phases; empty: none does."""
+    """The name of the loss of phase 0: methods with the same one share base phases; empty: not shared."""
     joint: ClassVar[bool] = False
     """Whether every phase starts over with all images of all classes seen."""
     frozen: ClassVar[bool] = False
-    """Whether the network stands still after phase 0, as some classifiers need it."""
+    """Whether the network is fixed after phase 0, as some classifiers require."""
 
     config: RunConfig
     options: Any
@@ -121,7 +121,7 @@ class Method:
             self.configure(config)
 
     def configure(self, config: RunConfig) -> None:
-        """Set the options; a `Learner` does it for a method that was made without."""
+        """Set the options; a `Learner` calls this for a method that was constructed without."""
         self.config, self.options = config, config.of(self.Options)
 
     @property
@@ -131,12 +131,12 @@ class Method:
 
     @property
     def freezes_old_rows(self) -> bool:
-        """Whether the head's rows of absent classes stand still, as in LUCIR, unless asked otherwise."""
-        wanted = self.config.of(FeatureOptions).freeze_old_rows
-        return self.head == "cosine" and self.distills_features and wanted
+        """Whether the head's rows of absent classes are frozen, as in LUCIR, unless switched off."""
+        enabled = self.config.of(FeatureOptions).freeze_old_rows
+        return self.head == "cosine" and self.distills_features and enabled
 
     def advice(self, classes: int) -> str | None:
-        """Return what to know before so many classes are learned with too few exemplars; None: there are enough."""
+        """Return a warning if there are too few exemplars for this number of classes, else None."""
         config = self.config
         share = self.share(classes)
         if self.joint or not self.trains(1) or share > self.held_out(share):
@@ -149,35 +149,51 @@ class Method:
             f"keeps an exemplar; {cost}. At least one a class is needed: exemplars = {classes}"
         )
 
+    def initial_backbone(self, own: Own | None = None) -> Backbone:
+        """Return the backbone of a new model; own: in place of the one that the options name."""
+        config = self.config
+        return build_backbone(
+            own or config.network,
+            seed=derive(config.seed, "network"),
+            weights=config.weights,
+            pretrained=config.pretrained,
+        )
+
+    def initial_network(self, classes: int, backbone: Backbone | None = None) -> Network:
+        """Return the network of a new model; backbone: if it is built already."""
+        backbone = self.initial_backbone() if backbone is None else backbone
+        seed = derive(self.config.seed, "network")
+        return with_head(backbone, classes, head=self.head, scale=self.config.scale, seed=seed)
+
     def share(self, classes: int) -> int:
-        """Return how many images are stored of each class where so many are known."""
+        """Return how many images of each class are stored when `classes` are known."""
         return quota(classes, self.config.exemplars, self.config.memory_budget)
 
     def held_out(self, quota: int) -> int:
-        """Return how many of a class's ``quota`` stored images are held out of all training."""
+        """Return how many of a class's ``quota`` stored images are never trained on."""
         return 0
 
     def trains(self, phase: int) -> bool:
-        """Return whether a phase moves the network."""
+        """Return whether a phase trains the network."""
         return True
 
     def stages(self, phase: Phase) -> Iterator[Stage]:
-        """Yield the stages of a phase; each is asked for when the one before is done."""
+        """Yield the stages of a phase; each is requested when the previous one is complete."""
         if self.trains(phase.index):
             yield self.main_stage(phase)
 
     def main_stage(self, phase: Phase) -> Stage:
-        """Return the ordinary stage: the whole network, on new images and exemplars."""
+        """Return the ordinary stage: the whole network on new images and exemplars."""
 
         def loss(student: nn.Module, batch: Batch) -> Losses:
-            teacher = phase.asked(batch.images)
+            teacher = phase.taught(batch.images)
             return self.loss(phase, batch, student(batch.images), teacher)
 
         batches = phase.batches(phase.training_images, "train")
         return Stage("train", phase.network, batches, loss, self.main_schedule(phase.index))
 
     def main_schedule(self, phase: int) -> Schedule:
-        """Return the schedule of the ordinary stage; a phase that starts over may have its own."""
+        """Return the schedule of the ordinary stage; phase 0 and joint training may have their own."""
         config = self.config
         base = phase == 0 or self.joint
         return Schedule(
@@ -204,7 +220,7 @@ class Method:
 
 
 class WithoutDistillation(BaseOptions):
-    """Options of a method that does not train a network beside an old one."""
+    """Options of a method that has no teacher network."""
 
     def check(self, config: RunConfig) -> None:
         """Refuse a distillation."""

@@ -1,1 +1,1 @@
-"""What was learned: memory, classifiers, recognizer, metrics."""
+"""The model: memory, classifiers, recognizer, metrics."""

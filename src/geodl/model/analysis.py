@@ -1,4 +1,4 @@
-"""How alike two representations of the same images are: SVCCA, linear CKA, angles between their leading directions."""
+"""Similarity of two representations of the same images: SVCCA, linear CKA, angles between leading directions."""
 
 import torch
 from torch import Tensor
@@ -7,27 +7,27 @@ from geodl.core.errors import ConfigError, DataError
 from geodl.geometry import principal_angles, subspace
 
 ANGLES = 16
-"""How many leading directions are compared by their angles."""
+"""The number of leading directions whose angles are compared."""
 
 
 def svcca(x: Tensor, y: Tensor, keep: float = 0.99) -> float:
-    """Return the mean canonical correlation of two representations, each cut to `keep` of its variance.
+    """Return the mean canonical correlation of two representations, each reduced to `keep` of its variance.
 
     x: (N, d1), y: (N, d2), row i of both from image i. 1 for representations that differ by a rotation and a scaling;
-    nan where one of them is constant. With N not much above d1 + d2 unrelated features correlate by chance.
+    nan if one of them is constant. Unless N is much larger than d1 + d2, unrelated features correlate by chance.
     """
     if not 0 < keep <= 1:
         raise ConfigError(
-            f"keep = {keep}: allowed is the share of the variance, above 0 and at most 1"
+            f"keep = {keep}: allowed values are shares of the variance, above 0 and at most 1"
         )
     x, y = _centered(x, y)
-    # The kept left singular vectors are orthonormal bases, so the canonical correlations are the cosines between them.
+    # The left singular vectors are orthonormal bases, so the canonical correlations are the cosines between them.
     correlations = torch.linalg.svdvals(_directions(x, keep).T @ _directions(y, keep))
     return float(correlations.clamp(max=1).mean())
 
 
 def _directions(x: Tensor, keep: float) -> Tensor:
-    """Return the fewest left singular vectors of centered `x: (N, d)` that hold `keep` of its variance, as (N, r)."""
+    """Return the leading left singular vectors (N, r) of centered x: (N, d) that hold `keep` of its variance."""
     left: Tensor
     left, values, _ = torch.linalg.svd(x, full_matrices=False)
     rank = int((values > max(x.shape) * torch.finfo(x.dtype).eps * values.max()).sum())
@@ -39,7 +39,7 @@ def _directions(x: Tensor, keep: float) -> Tensor:
 def linear_cka(x: Tensor, y: Tensor) -> float:
     """Return the linear centered kernel alignment of x: (N, d1) and y: (N, d2), row i of both from image i.
 
-    |Y'X|^2 / (|X'X| |Y'Y|) in Frobenius norms (Kornblith et al. 2019); nan where one of them is constant.
+    |Y'X|^2 / (|X'X| |Y'Y|) in Frobenius norms (Kornblith et al. 2019); nan if one of them is constant.
     """
     x, y = _centered(x, y)
     return float((y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm()))
@@ -48,7 +48,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 def leading_angles(x: Tensor, y: Tensor) -> list[float]:
     """Return the principal angles in degrees, ascending, between the leading directions of x and y: (N, d) each.
 
-    At most `ANGLES` directions, and at most d / 2, which leaves them room to turn; none where a representation is constant.
+    At most `ANGLES` directions, and at most d / 2, which leaves them room to turn; none if a representation is constant.
     """
     bases = [subspace(each.double(), min(ANGLES, each.shape[1] // 2)) for each in (x, y)]
     n = min(basis.shape[1] for basis in bases)
@@ -57,10 +57,10 @@ def leading_angles(x: Tensor, y: Tensor) -> list[float]:
 
 
 def _centered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Check the pair and return both in float64 with column means 0."""
+    """Return both in float64 with column means 0; an error if they do not fit together."""
     if len(x) != len(y) or len(x) < 2:
         raise DataError(
-            f"representations of {len(x)} and {len(y)} images: the same images, at least 2, are needed"
+            f"representations of {len(x)} and {len(y)} images: both must be of the same images, at least 2"
         )
     if not (x.isfinite().all() and y.isfinite().all()):
         raise DataError("a representation holds NaN or infinite values")
@@ -68,7 +68,7 @@ def _centered(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _center(x: Tensor) -> Tensor:
-    """Subtract the column means of `x: (N, d)`; what is only the rounding of constant columns becomes 0."""
+    """Subtract the column means of x: (N, d); constant columns become exactly 0 despite rounding."""
     centered = x - x.mean(dim=0)
     noise = len(x) * torch.finfo(x.dtype).eps * x.abs().amax(dim=0)
     return centered.masked_fill(centered.abs().amax(dim=0) <= noise, 0)

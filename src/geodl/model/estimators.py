@@ -15,7 +15,7 @@ from geodl.closed_form.choices import choose, judged, temperature
 from geodl.closed_form.dual import kernels, solve_dual, targets_of
 from geodl.closed_form.expansion import selected
 from geodl.closed_form.fitted import Fitted
-from geodl.closed_form.kept_features import FEW, KeptFeatures, share_of_each
+from geodl.closed_form.kept_features import FEW, KeptFeatures, none_of, share_of_each
 from geodl.closed_form.primal import Statistics
 from geodl.closed_form.random_features import RandomFeatures
 from geodl.closed_form.series import no_clues
@@ -25,7 +25,7 @@ from geodl.data.batches import Transform, evaluation
 from geodl.data.dataset import insist
 from geodl.data.images import ArrayImages
 from geodl.data.intake import as_images
-from geodl.data.squares import squares, typical_side
+from geodl.data.squares import sizes_of, squares
 from geodl.model.features import features_of
 from geodl.model.herding import first_of_each
 from geodl.nets import Own, build_network, expected_images, reading_copy
@@ -43,10 +43,10 @@ try:
 except ImportError:
 
     class BaseEstimator:  # type: ignore[no-redef]
-        """Stands in for the extra: the classes below can be imported, not constructed."""
+        """Replaces scikit-learn's class: the classes below can be imported, but not constructed."""
 
         def __new__(cls, *_: Any, **__: Any) -> Self:
-            """Name what to install."""
+            """Raise an error that names the extra to install."""
             raise MissingExtraError("sklearn", cls.__name__)
 
     ClassifierMixin = type("ClassifierMixin", (), {})
@@ -54,16 +54,16 @@ except ImportError:
     ClassNamePrefixFeaturesOutMixin = type("ClassNamePrefixFeaturesOutMixin", (), {})
 
 BLOCK = "x"
-"""The name of the one block of features."""
+"""The name of the only block of features."""
 CHUNK = 2048
-"""Rows that are scored at a time."""
+"""Rows scored at a time."""
 JUDGED = 512
-"""Rows that leave-one-out judges where sums are kept, at least two of each class."""
+"""With sums, the number of rows that leave-one-out validates, at least two of each class."""
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """What is kept of many rows: their sums, and a few of them for leave-one-out."""
+    """The state for many rows: their sums, and a sample of them for leave-one-out."""
 
     expand: RandomFeatures
     statistics: Statistics
@@ -85,7 +85,7 @@ class _Sums:
 
 
 class _Solved(NamedTuple):
-    """A head (M, classes), its ridge, the rows of each class, and leave-one-out scores (n, classes) of rows with labels (n,)."""
+    """A head (M, classes), its ridge, counts (classes,), and leave-one-out scores (n, classes) of rows with labels (n,)."""
 
     expand: RandomFeatures
     head: Tensor
@@ -96,7 +96,7 @@ class _Solved(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The share that leave-one-out gets right, weighted by the sizes of the classes; nan without rows."""
+        """The accuracy of leave-one-out, weighted by the sizes of the classes; nan without rows."""
         if not len(self.labels):
             return math.nan
         judged_of_each = torch.bincount(self.labels, minlength=len(self.counts))
@@ -106,15 +106,15 @@ class _Solved(NamedTuple):
 
 
 class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Ridge regression on random features, in closed form, for scikit-learn.
+    """Ridge regression on random features, in closed form, as a scikit-learn classifier.
 
-    It is what ``--method analytic`` fits on a frozen network. Classes need not be known beforehand:
+    ``--method analytic`` fits it to the features of a frozen network. Classes need not be known in advance:
     `partial_fit` adds rows of old and new classes. While there are no more rows than random features,
-    all rows are kept, and the fit is that of all rows at once. Beyond, only sums over them are kept:
-    the standardization and the ridge stay as they are, and the cut of further rows changes nothing.
+    all rows are kept, and the fit is the same as to all rows at once. With more rows, only sums are kept: the
+    standardization and the ridge are then fixed, and the result does not depend on how further rows are divided.
 
-    Features are expected to be of one kind, such as those of a network: a feature that varies a
-    thousand times less than the others counts as constant. Scale others first (``StandardScaler``).
+    Features should have similar scales, such as those of a network: a feature that varies a
+    thousand times less than the others counts as constant. Use ``StandardScaler`` otherwise.
 
     Args:
         expansion: the number of random features.
@@ -123,11 +123,11 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
 
     Attributes:
         classes_: the classes, sorted.
-        class_count_: (classes,) rows of each class.
+        class_count_: (classes,) the number of rows of each class.
         gamma_: the ridge in use.
-        score_left_out_: accuracy of leave-one-out: each row is predicted by the fit without it.
+        score_left_out_: leave-one-out accuracy: each row is predicted by the fit without it.
             Exact while rows are kept, else estimated on the first rows of each class, about 500 in
-            all; nan for a single class.
+            total; nan for a single class.
     """
 
     def __init__(
@@ -138,26 +138,26 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from rows X: (N, d) with labels y: (N,), and from nothing before."""
+        """Fit to rows X: (N, d) with labels y: (N,)."""
         return self._learn(X, y, None)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
         """Add rows X: (N, d) with labels y: (N,), of known or new classes.
 
-        classes: not needed, and not used; other estimators ask for it.
+        classes: ignored, for compatibility with other estimators.
         """
         return self._learn(X, y, getattr(self, "_state", None))
 
     def remove_class(self, label: Any) -> Self:
-        """Remove a class: exactly while rows are kept; from sums, its rows become of no class."""
+        """Remove a class: exactly while rows are kept; in sums, its rows still count, as rows of no class."""
         check_is_fitted(self)
-        (found,) = np.nonzero(self._learned == label)
-        if not len(found):
+        (rows,) = np.nonzero(self._learned == label)
+        if not len(rows):
             known = ", ".join(map(str, self.classes_))
             raise ConfigError(f"class = {label!r}: allowed values are {known}")
         if len(self._learned) == 1:
             raise ConfigError(f"class = {label!r}: the only class cannot be removed")
-        row = int(found[0])
+        row = int(rows[0])
         self._commit(self._state.without(row), np.delete(self._learned, row), self._seed)
         return self
 
@@ -172,14 +172,14 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return scores.softmax(dim=1).numpy()
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """Return the likeliest class (N,) of each row."""
-        places = self._scores(X).argmax(1)
-        found: NDArray[Any] = self.classes_[places]
-        return found
+        """Return the most likely class of each row, (N,)."""
+        columns = self._scores(X).argmax(1)
+        predictions: NDArray[Any] = self.classes_[columns]
+        return predictions
 
     def _learn(self, X: Any, y: Any, before: KeptFeatures | _Sums | None) -> Self:
         if not isinstance(self.expansion, int | np.integer) or self.expansion < 1:
-            raise ConfigError(f"expansion = {self.expansion!r}: whole numbers from 1 are allowed")
+            raise ConfigError(f"expansion = {self.expansion!r}: allowed values are integers from 1")
         kinds = [np.float64, np.float32]
         rows, labels = validate_data(self, X, y, reset=before is None, dtype=kinds)
         check_classification_targets(labels)
@@ -187,29 +187,33 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         order = np.argsort(learned)
         numbers = order[np.searchsorted(learned, labels, sorter=order)]
         z = {BLOCK: torch.tensor(rows)}
-        given = KeptFeatures(z, torch.from_numpy(numbers), no_clues(len(numbers)))
-        seed = self._seed if before is not None else _drawn(self.random_state)
+        targets = torch.from_numpy(numbers)
+        new = KeptFeatures(z, targets, no_clues(len(targets)), none_of(targets))
+        if before is None:
+            seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        else:
+            seed = self._seed
         if isinstance(before, _Sums):
-            return self._commit(before.plus(given, len(learned)), learned, seed)
-        data = given if before is None else before + given
+            return self._commit(before.plus(new, len(learned)), learned, seed)
+        data = new if before is None else before + new
         if len(data.labels) <= self.expansion:
             return self._commit(data, learned, seed)
         return self._commit(_summed(data, self.expansion, self.gamma, seed), learned, seed)
 
     def _commit(self, state: KeptFeatures | _Sums, learned: NDArray[Any], seed: int) -> Self:
-        """Solve, and take over everything at once."""
+        """Fit, and set all attributes if that succeeds."""
         if isinstance(state, _Sums):
-            found = _solved_sums(state)
+            solved = _solved_sums(state)
         else:
-            found = _solved_rows(state, len(learned), self.expansion, self.gamma, seed)
+            solved = _solved_rows(state, len(learned), self.expansion, self.gamma, seed)
         order = np.argsort(learned)
         columns = torch.from_numpy(order)
-        heat = temperature(found.scores, found.labels)
+        heat = temperature(solved.scores, solved.labels)
         self._state, self._learned, self._seed = state, learned, seed
-        self._fitted = Fitted(found.expand, found.head[:, columns], heat)
+        self._fitted = Fitted(solved.expand, solved.head[:, columns], heat)
         self.classes_ = learned[order]
-        self.class_count_ = found.counts[columns].numpy()
-        self.gamma_, self.score_left_out_ = found.gamma, found.accuracy
+        self.class_count_ = solved.counts[columns].numpy()
+        self.gamma_, self.score_left_out_ = solved.gamma, solved.accuracy
         return self
 
     def _scores(self, X: Any) -> NDArray[np.float64]:
@@ -220,12 +224,8 @@ class ClosedFormClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc
         return scores.double().numpy()
 
 
-def _drawn(random_state: Any) -> int:
-    return int(check_random_state(random_state).randint(2**31 - 1))
-
-
 def _joined(known: NDArray[Any] | None, labels: NDArray[Any]) -> NDArray[Any]:
-    """Return the classes in the order in which they were learned: known ones first."""
+    """Return the classes in learning order: known ones first."""
     new = np.unique(labels)
     if known is None:
         return new
@@ -237,8 +237,8 @@ def _joined(known: NDArray[Any] | None, labels: NDArray[Any]) -> NDArray[Any]:
 
 
 def _chosen_ridge(h: Tensor, kernel: Tensor, labels: Tensor) -> float:
-    """Return the ridge that leave-one-out prefers. h: (n, M); kernel: (n, n), their products."""
-    # Numbered without gaps: a class may have no row among these.
+    """Return the ridge chosen by leave-one-out. h: (n, M); kernel: (n, n), their products."""
+    # Numbered without gaps, in case some class has no row here.
     numbers = torch.unique(labels, return_inverse=True)[1]
     return choose({BLOCK: kernel}, {BLOCK: h.shape[1]}, numbers, [[BLOCK]]).gamma
 
@@ -266,7 +266,7 @@ def _solved_rows(
 
 
 def _summed(data: KeptFeatures, width: int, gamma: float | None, seed: int) -> _Sums:
-    """Return the sums over rows; standardization and ridge are decided here, for good."""
+    """Return the sums over rows, with the final standardization and ridge."""
     expand = RandomFeatures.of(data.z, width, seed)
     if gamma is None:
         some = share_of_each(data.labels, FEW)
@@ -306,8 +306,8 @@ class ImageFeatures(
         weights: a file with the backbone's weights (safetensors, .pth or .pt).
         levels: levels of the backbone whose features are joined, such as ``("stride16", "stride32@2")``;
             None: the pooled features of the last one.
-        image_size: side of the images in pixels; None: what the backbone expects, or else that of
-            the images given to `fit`.
+        image_size: side of the images in pixels; None: as the backbone expects, or else that of
+            the images passed to `fit`.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class ImageFeatures(
         self.image_size = image_size
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Build the network; nothing is learned. X: images, as for `transform`."""
+        """Build the network, without training. X: images, as for `transform`."""
         named = isinstance(self.backbone, str)
         network = build_network(
             self.backbone,
@@ -335,7 +335,7 @@ class ImageFeatures(
         expected = expected_images(self.backbone) if isinstance(self.backbone, str) else {}
         fields = RunConfig.model_fields
         self.transform_ = Transform(
-            self.image_size or expected.get("image_size") or typical_side(as_images(X)[0]),
+            self.image_size or expected.get("image_size") or sizes_of(as_images(X)[0]).side,
             expected.get("mean", fields["mean"].default),
             expected.get("std", fields["std"].default),
         )
@@ -344,14 +344,14 @@ class ImageFeatures(
         self.network_ = reading_copy(network, "cpu")
         side = self.transform_.shorter_side
         gray = torch.full((1, 3, side, side), 128, dtype=torch.uint8)
-        found = self._features(ArrayImages(gray, torch.zeros(1, dtype=torch.int64)))
-        self._n_features_out = found.shape[1]  # for get_feature_names_out
+        example = self._features(ArrayImages(gray, torch.zeros(1, dtype=torch.int64)))
+        self._n_features_out = example.shape[1]  # for get_feature_names_out
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
         """Return features (N, d) of images: files, folders, PIL images, or arrays (N, H, W, C).
 
-        An image that cannot be read is an error.
+        An unreadable image is an error.
         """
         check_is_fitted(self)
         images, names, skipped = as_images(X)
@@ -367,7 +367,7 @@ class ImageFeatures(
 
     def _features(self, images: ArrayImages) -> Tensor:
         levels = tuple(self.levels or ())
-        found = features_of(self.network_, evaluation(images, self.transform_), levels=levels)
+        features = features_of(self.network_, evaluation(images, self.transform_), levels=levels)
         if not levels:
-            return found.pooled
-        return torch.cat([found.levels[name] for name in levels], dim=1)
+            return features.pooled
+        return torch.cat([features.levels[name] for name in levels], dim=1)

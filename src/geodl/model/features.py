@@ -1,7 +1,8 @@
-"""One pass of a network over images: what classifiers are fitted from and read."""
+"""Features of images, which classifiers are fitted to, and class means."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -11,14 +12,14 @@ from geodl.geometry import unit
 from geodl.nets import Network
 
 PIXELS = 8 * 192 * 192
-"""Pixels that pass a network at a time on a CPU: more leave its caches, and take up to twice as long."""
+"""Pixels per pass on a CPU: more do not fit its caches, and take up to twice as long."""
 
 
 @dataclass(frozen=True)
 class Features:
     """Features of N images: pooled (N, d), logits (N, C), labels (N,) int64; float32, on the CPU.
 
-    levels: where they were asked for, the features of several levels by name, (N, d_l) each.
+    levels: the features of further levels by name, (N, d_l) each.
     """
 
     pooled: Tensor
@@ -27,11 +28,15 @@ class Features:
     levels: Mapping[str, Tensor] = field(default_factory=dict)
 
     def chunks(self, size: int) -> Iterator["Features"]:
-        """Yield the features of `size` images at a time, at least once."""
+        """Yield the features in chunks of `size` images, at least one chunk."""
         for start in range(0, max(len(self.pooled), 1), size):
-            some = slice(start, start + size)
-            levels = {name: level[some] for name, level in self.levels.items()}
-            yield Features(self.pooled[some], self.logits[some], self.labels[some], levels)
+            rows = slice(start, start + size)
+            yield self.map(itemgetter(rows))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Features":
+        """Apply a function to each tensor."""
+        levels = {name: function(level) for name, level in self.levels.items()}
+        return Features(function(self.pooled), function(self.logits), function(self.labels), levels)
 
 
 def features_of(
@@ -40,7 +45,7 @@ def features_of(
     device: torch.device | str | None = None,
     levels: Sequence[str] = (),
 ) -> Features:
-    """Run the network over un-augmented batches in eval mode and float32; its own mode is restored."""
+    """Run the network over un-augmented batches in eval mode and float32; its modes are restored afterwards."""
     pooled, logits = [torch.empty(0, network.width)], [torch.empty(0, network.head.classes)]
     labels = [torch.empty(0, dtype=torch.int64)]
     more: dict[str, list[Tensor]] = {name: [] for name in levels}
@@ -56,18 +61,18 @@ def features_of(
                 for name, part in maps.items():
                     more[name].append(part.float().cpu())
     finally:
-        # Module by module: a part that was deliberately in eval mode (frozen batch norm) stays so.
+        # Module by module: frozen batch norms, in eval mode during training, stay so.
         for module, training in modes.items():
             module.training = training
-    # Without any image the levels have no rows, and no width either.
-    found = {name: torch.cat(parts or [torch.empty(0, 0)]) for name, parts in more.items()}
-    return Features(torch.cat(pooled), torch.cat(logits), torch.cat(labels), found)
+    # Without images, the width of the levels is unknown.
+    joined = {name: torch.cat(parts or [torch.empty(0, 0)]) for name, parts in more.items()}
+    return Features(torch.cat(pooled), torch.cat(logits), torch.cat(labels), joined)
 
 
 def _chunks(
     batches: Iterable[Batch], device: torch.device | str | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield images on the device with their labels: whole batches on a GPU, fewer large images on a CPU."""
+    """Yield images on the device with their labels: whole batches on a GPU, at most PIXELS on a CPU."""
     for batch in batches:
         images = batch.images.to(device)
         size = max(len(images), 1)
@@ -88,14 +93,14 @@ def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
-    """Return the cosine (N, C) of each of `features: (N, d)` with each of `means: (C, d)`.
+    """Return the cosines (N, C) of features: (N, d) with means: (C, d).
 
-    A class whose mean is unknown (zeros) scores -inf, so that it is never predicted.
+    A class with an unknown mean (zeros) scores -inf, so that it is never predicted.
     """
     scores = unit(features) @ unit(means).T
     return scores.masked_fill((means == 0).all(dim=1), -torch.inf).to(features.dtype)
 
 
 def filled(means: Tensor, others: Tensor) -> Tensor:
-    """Return the means (C, d); a class that has none (zeros) takes that of the others."""
+    """Return the means (C, d), with unknown ones (zeros) replaced by those of `others`."""
     return torch.where((means != 0).any(dim=1, keepdim=True), means, others)

@@ -1,4 +1,4 @@
-"""The exemplar memory: which images of the old classes are kept, and how many."""
+"""The exemplar memory: stored images of the classes learned so far."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from geodl.core.errors import DataError
 from geodl.core.keys import derive
 from geodl.core.tensors import part
 from geodl.data.images import Images, concat, from_tensors, to_tensors
@@ -18,20 +17,20 @@ Budget = Literal["per_class", "total"]
 
 
 def quota(classes: int, exemplars: int, budget: Budget) -> int:
-    """Return how many exemplars each of `classes` classes may keep.
+    """Return the number of exemplars per class.
 
-    `per_class`: `exemplars` for every class; `total`: `exemplars` shared evenly, rounded down.
+    `per_class`: `exemplars` for every class; `total`: `exemplars` shared by all classes, rounded down.
     """
     return exemplars if budget == "per_class" else exemplars // max(classes, 1)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The images that are kept of the classes learned so far; labels are rows of the head.
+    """The stored images of the classes learned so far; labels are rows of the head.
 
-    images: the exemplars, sorted by class and within a class by rank; None when there are none.
-    held:   images held out for a bias correction (BiC), never trained on; None when there are none.
-    store_images: whether image files are stored as bytes or as references with content hashes.
+    images: the exemplars, sorted by class and within a class by rank; None: there are none.
+    held:   images held out for a bias correction (BiC), never trained on; None: there are none.
+    store_images: whether image files are stored, or only references with content hashes.
     """
 
     images: Images | None = None
@@ -39,7 +38,7 @@ class Memory:
     store_images: bool = True
 
     def per_class(self) -> dict[int, int]:
-        """Count the exemplars: class -> number, for the classes that have any."""
+        """Return the number of exemplars of each class that has any."""
         if self.images is None:
             return {}
         counts = torch.bincount(self.images.labels).tolist()
@@ -47,7 +46,7 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that the stored memory takes."""
+        """The size of the stored memory in bytes."""
         return sum(tensor.nbytes for tensor in self.to_tensors().values())
 
     def update(
@@ -59,15 +58,11 @@ class Memory:
         quota: int,
         selection: str,
     ) -> "Memory":
-        """Choose the exemplars of `classes` and cut those of the others to their first `quota`.
+        """Select the exemplars of `classes` and keep the first `quota` of the others.
 
-        features: (N, d) of the candidates, un-augmented, in eval mode. A class that comes back is
-        chosen again: hand over its old exemplars together with its new images.
+        features: (N, d) of the candidates, un-augmented, in eval mode. For a returning class, the candidates are its old
+        exemplars and its new images.
         """
-        if len(features) != len(candidates):
-            raise DataError(
-                f"{len(candidates)} candidates have {len(features)} features: one each is needed"
-            )
         choose = SELECTORS[selection]
         mine = members(candidates.labels, classes).values()
         parts = [_take(candidates, [rows[choose(features[rows], quota)] for rows in mine])]
@@ -78,16 +73,16 @@ class Memory:
         images = concat(parts)
         if not len(images):
             return replace(self, images=None)
-        # Stable, so that the ranks inside a class stay.
+        # Stable: the order within a class is its ranking.
         return replace(self, images=images.select(images.labels.argsort(stable=True)))
 
     def hold_out(
         self, images: Images, fresh: Sequence[int], count: int, seed: int
     ) -> tuple[Images, "Memory"]:
-        """Set aside, for good, `count` images of each `fresh` class; return the rest and the memory.
+        """Hold out `count` images of each `fresh` class permanently; return the rest and the memory.
 
-        At least one image of a class is left to train on. Classes held out before keep their first
-        `count`: a total budget shrinks.
+        At least one image of a class remains for training. Of earlier classes the first `count` stay held out, since a
+        total budget shrinks.
         """
         held = self.held
         if held is not None:
@@ -101,12 +96,12 @@ class Memory:
         return images.select(~chosen), replace(self, held=concat(parts) if parts else None)
 
     def without(self, row: int) -> "Memory":
-        """Return the memory without a class; those after it move up."""
+        """Return the memory without a class; the rows of later classes move up."""
         images, held = without_class(self.images, row), without_class(self.held, row)
         return replace(self, images=images, held=held)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return all that is kept as named tensors."""
+        """Return the memory as named tensors."""
         tensors = {"store_images": torch.tensor(self.store_images)}
         for name, images in (("images", self.images), ("held", self.held)):
             if images is not None:
@@ -116,7 +111,7 @@ class Memory:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], data_dir: Path | None = None) -> "Memory":
-        """Undo `to_tensors`; data_dir: where files that are referred to may be read."""
+        """Return the memory of `to_tensors`; data_dir: where referenced files may be read."""
         images, held = part(tensors, "images"), part(tensors, "held")
         return cls(
             from_tensors(images, data_dir) if images else None,
@@ -126,7 +121,7 @@ class Memory:
 
 
 def insist_on_labels(classes: int, *stored: Images | None) -> None:
-    """Raise a ValueError where stored images have labels of no class."""
+    """Raise a ValueError if stored images have labels that are no class."""
     for images in stored:
         if images is None or not len(images):
             continue
@@ -136,7 +131,7 @@ def insist_on_labels(classes: int, *stored: Images | None) -> None:
 
 
 def without_class(images: Images | None, row: int) -> Images | None:
-    """Return the images without a class, those after it moved up; None where nothing is left."""
+    """Return the images without those of a class, later labels moved up; None if none are left."""
     if images is None:
         return None
     rest = images.select(images.labels != row)
@@ -146,5 +141,5 @@ def without_class(images: Images | None, row: int) -> Images | None:
 
 
 def _take(images: Images, rows: Sequence[Tensor]) -> Images:
-    """Return the images of all the given rows."""
+    """Return the images of all these rows."""
     return images.select(torch.cat([torch.empty(0, dtype=torch.int64), *rows]))

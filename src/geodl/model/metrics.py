@@ -1,4 +1,4 @@
-"""The figures of a run: accuracy per phase, forgetting, transfer, all in % and in float64."""
+"""Metrics of a run: accuracy per phase, forgetting, transfer, all in % and in float64."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from geodl.core.tensors import shaped
 
 @dataclass(frozen=True)
 class ClassRow:
-    """How good the predictions of one class are: `right` of the `judged` images; accuracy and its 95 % interval in %, where there are any."""
+    """The predictions of one class: `right` of the `judged` images; accuracy and its 95 % interval in %, if there are any."""
 
     name: str
     judged: int = 0
@@ -28,10 +28,10 @@ class ClassRow:
 class Confusion:
     """A confusion matrix.
 
-    counts:  (C, C) int64, the true class first.
-    classes: the names of the C classes, in the order in which they were learned.
-    series:  (C,) int64, in how many series the images of each class are; None: each image is one.
-    gains:   (C,) float64, how many more images of each class would be right had no series been left out; None: none.
+    counts:  (C, C) int64, rows are true classes.
+    classes: the names of the C classes, in learning order.
+    series:  (C,) int64, the number of series of each class's images; None: each image is its own.
+    gains:   (C,) float64, how many more images of each class would be right if no series were left out; None: none.
     """
 
     counts: Tensor
@@ -52,10 +52,11 @@ class Confusion:
         return cls(counts.reshape(size, size), tuple(classes))
 
     def in_series(self, labels: Tensor, series: Tensor, gains: Tensor) -> "Confusion":
-        """Return the counts of images in series: labels, series, gains (N,)."""
-        found = [labels[series == each][0] for each in torch.unique(series)]
-        labelled = torch.tensor(found, dtype=torch.int64)
-        numbers = torch.bincount(labelled, minlength=len(self.classes))
+        """Return the matrix with the numbers and gains of series: labels, series, gains (N,)."""
+        classes = [labels[series == each][0] for each in torch.unique(series)]
+        numbers = torch.bincount(
+            torch.tensor(classes, dtype=torch.int64), minlength=len(self.classes)
+        )
         sums = torch.zeros(len(self.classes), dtype=torch.float64)
         return replace(self, series=numbers, gains=sums.index_add_(0, labels, gains.double()))
 
@@ -66,18 +67,18 @@ class Confusion:
 
     @property
     def units(self) -> int:
-        """The number of series, or of images where these are in none: as many observations the figures rest on."""
+        """The number of independent observations: of series, or of images if they are in none."""
         return self.images if self.series is None else int(self.series.sum())
 
     @property
     def balanced(self) -> float:
-        """The accuracy in % in which each class that has images counts the same; nan where there are none."""
+        """The mean of the classes' accuracies in %; nan without images."""
         known = [value for value in self.per_class.values() if not math.isnan(value)]
         return math.fsum(known) / len(known) if known else math.nan
 
     @property
     def accuracy(self) -> float:
-        """The accuracy in % on all images; nan where there are none."""
+        """The accuracy in % on all images; nan without images."""
         return self.rate(range(len(self.classes)))
 
     @property
@@ -87,21 +88,21 @@ class Confusion:
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The classes one by one."""
+        """The predictions of each class."""
         judged, right = self.counts.sum(dim=1).tolist(), self.counts.diagonal().tolist()
-        found = []
+        rows = []
         for i, name in enumerate(self.classes):
-            known = (judged[i], right[i], self.rate([i]), self.interval_of([i]))
-            found.append(ClassRow(name, *known) if judged[i] else ClassRow(name))
-        return found
+            figures = (judged[i], right[i], self.rate([i]), self.interval_of([i]))
+            rows.append(ClassRow(name, *figures) if judged[i] else ClassRow(name))
+        return rows
 
     @property
     def weakest(self) -> list[ClassRow]:
-        """The classes, the weakest first, those without images last."""
+        """The rows, the weakest class first, classes without images last."""
         return sorted(self.rows, key=lambda row: (not row.judged, row.accuracy or 0.0, -row.judged))
 
     def rate(self, classes: Iterable[int]) -> float:
-        """Return the accuracy in % on the images of some classes, by position; nan where there are none."""
+        """Return the accuracy in % on the images of some classes, by position; nan without images."""
         rows = list(classes)
         total = int(self.counts[rows].sum())
         if not total:
@@ -113,31 +114,31 @@ class Confusion:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the accuracy, in %: on few images, or few series of them, it is wide."""
+        """The 95 % interval of the accuracy in %."""
         return self.interval_of(range(len(self.classes)))
 
     def interval_of(self, classes: Iterable[int]) -> tuple[float, float]:
         """Return the 95 % interval of the accuracy on some classes, by position, in % (Wilson 1927).
 
-        Gains widen it: they are an estimate, without which the accuracy is a lower bound.
+        Gains widen it: they are an estimate; the accuracy without them is a lower bound.
         """
         rows = list(classes)
-        known = self.counts.sum(dim=1) if self.series is None else self.series
-        if not (number := int(known[rows].sum())):
+        units = self.counts.sum(dim=1) if self.series is None else self.series
+        if not (number := int(units[rows].sum())):
             return 0.0, 100.0
-        ends = (self.rate(rows), replace(self, gains=None).rate(rows))
-        found = [wilson(each / 100, number) for each in ends]
-        # The ends of 0 and 100 % are these, but for rounding.
-        return min(low for low, _ in found), max(ends[0], *(high for _, high in found))
+        rates = (self.rate(rows), replace(self, gains=None).rate(rows))
+        intervals = [wilson(rate / 100, number) for rate in rates]
+        # Of 100 % the upper end is 100 %, except for rounding.
+        return min(low for low, _ in intervals), max(rates[0], *(high for _, high in intervals))
 
     def mistakes(self, most: int | None = None) -> list[tuple[int, int, int]]:
-        """Return the confusions that occur, as (true class, prediction, count), the most frequent first."""
+        """Return the mistakes as (true class, prediction, count), the most frequent first."""
         wrong = self.counts.clone().fill_diagonal_(0)
-        found = [(int(i), int(j), int(wrong[i, j])) for i, j in wrong.nonzero()]
-        return sorted(found, key=lambda each: -each[2])[:most]
+        mistakes = [(int(i), int(j), int(wrong[i, j])) for i, j in wrong.nonzero()]
+        return sorted(mistakes, key=lambda each: -each[2])[:most]
 
     def without(self, gone: int) -> "Confusion":
-        """Return the counts without a class: its images, and those predicted as it, are no longer counted."""
+        """Return the matrix without a class: without its images, and without those predicted as it."""
         rest = [i for i in range(len(self.classes)) if i != gone]
         names = tuple(self.classes[i] for i in rest)
         series = None if self.series is None else self.series[rest]
@@ -145,12 +146,12 @@ class Confusion:
         return Confusion(self.counts[rest][:, rest], names, series, gains)
 
     def to_json(self) -> list[list[int]]:
-        """Return [true, predicted, count] of the counts that are not 0."""
+        """Return the counts above 0 as [true, predicted, count]."""
         return [[int(i), int(j), int(self.counts[i, j])] for i, j in self.counts.nonzero()]
 
     @classmethod
     def from_json(cls, entries: Sequence[Sequence[int]], classes: Sequence[str]) -> Self:
-        """Undo `to_json`."""
+        """Return the matrix of `to_json`."""
         counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
         for true, predicted, count in entries:
             counts[true, predicted] = count
@@ -160,7 +161,7 @@ class Confusion:
 
 
 def wilson(share: float, number: int) -> tuple[float, float]:
-    """Return the 95 % interval, in %, of a share that was seen in so many cases."""
+    """Return the 95 % interval in % of a share observed in `number` cases."""
     z = 1.96
     center = share + z * z / (2 * number)
     half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number))
@@ -169,7 +170,7 @@ def wilson(share: float, number: int) -> tuple[float, float]:
 
 
 def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> dict[str, Any]:
-    """Return what metrics.json holds of a phase: counts and figures alone, so that equal runs have equal bytes."""
+    """Return the content of metrics.json for a phase. It has no times and paths, so that equal runs have equal bytes."""
     classes = next(iter(confusions.values())).classes
     counts = {name: confusion.to_json() for name, confusion in confusions.items()}
     accuracy = {name: finite(confusion.accuracy) for name, confusion in confusions.items()}
@@ -190,76 +191,78 @@ def to_metrics(phase: int, confusions: Mapping[str, Confusion], **more: Any) -> 
 
 
 def confusions_of(metrics: Mapping[str, Any]) -> dict[str, Confusion]:
-    """Return the confusions in a metrics.json, by classifier."""
+    """Return the confusion matrices of a metrics.json by classifier."""
     if not all(isinstance(name, str) for name in metrics["classes"]):
         raise ValueError("the name of a class is no text")
-    found = {
+    confusions = {
         name: Confusion.from_json(entries, metrics["classes"])
         for name, entries in metrics["confusions"].items()
     }
     for name, each in metrics.get("series", {}).items():
-        size = len(found[name].classes)
+        size = len(confusions[name].classes)
         gains = shaped(torch.tensor(each["gains"], dtype=torch.float64), "gains", size)
         series = shaped(torch.tensor(each["numbers"]), "numbers", size, dtype=torch.int64)
         if bool((series < 0).any()):
             raise ValueError("a number of series below 0")
-        found[name] = replace(found[name], series=series, gains=gains)
-    return found
+        confusions[name] = replace(confusions[name], series=series, gains=gains)
+    return confusions
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What one classifier could do after each phase.
+    """The confusion matrices of one classifier after each phase.
 
-    confusions: one for each phase done, over the test images of the classes seen by then, those that it added last.
+    confusions: one per completed phase, on the test images of the classes seen so far, the phase's own classes last.
     """
 
     confusions: Sequence[Confusion]
 
     def __post_init__(self) -> None:
-        sizes = [len(found.classes) for found in self.confusions]
+        sizes = [len(confusion.classes) for confusion in self.confusions]
         if not sizes or sizes != sorted(sizes):
-            raise DataError(f"phases with {sizes} classes: one or more are needed, none with fewer")
+            raise DataError(
+                f"phases with {sizes} classes: one or more phases are needed, and classes never decrease"
+            )
 
     @classmethod
     def of(cls, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Self]:
-        """Return the trajectory of every classifier that all of these metrics.json have, one for each phase."""
+        """Return the trajectory of every classifier that occurs in all of these metrics.json, one per phase."""
         phases = [confusions_of(each) for each in metrics]
-        found = {}
+        trajectories = {}
         for name in phases[-1] if phases else ():
             confusions = [phase[name] for phase in phases if name in phase]
             if len(confusions) == len(phases):
-                found[name] = cls(confusions)
-        return found
+                trajectories[name] = cls(confusions)
+        return trajectories
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes of the last phase, in the learning order."""
+        """The names of the classes of the last phase, in learning order."""
         return self.confusions[-1].classes
 
     @property
     def groups(self) -> list[range]:
         """The classes, by position, that each phase added."""
-        ends = [len(found.classes) for found in self.confusions]
+        ends = [len(confusion.classes) for confusion in self.confusions]
         return [range(*pair) for pair in itertools.pairwise([0, *ends])]
 
     @property
     def accuracy(self) -> list[float]:
         """A_t: the accuracy on all classes seen up to each phase t."""
-        return [found.accuracy for found in self.confusions]
+        return [confusion.accuracy for confusion in self.confusions]
 
     @property
     def matrix(self) -> list[list[float]]:
         """Group x phase accuracies; nan before the group is learned."""
         rows = []
         for g, group in enumerate(self.groups):
-            known = [found.rate(group) for found in self.confusions[g:]]
+            known = [confusion.rate(group) for confusion in self.confusions[g:]]
             rows.append([math.nan] * g + known)
         return rows
 
     @property
     def per_class(self) -> dict[str, float]:
-        """The last model's accuracy on each class seen, in the learning order; nan without test images."""
+        """The last model's accuracy on each class, in learning order; nan without test images."""
         return self.confusions[-1].per_class
 
     @property
@@ -279,23 +282,23 @@ class Trajectory:
 
     @property
     def forgetting(self) -> float | None:
-        """The paper's forgetting: accuracy on the first group by the phase-0 model minus by the last model."""
+        """The paper's forgetting: the phase-0 model's accuracy on the first group minus the last model's."""
         return _mean([self.matrix[0][0] - self.matrix[0][-1]]) if len(self.confusions) > 1 else None
 
     @property
     def mean_forgetting(self) -> float | None:
-        """The usual forgetting: best before the last phase minus last, mean over the groups learned before it."""
+        """The usual forgetting: best accuracy before the last phase minus last, mean over earlier groups."""
         return _mean(
             max(row[g:-1], default=math.nan) - row[-1] for g, row in enumerate(self.matrix)
         )
 
     @property
     def backward_transfer(self) -> float | None:
-        """Last minus just learned, mean over the groups learned before the last phase."""
+        """Last accuracy minus that when just learned, mean over earlier groups."""
         return _mean(row[-1] - row[g] for g, row in enumerate(self.matrix[:-1]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything by name, ready for JSON: classes by their names, None where there is no number."""
+        """Return all metrics by name, ready for JSON: classes by name, None for nan."""
         return {
             "accuracy": _numbers(self.accuracy),
             "final": self.final,
@@ -311,7 +314,7 @@ class Trajectory:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    """Return the mean of the numbers among `values`; None where there are none."""
+    """Return the mean without nans; None if nothing is left."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else None
 
@@ -321,5 +324,5 @@ def _numbers(values: Sequence[float]) -> list[float | None]:
 
 
 def finite(value: float) -> float | None:
-    """Replace nan, which JSON does not know, by None."""
+    """Replace nan, which JSON does not have, by None."""
     return None if math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""A model is a value: everything that was learned so far, as one frozen object."""
+"""A model: everything that was learned so far, as one immutable object."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -26,13 +26,13 @@ from geodl.model.recognizer import Recognizer
 from geodl.nets import Network, Own, build_network, reading_copy
 
 STATISTICS = "statistics."
-"""The prefix of tensors that only the next phase needs."""
+"""The prefix of tensors that only further learning needs."""
 
 
 class Weights:
-    """A network, or the tensors of one that is built when it is first needed.
+    """The weights of a network, which is built on first use.
 
-    So a model can be described and renamed without the package that its network comes from.
+    So a model can be described and its classes renamed without the package that its network needs.
     """
 
     def __init__(self, name: str | Own, tensors: Mapping[str, Tensor]) -> None:
@@ -40,16 +40,16 @@ class Weights:
 
     @classmethod
     def of(cls, name: str, network: Network) -> Self:
-        """Hold a network that is there; name: as `build_network` takes it."""
-        found = cls(name, {})
-        found.network = network
-        return found
+        """Return the weights of a network; name: as for `build_network`."""
+        weights = cls(name, {})
+        weights.network = network
+        return weights
 
     @cached_property
     def network(self) -> Network:
         """The network, in eval mode."""
         tensors = self._tensors
-        # A cosine head has a scale. Neither a seed nor first weights are needed: all are loaded.
+        # A cosine head has a scale. Seed and initial weights do not matter: all weights are loaded.
         head: Literal["cosine", "linear"] = "cosine" if "head.scale" in tensors else "linear"
         where = Path(f"network {self._name}")
         with interpreting(where):
@@ -70,14 +70,14 @@ class Weights:
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What was learned so far; learning gives another one.
+    """Everything that was learned so far; learning returns a new model.
 
     config:      the options of the last phase.
     classes:     the names of the classes; a class's position is its row in the head and the means.
-    transform:   from a picture to the network's input.
-    memory:      exemplars.
-    classifiers: how features are read, by name.
-    phases:      how many groups were learned.
+    transform:   from an image to the network's input.
+    memory:      the exemplars.
+    classifiers: the classifiers by name.
+    phases:      the number of groups learned.
     """
 
     config: RunConfig
@@ -102,7 +102,7 @@ class Model:
         return self.classes.index(name)
 
     def renamed(self, old: str, new: str) -> "Model":
-        """Return the model with another name for a class."""
+        """Return the model with a class renamed."""
         row, new = self.row(old), class_name(new)
         if new in self.classes:
             raise ConfigError(f"class name {new!r}: the model has a class of that name")
@@ -126,7 +126,7 @@ class Model:
     def recognizer(
         self, classifier: str | None = None, *, accelerator: str | None = None
     ) -> Recognizer:
-        """Return what predicts; classifier: by name, None: the preferred one of the model."""
+        """Return a recognizer, which predicts; classifier: its name; None: the preferred one."""
         name = classifier or default_classifier(self.classifiers)
         if name not in self.classifiers:
             known = ", ".join(self.classifiers)
@@ -138,24 +138,23 @@ class Model:
 
     @property
     def default(self) -> Classifier:
-        """The classifier that predicts where none is named."""
+        """The classifier that predicts by default."""
         return self.classifiers[default_classifier(self.classifiers)]
 
     def left_out(self) -> Confusion | None:
-        """Return the confusions of learned images, each predicted by the fit without it, if known."""
-        found = self.default.left_out()
-        if found is None:
+        """Return the leave-one-out confusion matrix of learned images, if it is known."""
+        left_out = self.default.left_out()
+        if left_out is None:
             return None
-        confusion = Confusion.of(found.labels, found.predictions, self.classes)
-        if found.series is None or found.gains is None:
+        confusion = Confusion.of(left_out.labels, left_out.predictions, self.classes)
+        if left_out.series is None or left_out.gains is None:
             return confusion
-        return confusion.in_series(found.labels, found.series, found.gains)
+        return confusion.in_series(left_out.labels, left_out.series, left_out.gains)
 
     def judged(self, images: Images) -> LeftOut:
-        """Return what the model predicts for images that it keeps, whose labels are rows.
+        """Return predictions for images that the model keeps; their labels are rows.
 
-        Images that were learned are predicted by the fit without them, where that is known and as far
-        as they are found among them; a prediction of -1 is none.
+        Learned images have their leave-one-out prediction, if the classifier stores these; -1 if an image is not found.
         """
         recognizer, left_out = self.recognizer(), self.default.left_out()
         if left_out is None:
@@ -163,19 +162,19 @@ class Model:
             return LeftOut(images.labels, predictions, confidences)
         places = self.default.places(recognizer.features(images))
         assert places is not None
-        there = places >= 0
+        found = places >= 0
         predictions = torch.full_like(places, -1)
-        predictions[there] = left_out.predictions[places[there]]
+        predictions[found] = left_out.predictions[places[found]]
         if left_out.confidences is None:
             return LeftOut(images.labels, predictions, None)
         confidences = torch.zeros(len(places))
-        confidences[there] = left_out.confidences[places[there]]
+        confidences[found] = left_out.confidences[places[found]]
         return LeftOut(images.labels, predictions, confidences)
 
     # ------------------------------------------------------------------------- saving and loading
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return all that was learned as named tensors."""
+        """Return the model's tensors by name."""
         tensors = {f"network.{key}": each for key, each in self.weights.tensors().items()}
         tensors |= {f"memory.{key}": each for key, each in self.memory.to_tensors().items()}
         for name, classifier in self.classifiers.items():
@@ -185,10 +184,10 @@ class Model:
         return tensors
 
     def record(self) -> dict[str, Any]:
-        """Return all else that a model consists of, ready for JSON."""
+        """Return everything else that a model consists of, ready for JSON."""
         imports = {"imports": imported()} if imported() else {}
         return {
-            # The image size is known by now, where it was left open.
+            # The image size, even if the options left it open.
             "config": self.config.identity() | {"image_size": self.transform.size, **imports},
             "transform": self.transform.to_dict(),
             "classes": list(self.classes),
@@ -205,9 +204,9 @@ class Model:
         data_dir: Path | None = None,
         network: Own | None = None,
     ) -> Self:
-        """Undo `to_tensors` and `record`.
+        """Return the model of `to_tensors` and `record`.
 
-        config: the record's, checked; data_dir: as for `Memory`; network: the backbone, where it has no name.
+        config: the record's, validated; data_dir: as for `Memory`; network: the backbone, if it was passed as an object.
         """
         classes = tuple(str(name) for name in record["classes"])
         memory = Memory.from_tensors(part(tensors, "memory"), data_dir)
@@ -217,11 +216,11 @@ class Model:
         for name in record["classifiers"]:
             mine = part(tensors, name) | part(statistics, name)
             try:
-                found = classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
-            except (AttributeError, RuntimeError) as error:  # no tensors do that to sound code
+                classifier = classifiers[name] = CLASSIFIERS[name].from_tensors(mine, config)
+            except (AttributeError, RuntimeError) as error:  # an error in the classifier's code
                 raise ConfigError(f"classifier {name}: {raised(error)}") from error
-            if found.classes not in (None, len(classes)):
-                raise ValueError(f"{name}: {found.classes} classes, not {len(classes)}")
+            if classifier.classes not in (None, len(classes)):
+                raise ValueError(f"{name}: {classifier.classes} classes, not {len(classes)}")
         return cls(
             config,
             classes,

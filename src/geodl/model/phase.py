@@ -1,4 +1,4 @@
-"""One phase: its images, its networks, and what losses, stages and classifiers take for granted."""
+"""One phase: its images and networks, and what losses, stages and classifiers need of them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ C = TypeVar("C", bound="Classifier")
 
 @dataclass
 class Phase:
-    """What methods and classifiers see of one phase.
+    """One phase of learning, as methods and classifiers see it.
 
-    The classes known before are the head's first ``old`` rows; the ``new`` ones follow. ``images``
-    holds this phase's training images without those held out; ``memory`` is what the phase before
-    left (with newly held-out images added), ``previous`` its classifiers by name.
+    ``names`` are all classes in the order of the head's rows, of which the first ``old`` were known before. ``images``
+    are this phase's training images, without held-out ones; ``memory`` is that of the previous phase, with newly
+    held-out images added; ``previous`` are the previous phase's classifiers by name.
     """
 
     index: int
@@ -45,30 +45,35 @@ class Phase:
     images: Images
     memory: Memory
     old: int
-    new: int
-    read: Callable[..., Features]
-    """``read(images, mirror=False)``: the network's features of un-augmented images, in eval mode; every rank calls it."""
+    names: tuple[str, ...]
+    features: Callable[..., Features]
+    """``features(network, images, mirror=False)``: a network's features of un-augmented images, in eval mode; every rank calls it."""
     device: torch.device
     ranks: Ranks = field(default_factory=Ranks)
     before: Features | None = None
     """The teacher's features of the images at hand."""
     now: Features | None = None
-    """The network's features of the images at hand, with all levels that a classifier wants, once no stage will move it any more."""
+    """The trained network's features of the images at hand, with every level that a classifier needs."""
     kept: Memory | None = None
-    """The memory for the next phase; there before classifiers are fitted, or where a stage has made it."""
+    """The memory for the next phase: set by a stage, or after the stages; classifiers are fitted later."""
     previous: Mapping[str, Classifier] = field(default_factory=dict)
     trained: bool = False
     """Whether the head was trained on all classes."""
     adapted: Adapted | None = None
-    """How the network was adapted to the images before it is frozen."""
+    """How the network was adapted to the first images, before it was frozen."""
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """The run's precision, for what a loss runs besides its stage's module, such as the teacher."""
+    """The run's precision, for modules that a loss uses besides its stage's own, such as the teacher."""
     _fitted: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
         """The number of classes known after the phase."""
-        return self.old + self.new
+        return len(self.names)
+
+    @property
+    def new(self) -> int:
+        """The number of classes first seen in this phase."""
+        return self.classes - self.old
 
     @property
     def training_images(self) -> Images:
@@ -78,14 +83,18 @@ class Phase:
 
     @property
     def at_hand(self) -> Images:
-        """All there is of this phase's classes: its images, and exemplars of returning classes."""
+        """All images of this phase's classes: the new ones, and exemplars of returning classes."""
         kept = self.memory.images
         if kept is None:
             return self.images
         back = torch.isin(kept.labels, self.images.labels)
         return concat([self.images, kept.select(back)]) if back.any() else self.images
 
-    # Parts of losses; each is a mean over the batch of all ranks.
+    def read(self, images: Images, *, mirror: bool = False) -> Features:
+        """Return the network's features of un-augmented images, or of their mirrored copies."""
+        return self.features(self.network, images, mirror=mirror)
+
+    # Parts of losses; each is a mean over the batches of all ranks.
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy: logits (B, C), labels (B,)."""
@@ -95,7 +104,7 @@ class Phase:
         )
 
     def distill(self, student: Output, teacher: Output | None) -> Tensor | None:
-        """Return the chosen distillation times its weight; None without a teacher or with none."""
+        """Return the weighted distillation loss; None without a teacher or without a distillation."""
         if teacher is None or self._distillation is None:
             return None
         loss, old = self._distillation, self.old
@@ -104,11 +113,11 @@ class Phase:
         return loss.weight(old, self.new) * value
 
     def mean(self, each: Tensor, counted: Tensor | None = None) -> Tensor:
-        """Return the mean of values (B,), or of those that are counted: (B,) bool, over all ranks."""
+        """Return the mean over all ranks of values (B,), or of those under the mask `counted`: (B,)."""
         return global_mean(each, self.ranks.group, counted)
 
-    def asked(self, images: Tensor) -> Output | None:
-        """Return the teacher's output for a batch; None where no loss compares with it."""
+    def taught(self, images: Tensor) -> Output | None:
+        """Return the teacher's output for a batch; None if no loss needs it."""
         if self.teacher is None or self._distillation is None:
             return None
         with self.autocast():
@@ -123,7 +132,7 @@ class Phase:
         return kind.build(self.config.of(kind.Options), self.ranks.group)
 
     def exemplars(self, quota: int) -> Memory:
-        """Choose the exemplars of this phase's classes and cut those of the others to the quota."""
+        """Select the exemplars of this phase's classes and cut those of the others to the quota."""
         candidates = self.at_hand
         present = sorted(set(candidates.labels.tolist()))
         features = (self.now or self.read(candidates)).pooled
@@ -131,7 +140,7 @@ class Phase:
         return self.memory.update(candidates, features, present, quota=quota, selection=selection)
 
     def batches(self, images: Images, stage: str, batch_size: int | None = None) -> Batches:
-        """Return shuffled, augmented batches; their order depends on seed, phase and stage alone."""
+        """Return shuffled, augmented batches; the order depends only on seed, phase and stage."""
         return Batches(
             images,
             self.transform,
@@ -142,16 +151,16 @@ class Phase:
             workers=self.config.workers,
         )
 
-    # Classifiers, once the network stands still.
+    # Classifiers, after training.
 
     def classifier(self, kind: type[C]) -> C | None:
-        """Return a classifier fitted to this phase, once for all who ask; None where it is not available."""
+        """Return the fitted classifier of a kind, fitted once; None if it is not available."""
         if kind not in self._fitted:
             self._fitted[kind] = kind.fit(self)
-        found: C | None = self._fitted[kind]
-        return found
+        classifier: C | None = self._fitted[kind]
+        return classifier
 
     def fit_all(self, kinds: Iterable[type[Classifier]]) -> dict[str, Classifier]:
-        """Return all classifiers of these kinds that are available, by name."""
-        found = {kind.name: self.classifier(kind) for kind in kinds}
-        return {name: each for name, each in found.items() if each is not None}
+        """Return the available classifiers of these kinds by name."""
+        fitted = {kind.name: self.classifier(kind) for kind in kinds}
+        return {name: each for name, each in fitted.items() if each is not None}

@@ -1,4 +1,4 @@
-"""What was predicted for images; nothing here needs torch, which takes longer to load than an image to predict."""
+"""Predictions for images. This module does not import torch, which takes longer to load than a prediction."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ MOST_WORKERS = 1024
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model makes of one image: `top` holds the likeliest classes with their confidences, best first."""
+    """The prediction for an image; top: the likeliest classes with their confidences, best first."""
 
     name: str
     top: tuple[tuple[str, float], ...]
     unknown: bool = False
-    """Whether the image is unlike all classes: its score is below the threshold."""
+    """Whether the image is of no known class: its score is below the threshold."""
     score: float = math.nan
-    """What the threshold is compared with: the probability of being known in closed form, else the largest score."""
+    """The number compared with the threshold: in closed form the probability of a known class, else the largest score."""
 
     @property
     def label(self) -> str:
@@ -37,11 +37,11 @@ class Prediction:
 
     @property
     def confidence(self) -> float:
-        """The confidence in the likeliest class, 0 to 1; also of an unknown image."""
+        """The confidence in the likeliest class, 0 to 1, even if the image is unknown."""
         return self.top[0][1]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the prediction ready for JSON: one form for the command line and HTTP."""
+        """Return the prediction ready for JSON, as the command line and the HTTP API show it."""
         names = ("name", "label", "unknown", "confidence", "score")
         top = [{"label": label, "confidence": confidence} for label, confidence in self.top]
         return {name: getattr(self, name) for name in names} | {"top": top}
@@ -49,11 +49,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions(Sequence[Prediction]):
-    """The predictions of some images, in their order, without those that could not be read.
+    """The predictions for images, in their order, without unreadable ones.
 
     classes:       the names of all classes.
     probabilities: (N, C) float32, the confidence in each class.
-    skipped:       (image, reason) of those that could not be read.
+    skipped:       (image, reason) of unreadable images.
     rate:          images/s.
     """
 
@@ -69,7 +69,7 @@ class Predictions(Sequence[Prediction]):
         return np.array([each.label for each in self.items])
 
     def least_sure_first(self) -> Predictions:
-        """Return them by the margin between the two largest confidences, the smallest first."""
+        """Return the predictions sorted by the margin between the two largest confidences, smallest first."""
         largest = np.sort(self.probabilities, axis=1)[:, -2:]
         order = np.argsort(np.ptp(largest, axis=1), kind="stable")
         items = tuple(self.items[i] for i in order)
@@ -90,7 +90,7 @@ def named(
     scores: NDArray[np.float32],
     top: int,
 ) -> Iterator[Prediction]:
-    """Yield the predictions of named images. probabilities: (N, C); unknown, scores: (N,); top: how many classes are named."""
+    """Yield the predictions for named images. probabilities: (N, C); unknown, scores: (N,); top: number of classes each."""
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
     for name, row, places, strange, score in zip(
         names, probabilities, best, unknown, scores, strict=True
@@ -100,11 +100,11 @@ def named(
 
 
 def check_wishes(top: int, threshold: float | None, workers: int | None) -> None:
-    """Raise a ConfigError for what `predict` cannot do."""
+    """Raise a ConfigError if the options of `predict` are not valid."""
     if not isinstance(top, int) or top < 1:
-        raise ConfigError(f"top = {top!r}: a whole number from 1 is needed")
+        raise ConfigError(f"top = {top!r}: allowed values are integers from 1")
     if workers is not None and (not isinstance(workers, int) or not 0 <= workers <= MOST_WORKERS):
-        needed = f"a whole number from 0 to {MOST_WORKERS} is needed"
-        raise ConfigError(f"workers = {workers!r}: {needed}")
+        allowed = f"allowed values are integers from 0 to {MOST_WORKERS}"
+        raise ConfigError(f"workers = {workers!r}: {allowed}")
     if threshold is not None and (not isinstance(threshold, int | float) or math.isnan(threshold)):
-        raise ConfigError(f"threshold = {threshold!r}: a number is needed")
+        raise ConfigError(f"threshold = {threshold!r}: allowed values are numbers")

@@ -1,4 +1,4 @@
-"""From pictures of any kind to the likeliest classes: whatever cannot be read is skipped and named, never in the way."""
+"""Prediction of images of any kind; unreadable ones are skipped and reported."""
 
 import time
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from geodl.nets import Network
 
 @dataclass(frozen=True)
 class Recognizer:
-    """What prediction needs of a model."""
+    """The part of a model that predicts."""
 
     network: Network
     transform: Transform
@@ -31,25 +31,25 @@ class Recognizer:
     scorer: Scorer
 
     def features(self, images: Images, *, mirror: bool = False) -> Features:
-        """Return what the network makes of images in memory, or of their mirrored copies."""
+        """Return the network's features of images in memory, or of their mirrored copies."""
         device = next(self.network.parameters()).device
         batches = evaluation(images, self.transform, mirror=mirror)
         return features_of(self.network, batches, device, self.scorer.levels)
 
     def answers(self, images: Images) -> Answers:
-        """Return what the classifier makes of images in memory."""
+        """Return the classifier's answers for images in memory."""
         if not len(images):
             none = torch.empty(0, len(self.classes))
             return Answers(none, none, none.sum(1), none.any(1))
         sides = (False, True) if self.scorer.mirrors else (False,)
-        found = self.scorer.answers(*(self.features(images, mirror=side) for side in sides))
-        self.scorer.finite(found.scores)
-        return found
+        answers = self.scorer.answers(*(self.features(images, mirror=side) for side in sides))
+        self.scorer.finite(answers.scores)
+        return answers
 
     def stream(
         self, images: Images, workers: int | None = None
     ) -> Iterator[tuple[list[int], Answers, list[Any]]]:
-        """Yield (positions, answers, [(position, reason)]) by batch; decoding goes on meanwhile."""
+        """Yield (positions, answers, [(position, reason)]) by batch, while the next images are decoded."""
         threads = workers if workers is not None else torch.get_num_threads() + 1
         seen = self.transform
         for positions, pixels, bad in squares(images, seen.shorter_side, threads, seen.whole):
@@ -69,42 +69,40 @@ class Recognizer:
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Predictions:
-        """Predict images of any kind, as `Predicting.predict` does."""
+        """Predict images of any kind; see `Predicting.predict`."""
         check_wishes(top, threshold, workers)
-        judging = self
+        recognizer = self
         if threshold is not None:
-            judging = replace(self, scorer=replace(self.scorer, threshold=threshold))
+            recognizer = replace(self, scorer=replace(self.scorer, threshold=threshold))
         pictures, names, problems = as_images(images)
         began = time.perf_counter()
-        found: list[Prediction] = []
+        items: list[Prediction] = []
         rows = [torch.empty(0, len(self.classes))]
         skipped = list(problems)
         insist(strict, skipped)
-        for positions, answers, bad in judging.stream(pictures, workers):
+        for positions, answers, bad in recognizer.stream(pictures, workers):
             skipped += [(names[i], reason) for i, reason in bad]
             insist(strict, skipped)
             listener(ImagesPredicted(len(positions) + len(bad), len(pictures)))
             rows.append(answers.probabilities)
-            found += self.predictions([names[i] for i in positions], answers, top)
-        seconds = max(time.perf_counter() - began, 1e-9)
+            items += self.predictions([names[i] for i in positions], answers, top)
+        rate = len(items) / max(time.perf_counter() - began, 1e-9)
         confidences = torch.cat(rows).float().numpy()
-        return Predictions(
-            tuple(found), self.classes, confidences, tuple(skipped), len(found) / seconds
-        )
+        return Predictions(tuple(items), self.classes, confidences, tuple(skipped), rate)
 
     def predictions(self, names: Sequence[str], answers: Answers, top: int) -> Iterator[Prediction]:
-        """Yield the predictions that answers for named images stand for."""
-        judged = (answers.probabilities, answers.unknown, answers.measure)
-        probabilities, unknown, measure = (each.numpy() for each in judged)
+        """Yield predictions from the answers for named images."""
+        arrays = (answers.probabilities, answers.unknown, answers.measure)
+        probabilities, unknown, measure = (each.numpy() for each in arrays)
         yield from named(names, self.classes, probabilities, unknown, measure, top)
 
 
 class Predicting(ABC):
-    """What can make a recognizer predicts."""
+    """Base class of `Learner` and `IncrementalClassifier`, which predict with a recognizer."""
 
     @abstractmethod
     def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
-        """Return what predicts as the model is now, for many calls."""
+        """Return a recognizer for the current model, for many calls."""
 
     def predict(
         self,
@@ -124,11 +122,11 @@ class Predicting(ABC):
             images: files, folders, arrays (N, H, W[, C]), PIL images, or a list of these.
             classifier: its name; None: the preferred one of the model.
             accelerator: auto, cpu or cuda.
-            top: how many of the likeliest classes each prediction names.
-            threshold: `score` below which an image is unknown; -inf: none is; None: as fitted.
-            strict: raise a DataError for the first image that cannot be read, instead of skipping it
-                and naming it in `skipped`.
-            workers: threads that decode images; 0: the calling thread does; None: one more than torch uses.
+            top: the number of likeliest classes in each prediction.
+            threshold: `score` below which an image is unknown; -inf: no image is; None: as fitted.
+            strict: raise a DataError for the first unreadable image, instead of skipping it
+                and adding it to `skipped`.
+            workers: threads that decode images; 0: the calling thread; None: one more than torch uses.
             listener: called with each event (`geodl.core.events`).
         """
         return self.recognizer(classifier, accelerator).predict(

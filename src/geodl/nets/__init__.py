@@ -1,4 +1,4 @@
-"""Networks: backbones without the last ReLU under growing heads."""
+"""Networks: backbones without the last ReLU, and growing heads."""
 
 from geodl.nets.backbone import BACKBONES, OWN, Backbone, Own
 from geodl.nets.heads import CosineHead, LinearHead

@@ -1,8 +1,8 @@
-"""EfficientNet-Lite: ImageNet features for photographs at 0.4 (lite0) or 0.9 (lite2) billion multiplications an image.
+"""EfficientNet-Lite: ImageNet features of photographs for 0.4 (lite0) or 0.9 (lite2) billion multiplications per image.
 
-EfficientNet (Tan and Le 2019, Table 1) without squeeze-and-excitation and with ReLU6 instead of swish; larger ones have more
-blocks of more channels, but for the first and the last stage. They want images of about 224 or 260 pixels scaled to -1..1. The
-published weights come from TensorFlow, hence the padding and the batch-norm epsilon.
+EfficientNet (Tan and Le 2019, Table 1) without squeeze-and-excitation and with ReLU6 instead of swish. Larger ones have more
+blocks with more channels, except in the first and the last stage. Images should have about 224 or 260 pixels per side, scaled
+to -1..1. The published weights come from TensorFlow, hence the padding and the batch-norm epsilon.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from geodl.core.errors import MissingExtraError
 from geodl.nets.backbone import Backbone, initialize
 from geodl.nets.inference import Graph
 
-# The rows of the table: expansion, kernel, stride, channels, blocks; and the level that ends there.
+# The rows of the table: expansion, kernel, stride, channels, blocks; and the level that the stage completes.
 STAGES = (
     (1, 3, 1, 16, 1, None),
     (6, 3, 2, 24, 2, "stride4"),
@@ -30,9 +30,9 @@ STAGES = (
     (6, 3, 1, 320, 1, "stride32"),
 )
 SCALED = {"efficientnet-lite0": (1.0, 1.0, 224), "efficientnet-lite2": (1.1, 1.2, 260)}
-"""How many times the channels and the blocks of the table, and the size of the images that it was trained on."""
+"""Multipliers of the table's channels and blocks, and the image size in training."""
 
-_PUBLISHED = {  # the names of our layers: those of the published weights
+_PUBLISHED = {  # our names of layers: those of the published weights
     "stem.conv": "_conv_stem",
     "stem.norm": "_bn0",
     "expand.conv": "_expand_conv",
@@ -47,7 +47,7 @@ _PUBLISHED = {  # the names of our layers: those of the published weights
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution that is padded as TensorFlow's "SAME": ceil(side / stride) outputs, an odd pixel right and below."""
+    """A convolution with TensorFlow's "SAME" padding: ceil(side / stride) outputs, an odd pixel of padding right and below."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x: (B, inputs, H, W) to (B, outputs, ceil(H / stride), ceil(W / stride))."""
@@ -60,8 +60,8 @@ class SameConv2d(nn.Conv2d):
             max((-(-side // stride) - 1) * stride + kernel - side, 0)
             for side, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
         ]
-        # Where the padding differs between both ends, a kernel with zeros in front does as well as padding the image, and is
-        # far smaller. Not by F.pad: onnxruntime takes a padded kernel before a convolution for a padded image.
+        # If the two ends need different padding, zeros in front of the kernel have the same effect as padding the image, and
+        # are far fewer. Not with F.pad: onnxruntime mistakes a padded kernel for a padded image.
         weight = self.weight
         for dim, pixels in enumerate(missing, start=2):
             if pixels % 2:
@@ -91,7 +91,7 @@ class Layer(nn.Sequential):
 
 
 class Block(nn.Sequential):
-    """An inverted residual: widen, convolve each channel by itself, narrow; added to its input where shapes agree."""
+    """An inverted residual: expand, convolve depthwise, project; with a shortcut if the shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Block(nn.Sequential):
 
 
 class EfficientNetLite(Backbone):
-    """1280 features, which end in ReLU6 as they were trained; and the maps at strides 4, 8, 16 and 32 before them."""
+    """1280 features, after ReLU6 as in training, and the maps at strides 4, 8, 16 and 32."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class EfficientNetLite(Backbone):
         self.level_grids = {"stride4": 2, "stride8": 2, "stride16": 2, "stride32": 2, "top": 1}
         self.stem = Layer(3, 32, 3, 2)
         self.blocks = nn.Sequential()
-        self.ends: dict[int, str] = {}  # the block that ends a level: its name
+        self.ends: dict[int, str] = {}  # the last block of each level: the level's name
         inputs = 32
         for number, (expansion, kernel, stride, base, times, level) in enumerate(STAGES, start=1):
             channels = _multiple_of_8(base * wider)
@@ -144,7 +144,7 @@ class EfficientNetLite(Backbone):
         return maps | {"top": self.top(x)}
 
     def last_parameters(self) -> list[nn.Parameter]:
-        """Return those of the stages at stride 32."""
+        """Return the parameters of the stages at stride 32."""
         after = next(index for index, name in self.ends.items() if name == "stride16") + 1
         return [*self.blocks[after:].parameters(), *self.top.parameters()]
 
@@ -184,13 +184,13 @@ class EfficientNetLite(Backbone):
         conv = layer.conv
         assert conv.bias is not None  # of the folded batch norm
         tensors = (graph.tensor(conv.weight), graph.tensor(conv.bias))
-        how = {"strides": conv.stride, "group": conv.groups, "auto_pad": "SAME_UPPER"}
-        y = graph.add("Conv", x, *tensors, **how)
+        attributes = {"strides": conv.stride, "group": conv.groups, "auto_pad": "SAME_UPPER"}
+        y = graph.add("Conv", x, *tensors, **attributes)
         return y if layer.linear else graph.add("Clip", y, graph.number(0), graph.number(6))
 
 
 def _multiple_of_8(channels: float) -> int:
-    """Round to the nearest multiple of 8; one that is a tenth too small counts as too small."""
+    """Round to the nearest multiple of 8, but do not lose more than a tenth."""
     nearest = int(channels + 4) // 8 * 8
     return nearest + 8 if nearest < 0.9 * channels else nearest
 
@@ -200,5 +200,5 @@ BACKBONES = {name: partial(EfficientNetLite, name) for name in SCALED}
 
 
 def expected(name: str) -> dict[str, Any]:
-    """Return the options of the images that the published weights were trained on."""
+    """Return the image options that the published weights were trained with."""
     return {"image_size": SCALED[name][2], "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

@@ -1,8 +1,8 @@
-"""Classifier heads that grow by rows: one row a class, in the order in which the classes are learned.
+"""Classifier heads that grow: one row per class, in the order of learning.
 
-While some rows are frozen, the parameter holds the trainable rows only and the frozen ones live in a buffer: no optimizer
-can reach them, whatever its momentum or weight decay. `grow`, `imprint`, `freeze` and `thaw` replace the parameters, so
-an optimizer is built after them.
+While some rows are frozen, the parameter has only the trainable rows, and a buffer has the others: no optimizer can change
+them, whatever its momentum or weight decay. `grow`, `imprint`, `freeze` and `thaw` replace the parameters: create the
+optimizer after them.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from geodl.core.errors import ConfigError
 
 
 class Head(nn.Module):
-    """What cosine and linear heads share: growing, freezing, and BiC's correction `alpha * logit + beta` of each class."""
+    """Base class of heads: growing, freezing, and BiC's correction `alpha * logit + beta` of each class."""
 
     row_parameters: ClassVar[tuple[str, ...]] = ("weight",)
     weight: Tensor
@@ -30,7 +30,7 @@ class Head(nn.Module):
         for name, rows in self._fresh_rows(0, torch.Generator()).items():
             self.register_parameter(name, nn.Parameter(rows))
             self.register_buffer(f"frozen_{name}", None)
-        # While frozen: where row i is in [trainable rows, frozen rows].
+        # While frozen: the position of row i in [trainable rows, frozen rows].
         self.register_buffer("order", None)
         self.register_buffer("alpha", torch.ones(0))
         self.register_buffer("beta", torch.zeros(0))
@@ -49,7 +49,7 @@ class Head(nn.Module):
         return self.order >= len(self.weight)
 
     def rows(self, name: str = "weight") -> Tensor:
-        """Return all rows of a parameter in the order of the classes, frozen ones included: (C, ...)."""
+        """Return all rows of a parameter, including frozen ones, in the order of the classes: (C, ...)."""
         trainable: Tensor = getattr(self, name)
         if self.order is None:
             return trainable
@@ -64,7 +64,7 @@ class Head(nn.Module):
         return self.alpha * self.raw(z) + self.beta
 
     def grow(self, n: int, seed: int) -> None:
-        """Append n random rows, which are trainable and not corrected; frozen rows stay frozen."""
+        """Append n random, trainable, uncorrected rows; frozen rows stay frozen."""
         frozen = self.frozen
         self.thaw()
         for name, fresh in self._fresh_rows(n, torch.Generator().manual_seed(seed)).items():
@@ -74,7 +74,7 @@ class Head(nn.Module):
         self.freeze(F.pad(frozen, (0, n)))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order; all are trainable then."""
+        """Keep only these rows, in this order, and make them trainable."""
         self.thaw()
         index = torch.tensor(rows, dtype=torch.int64, device=self.alpha.device)
         for name in self.row_parameters:
@@ -82,11 +82,11 @@ class Head(nn.Module):
         self.alpha, self.beta = self.alpha[index], self.beta[index]
 
     def freeze(self, rows: Tensor) -> None:
-        """Put rows: (C,) bool out of the reach of gradient, momentum and weight decay; all others become trainable."""
+        """Freeze the rows in a mask: (C,) bool, against gradient, momentum and weight decay; the others become trainable."""
         if rows.dtype != torch.bool or rows.shape != (self.classes,):
-            given = f"{tuple(rows.shape)} {rows.dtype}"
+            actual = f"{tuple(rows.shape)} {rows.dtype}"
             raise ConfigError(
-                f"rows to freeze: {given}, expected a mask ({self.classes},) torch.bool"
+                f"rows to freeze: expected a mask ({self.classes},) torch.bool, got {actual}"
             )
         self.thaw()
         if not rows.any():
@@ -96,11 +96,11 @@ class Head(nn.Module):
             full = self.rows(name).detach()
             setattr(self, f"frozen_{name}", full[rows])
             self._set_rows(name, full[~rows])
-        # A stable sort of the mask puts the trainable rows first; the place of each class is the inverse permutation.
+        # A stable sort of the mask puts the trainable rows first; the inverse permutation is the position of each class.
         self.order = torch.argsort(torch.argsort(rows.int(), stable=True))
 
     def thaw(self) -> None:
-        """Make all rows trainable again, with the values they have."""
+        """Make all rows trainable again, with their current values."""
         if self.order is None:
             return
         full = {name: self.rows(name) for name in self.row_parameters}
@@ -111,13 +111,13 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def correct(self, rows: Sequence[int] | Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Correct the logits of some classes from now on: `alpha * logit + beta` (BiC Eq. 5)."""
+        """Set the correction of some classes: `alpha * logit + beta` (BiC Eq. 5)."""
         index = torch.as_tensor(rows, device=self.alpha.device)
         self.alpha[index] = alpha.to(self.alpha)
         self.beta[index] = beta.to(self.beta)
 
     def _fresh_rows(self, n: int, generator: torch.Generator) -> dict[str, Tensor]:
-        # Rows of norm about 1, the norm that imprinted rows have in a head without old rows.
+        # Rows of norm about 1, as imprinted rows have in a head without old rows.
         return {"weight": torch.randn(n, self.width, generator=generator) / self.width**0.5}
 
     def _set_rows(self, name: str, rows: Tensor) -> None:
@@ -125,14 +125,14 @@ class Head(nn.Module):
 
 
 class CosineHead(Head):
-    """`sigma * <z/|z|, w_c/|w_c|>`: all classes compete on equal terms whatever the norm of their row (LUCIR Eq. 4)."""
+    """`sigma * <z/|z|, w_c/|w_c|>`: the norm of a row does not matter (LUCIR Eq. 4)."""
 
     def __init__(self, width: int, classes: int, scale: float = 1.0, *, seed: int = 0) -> None:
         super().__init__(width, classes, seed=seed)
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def cosines(self, z: Tensor) -> Tensor:
-        """Return the cosines (B, C) between features z: (B, d) and rows, before sigma and before any correction."""
+        """Return the cosines (B, C) between features z: (B, d) and rows, before sigma and correction."""
         return F.linear(F.normalize(z, dim=1), F.normalize(self.rows(), dim=1))
 
     def raw(self, z: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ class CosineHead(Head):
 
     @torch.no_grad()
     def imprint(self, rows: Sequence[int] | Tensor, means: Tensor) -> None:
-        """Set k rows to their class means: (k, d), each scaled to the mean norm of the other rows (1 without others)."""
+        """Set k rows to class means: (k, d), each scaled to the mean norm of the other rows (1 without others)."""
         frozen = self.frozen
         self.thaw()
         index = torch.as_tensor(rows, device=self.weight.device)

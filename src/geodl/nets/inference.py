@@ -1,7 +1,7 @@
-"""Features of networks that stand still: by onnxruntime on a CPU, by torch elsewhere.
+"""Features of frozen networks: with onnxruntime on a CPU, with torch elsewhere.
 
-onnxruntime takes the images one by one, so that the features of an image depend on nothing but the image: not on the batch it
-comes in, and not on the number of threads. Its graph is made in some hundredths of a second, at each start.
+onnxruntime computes one image at a time, so that the features of an image depend neither on its batch nor on the number of
+threads. The graph is built at each start, in some hundredths of a second.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from geodl.nets.backbone import Backbone
 
 
 class Graph:
-    """An ONNX graph that is put together node by node; values are known by their names."""
+    """A builder of ONNX graphs: each method adds a node and returns the name of its value."""
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
@@ -45,15 +45,15 @@ class Graph:
         return name
 
     def model(self, images: str, outputs: Mapping[str, str]) -> bytes:
-        """Return the graph from `images` (B, 3, H, W) to its outputs, values by the names they get."""
+        """Return the ONNX model from `images` (B, 3, H, W) to its outputs: value by output name."""
         from onnx import TensorProto, helper
 
         for name, value in outputs.items():
             self._nodes.append(helper.make_node("Identity", [value], [name]))
         sides: list[str | int | None] = ["batch", 3, "height", "width"]
-        given = [helper.make_tensor_value_info(images, TensorProto.FLOAT, sides)]
-        found = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-        graph = helper.make_graph(self._nodes, "levels", given, found, self._tensors)
+        inputs = [helper.make_tensor_value_info(images, TensorProto.FLOAT, sides)]
+        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        graph = helper.make_graph(self._nodes, "levels", inputs, results, self._tensors)
         opset = [helper.make_opsetid("", 17)]
         model: bytes = helper.make_model(
             graph, opset_imports=opset, ir_version=9
@@ -62,7 +62,7 @@ class Graph:
 
 
 class OnnxBackbone(Backbone):
-    """A backbone as a graph that onnxruntime runs on the CPU; it cannot be trained."""
+    """A backbone that onnxruntime runs on the CPU; it cannot be trained."""
 
     def __init__(self, backbone: Backbone, graph: bytes) -> None:
         import onnxruntime
@@ -82,14 +82,11 @@ class OnnxBackbone(Backbone):
         threads = min(torch.get_num_threads(), len(images))
         if threads > 1:
             with ThreadPoolExecutor(threads) as pool:
-                found = list(pool.map(self._run, images))
+                outputs = list(pool.map(self._run, images))
         else:
-            found = [self._run(image) for image in images]
-        names = self.level_grids
-        return {
-            name: torch.from_numpy(np.concatenate(maps))
-            for name, maps in zip(names, zip(*found, strict=True), strict=True)
-        }
+            outputs = [self._run(image) for image in images]
+        maps = [torch.from_numpy(np.concatenate(level)) for level in zip(*outputs, strict=True)]
+        return dict(zip(self.level_grids, maps, strict=True))
 
     def graph(self) -> bytes:
         """Return the ONNX graph."""
@@ -98,12 +95,12 @@ class OnnxBackbone(Backbone):
     def _run(self, image: NDArray[np.float32]) -> list[NDArray[np.float32]]:
         """Return the maps of one image (3, H, W), in the order of the levels."""
         inputs = {"images": np.ascontiguousarray(image)[None]}
-        found: list[NDArray[np.float32]] = self._session.run(list(self.level_grids), inputs)
-        return found
+        maps: list[NDArray[np.float32]] = self._session.run(list(self.level_grids), inputs)
+        return maps
 
 
 def by_onnxruntime(backbone: Backbone) -> Backbone:
-    """Return a backbone, batch norms folded, for reading features on a CPU: by onnxruntime where that is installed."""
+    """Return a folded backbone for reading features on a CPU: with onnxruntime if it is installed."""
     try:
         graph = backbone.graph()
         return backbone if graph is None else OnnxBackbone(backbone, graph)

@@ -1,4 +1,4 @@
-"""A network is a backbone and a head; networks are built by name, and frozen copies of them teach."""
+"""Networks, each a backbone and a head: building them by name, and frozen copies as teachers."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ for _name, _backbone in BUILT_IN.items():
 
 
 class Output(NamedTuple):
-    """What a network gives for a batch of B images."""
+    """The output of a network for a batch of B images."""
 
     logits: Tensor
     """(B, C) corrected logits of the head."""
@@ -44,7 +44,7 @@ class Output(NamedTuple):
 
 
 class Network(nn.Module):
-    """A backbone with `width` features, giving a map (B, d, h, w) or pooled features (B, d), under a growing head."""
+    """A backbone with `width` features, as a map (B, d, h, w) or pooled (B, d), and a growing head."""
 
     def __init__(self, backbone: Backbone, head: Head) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ class Network(nn.Module):
         return self._output(self.backbone(x))
 
     def _output(self, features: Tensor) -> Output:
-        # Averaged in float32, also where the map has half the bits.
+        # Averaged in float32, even if the map has half precision.
         features = _at_least_float32(features)
         pooled = _pool(features)
-        # In float32 too: logits of 8 bits tie, and argmax gives a tie to the older class.
+        # In float32 too: logits with 8 significant bits tie, and argmax resolves ties for the older class.
         with torch.autocast(pooled.device.type, enabled=False):
             logits = self.head(pooled)
         return Output(logits, pooled, _on_grid(features, 2))
@@ -70,39 +70,40 @@ class Network(nn.Module):
         return _pool(_at_least_float32(self.backbone(x)))
 
     def with_levels(self, x: Tensor, levels: Sequence[str]) -> tuple[Output, dict[str, Tensor]]:
-        """Classify images x: (B, 3, H, W) and return the features of some levels too: `stage2`, or `stage2@4` on a 4 x 4 grid."""
+        """Classify images x: (B, 3, H, W); also return the features of some levels: `stage2`, or `stage2@4` on a 4 x 4 grid."""
         maps = self.backbone.levels(x)
-        grids = {name: self.level_and_cells(name) for name in levels}
-        found = {
-            name: _on_grid(_at_least_float32(maps[level]), cells)
-            for name, (level, cells) in grids.items()
-        }
-        return self._output(list(maps.values())[-1]), found
+        features = {}
+        for name in levels:
+            level, cells = self.level_and_cells(name)
+            features[name] = _on_grid(_at_least_float32(maps[level]), cells)
+        return self._output(list(maps.values())[-1]), features
 
     def move_last_alone(self) -> None:
-        """Let the gradient reach the head and the last stages of the backbone alone."""
+        """Make only the head and the last stages of the backbone trainable."""
         self.backbone.requires_grad_(False)
         for parameter in self.backbone.last_parameters():
             parameter.requires_grad_(True)
 
     def level_and_cells(self, name: str) -> tuple[str, int]:
-        """Return what the name of a level stands for: the level and the cells a side of its grid, the backbone's own by default."""
+        """Return the level of a name, and n for a grid of n x n cells, by default the backbone's own."""
         level, at, cells = name.partition("@")
         if level not in self.level_names:
             raise ConfigError(f"unknown level {name!r}; allowed are {', '.join(self.level_names)}")
         if not at:
             return level, self.backbone.level_grids[level]
         if not (cells.isascii() and cells.isdigit() and 1 <= int(cells) <= 64):
-            raise ConfigError(f"level {name!r}: after @ comes the number of cells a side, 1 to 64")
+            raise ConfigError(
+                f"level {name!r}: expected a number of cells per side, 1 to 64, after @"
+            )
         return level, int(cells)
 
     @property
     def level_names(self) -> tuple[str, ...]:
-        """The levels whose features can be had, from shallow to deep."""
+        """The names of the levels, from shallow to deep."""
         return tuple(self.backbone.level_grids)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load the state of such a network, whose head may have had other rows frozen."""
+        """Load the state of a network of the same architecture, whose head may have other frozen rows."""
         self.head.thaw()
         order = tensors.get("head.order")
         if order is not None:
@@ -111,14 +112,14 @@ class Network(nn.Module):
 
 
 class FrozenNetwork(Network):
-    """A teacher: always in eval mode, and never part of an autograd graph."""
+    """A teacher: always in eval mode, never part of an autograd graph."""
 
     def train(self, mode: bool = True) -> "FrozenNetwork":
-        """Stay in eval mode, also when a module that holds this one is put in train mode."""
+        """Stay in eval mode, even if a module that contains this one is set to train mode."""
         super().train(False)
         return self
 
-    # Not inference_mode: a loss must be able to save the teacher's features for the student's backward pass.
+    # Not inference_mode: the student's backward pass needs the teacher's features.
     forward = torch.no_grad()(Network.forward)
     features = torch.no_grad()(Network.features)
     with_levels = torch.no_grad()(Network.with_levels)
@@ -134,7 +135,7 @@ def build_network(
     weights: Path | None = None,
     pretrained: bool = False,
 ) -> Network:
-    """Build a network: `build_backbone`, under the head of `with_head`."""
+    """Build a network: `build_backbone`, then `with_head`."""
     backbone = build_backbone(name, seed=seed, weights=weights, pretrained=pretrained)
     return with_head(backbone, classes, head=head, scale=scale, seed=seed)
 
@@ -142,14 +143,14 @@ def build_network(
 def build_backbone(
     name: str | Own, *, seed: int = 0, weights: Path | None = None, pretrained: bool = False
 ) -> Backbone:
-    """Build a backbone by name, one of `BACKBONES` or `timm:NAME`, or from one; the same seed gives the same weights.
+    """Build a backbone by name (one of `BACKBONES` or `timm:NAME`) or from a module; equal seeds give equal weights.
 
-    `weights` is a file of weights (safetensors, .pth or .pt); `pretrained` takes the published ones: from the extra
-    `pretrained` for efficientnet-lite0 and -lite2, fetched by timm for `timm:NAME`. The convolutions are laid out
-    channels_last, which is the fast way on CPUs.
+    `weights` is a file (safetensors, .pth or .pt). `pretrained` loads published weights: from the extra `pretrained` for
+    efficientnet-lite0 and -lite2, downloaded by timm for `timm:NAME`. Convolutions have the memory format channels_last,
+    which is faster on CPUs.
     """
     check_network(name, pretrained=pretrained and weights is None)
-    # Modules draw their first weights from torch's own generator: lend it the seed, then give it back as it was.
+    # Modules draw initial weights from torch's global generator: seed it, then restore its state.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "backbone"))
         if isinstance(name, str) and name.startswith(TIMM):
@@ -157,9 +158,9 @@ def build_backbone(
         else:
             backbone = as_backbone(BACKBONES[name] if isinstance(name, str) else name)
     if weights is not None:
-        left = load_weights(backbone, weights, BUILT_IN)
-        if left:
-            log.warning("weights %s: not used: %s", weights, listed(left))
+        unused = load_weights(backbone, weights, BUILT_IN)
+        if unused:
+            log.warning("weights %s: not used: %s", weights, listed(unused))
     elif pretrained and (published := backbone.published_weights()):
         load_weights(backbone, published, BUILT_IN)
     return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
@@ -168,7 +169,7 @@ def build_backbone(
 def with_head(
     backbone: Backbone, classes: int, *, head: HeadKind, scale: float = 1.0, seed: int = 0
 ) -> Network:
-    """Return a backbone under a new head; the same seed gives the same rows."""
+    """Return a backbone with a new head; equal seeds give equal rows."""
     if head not in ("cosine", "linear"):
         raise ConfigError(f"unknown head {head!r}; allowed are cosine and linear")
     key = derive(seed, "head")
@@ -179,13 +180,13 @@ def with_head(
 
 
 def check_network(name: str | Own, *, pretrained: bool = False) -> None:
-    """Raise a ConfigError for a network that cannot be built, before anything is read or built."""
-    if callable(name):  # a module is
+    """Raise a ConfigError for a network that cannot be built, without reading or building anything."""
+    if callable(name):  # includes modules
         return
     if isinstance(name, str) and name.startswith(OWN):
         raise ConfigError(
-            f"network = {name!r}: it was given as an object and has no name to build it by; "
-            "Learner.load(path, network=...) takes it"
+            f"network = {name!r}: your own module cannot be built by name; "
+            "pass it to Learner.load(path, network=...)"
         )
     if not isinstance(name, str) or not (name.startswith(TIMM) or name in BACKBONES):
         allowed = f"{', '.join(sorted(BACKBONES))} and timm:NAME"
@@ -198,14 +199,14 @@ def check_network(name: str | Own, *, pretrained: bool = False) -> None:
 
 
 def expected_images(name: str) -> dict[str, Any]:
-    """Return the options (`image_size`, `mean`, `std`) of the images that a pre-trained network expects; {} for the others."""
+    """Return the image options (`image_size`, `mean`, `std`) that a pre-trained network expects; {} for other networks."""
     if name.startswith(TIMM):
         return expected_by_timm(name.removeprefix(TIMM))
     return efficientnet_lite.expected(name) if name in PUBLISHED else {}
 
 
 def folded(network: Network) -> Network:
-    """Copy a network for passes that do not train: in eval mode, batch norms folded into the convolutions before them."""
+    """Return a copy of a network for inference: in eval mode, batch norms folded into the convolutions before them."""
     copy = deepcopy(network).eval()
     if copy.backbone.foldable:
         fold_batch_norms(copy.backbone)
@@ -213,7 +214,7 @@ def folded(network: Network) -> Network:
 
 
 def reading_copy(network: Network, device: torch.device | str) -> Network:
-    """Copy a network for reading features on a device: folded, and as fast as can be had there."""
+    """Return a folded copy of a network for reading features on a device, with the fastest runtime there."""
     copy = folded(network).to(device)
     if torch.device(device).type == "cpu":
         copy.backbone = by_onnxruntime(copy.backbone)
@@ -221,7 +222,7 @@ def reading_copy(network: Network, device: torch.device | str) -> Network:
 
 
 def frozen_copy(network: Network) -> FrozenNetwork:
-    """Copy a network as a teacher: eval mode, no gradients, all head rows together, batch norms folded."""
+    """Return a copy of a network as a teacher: eval mode, no gradients, no frozen rows in the head, batch norms folded."""
     copy = folded(network)
     copy.head.thaw()
     teacher = FrozenNetwork(copy.backbone, copy.head)
@@ -234,12 +235,12 @@ def _pool(features: Tensor) -> Tensor:
 
 
 def _on_grid(features: Tensor, cells: int) -> Tensor:
-    """Average a map (B, d, h, w) over cells x cells cells, no more than it has pixels, and flatten; (B, d) stays."""
+    """Average a map (B, d, h, w) to cells x cells, at most its own size, and flatten it; (B, d) is returned unchanged."""
     if features.ndim != 4:
         return features
-    height, width = map(int, features.shape[2:])  # numbers, also while it is traced
+    height, width = map(int, features.shape[2:])  # numbers, also during tracing
     rows, columns = min(cells, height), min(cells, width)
-    # For ONNX, which has no such pooling.
+    # ONNX has no adaptive pooling.
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         left, right = _averages(rows, height), _averages(columns, width)
         return (left @ features @ right.T).flatten(1)
@@ -247,7 +248,7 @@ def _on_grid(features: Tensor, cells: int) -> Tensor:
 
 
 def _averages(cells: int, pixels: int) -> Tensor:
-    """Return the matrix (cells, pixels) that averages as adaptive pooling does."""
+    """Return the matrix (cells, pixels) of adaptive average pooling."""
     table = []
     for cell in range(cells):
         start, end = cell * pixels // cells, -(-(cell + 1) * pixels // cells)

@@ -1,7 +1,7 @@
-"""Residual networks whose features can be negative: the last ReLU is left out.
+"""Residual networks without the last ReLU, so that features can be negative.
 
-Modules carry the names that ImageNet checkpoints use (`conv1`, `layer1.0.bn2`, ...), so that published weights load.
-Every network maps images (B, 3, H, W) to a feature map (B, width, h, w).
+Modules have the names of ImageNet checkpoints (`conv1`, `layer1.0.bn2`, ...), so that published weights load. Every network
+maps images (B, 3, H, W) to a feature map (B, width, h, w).
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from geodl.nets.backbone import Backbone, initialize
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; `last` leaves out the ReLU after the sum."""
+    """Two 3x3 convolutions with a shortcut; `last` omits the ReLU after the sum."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, last: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
 
 class ResNet(Backbone):
-    """Stages of `blocks` residual blocks each; every stage after the first halves the map and has the next width."""
+    """Stages of `blocks` residual blocks each; every stage after the first halves the map."""
 
     def __init__(
         self, widths: tuple[int, ...], blocks: int, *, imagenet_stem: bool = False
@@ -69,7 +69,7 @@ class ResNet(Backbone):
 
 
 class ConvNet(Backbone):
-    """Three convolutions with group normalization: no statistics over the batch, so ranks with unequal shares agree."""
+    """Three convolutions with group norm: without batch statistics, ranks with unequal shares of a batch agree."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class ConvNet(Backbone):
         initialize(self)
 
     def levels(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the maps (B, d, h, w) after each convolution, activated but for the last, for images x: (B, 3, H, W)."""
+        """Return the maps (B, d, h, w) of the convolutions, with ReLU except after the last, for images x: (B, 3, H, W)."""
         first = self.layers[:3](x)
         second = self.layers[3:6](first)
         return {"stage1": first, "stage2": second, "stage3": self.layers[6](second)}
@@ -95,7 +95,7 @@ class ConvNet(Backbone):
 
 CIFAR = (16, 32, 64)
 BACKBONES: dict[str, Callable[[], Backbone]] = {
-    "convnet": ConvNet,  # for tiny images, and for tests of several processes
+    "convnet": ConvNet,  # for tiny images and tests
     "resnet8": partial(ResNet, CIFAR, blocks=1),
     "resnet18": partial(ResNet, (64, 128, 256, 512), blocks=2, imagenet_stem=True),
     "resnet20": partial(ResNet, CIFAR, blocks=3),

@@ -1,4 +1,4 @@
-"""Models of timm by name, as backbones."""
+"""Models of timm as backbones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ from geodl.core.text import one_line
 from geodl.nets.backbone import Backbone
 
 MOST = 5
-"""Stages of a model that are levels of its own."""
+"""Maximum number of stages of a model that become levels."""
 
 
 class TimmBackbone(Backbone):
-    """A timm model without its classifier: a map (B, d, h, w), or pooled features (B, d) where it has no map (ViT).
+    """A timm model without its classifier: a map (B, d, h, w), or pooled features (B, d) if it has no map (ViT).
 
-    Its last activation is whatever the model has: only our own ResNets leave out the last ReLU. Its levels are the stages
-    that timm knows of, where it can give them in one pass, and then "top", which is what the classifier would be given. Of a
-    model with a class token (ViT, DINOv2) a level is the token of a block (LayUP, Ahrens et al., TMLR 2024), not a map.
+    It keeps its last activation: only our own ResNets omit the last ReLU. Its levels are the stages that timm can compute in
+    one pass, and "top", the input of the classifier. For a model with a class token (ViT, DINOv2), a level is the token of a
+    block (LayUP, Ahrens et al., TMLR 2024), not a map.
     """
 
-    foldable = False  # the order in which a foreign model registers its layers says nothing
+    foldable = False  # layers may not be registered in the order in which they are applied
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TimmBackbone(Backbone):
         # Swin's maps are (B, h, w, d).
         self.channels_last = getattr(model, "output_fmt", "NCHW") == "NHWC"
         known = len(model.feature_info) if hasattr(model, "forward_intermediates") else 0
-        # Every third of a ViT's twelve blocks is enough: MOST at most, evenly spread, the last one among them.
+        # At most MOST, evenly spread, including the last: every third of a ViT's twelve blocks.
         self.stages = list(range(known))[:: -max(1, -(-known // MOST))][::-1]
         self.tokens = known > 0 and _gives_tokens(model)
         cells = 1 if self.tokens else 2
@@ -45,19 +45,19 @@ class TimmBackbone(Backbone):
             return self._top(self.model.forward_features(x))
 
     def levels(self, x: Tensor) -> dict[str, Tensor]:
-        """Return the maps (B, d, h, w) of all levels for images x: (B, 3, H, W); features (B, d) where there is no map."""
+        """Return the maps (B, d, h, w) of all levels for images x: (B, 3, H, W); features (B, d) without a map."""
         if not self.stages:
             return {"top": self(x)}
-        how = {"return_prefix_tokens": True} if self.tokens else {}
-        # It gives the maps as (B, d, h, w) whatever the model's own layout is.
+        options = {"return_prefix_tokens": True} if self.tokens else {}
+        # The maps are (B, d, h, w), whatever the model's own layout is.
         with _sized(x):
-            features, maps = self.model.forward_intermediates(x, indices=self.stages, **how)
-            if self.tokens:  # each comes with its map; the class token is the first one
+            features, maps = self.model.forward_intermediates(x, indices=self.stages, **options)
+            if self.tokens:  # pairs of map and prefix tokens; the class token is the first of these
                 maps = [tokens[:, 0] for _, tokens in maps]
             return dict(zip(self.level_grids, [*maps, self._top(features)], strict=True))
 
     def published_name(self, key: str) -> str:
-        """Return timm's own name of a tensor."""
+        """Return timm's name of a tensor."""
         return key.removeprefix("model.")
 
     def fix_size(self, size: int) -> None:
@@ -74,29 +74,29 @@ class TimmBackbone(Backbone):
 
 
 def _gives_tokens(model: Any) -> bool:
-    """Return whether a model has a class token and gives that of each block."""
-    given = signature(model.forward_intermediates).parameters
-    return getattr(model, "cls_token", None) is not None and "return_prefix_tokens" in given
+    """Return whether a model has a class token and can return that of each block."""
+    options = signature(model.forward_intermediates).parameters
+    return getattr(model, "cls_token", None) is not None and "return_prefix_tokens" in options
 
 
 @contextmanager
 def _sized(x: Tensor) -> Iterator[None]:
-    """Turn what a model asserts of the size of its images x: (B, 3, H, W) into a ConfigError."""
+    """Turn a model's assertion about the size of images x: (B, 3, H, W) into a ConfigError."""
     try:
         yield
     except AssertionError as error:
         size = " x ".join(str(side) for side in x.shape[2:])
-        raise ConfigError(f"image_size: images of {size} given: {one_line(error)}") from error
+        raise ConfigError(f"image_size: images of {size} do not fit: {one_line(error)}") from error
 
 
 def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
-    """Build timm's model `name`, with the weights that timm publishes if `pretrained`; a ViT for images of any size."""
+    """Build timm's model `name`, with timm's weights if `pretrained`; a ViT is built for images of any size."""
     timm = _import(name)
     options = {"pretrained": pretrained, "num_classes": 0}
     try:
         try:
             model = timm.create_model(name, dynamic_img_size=True, **options)
-        except TypeError:  # it has no such option
+        except TypeError:  # without this option
             model = timm.create_model(name, **options)
         return TimmBackbone(model)
     except (OSError, RuntimeError) as error:  # an unknown tag, or weights that cannot be fetched
@@ -104,21 +104,21 @@ def timm_backbone(name: str, *, pretrained: bool) -> TimmBackbone:
 
 
 def check_timm(name: str) -> None:
-    """Raise a ConfigError where timm has no model `name`."""
+    """Raise a ConfigError if timm has no model `name`."""
     timm = _import(name)
     if not timm.is_model(name):
         matches = get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
         near = ", ".join(f"timm:{match}" for match in matches)
-        raise ConfigError(f"timm has no model {name!r}; the names nearest to it are {near}")
+        raise ConfigError(f"timm has no model {name!r}; similar names are {near}")
 
 
 def expected_by_timm(name: str) -> dict[str, Any]:
-    """Return size and colors (`image_size`, `mean`, `std`) of the images that timm's model `name` was trained with."""
-    found = _import(name).get_pretrained_cfg(name)
-    if found is None:
+    """Return the image options (`image_size`, `mean`, `std`) that timm's model `name` was trained with."""
+    config = _import(name).get_pretrained_cfg(name)
+    if config is None:
         return {"image_size": 224}
-    size = int(found.input_size[-1])
-    return {"image_size": size, "mean": tuple(found.mean), "std": tuple(found.std)}
+    size = int(config.input_size[-1])
+    return {"image_size": size, "mean": tuple(config.mean), "std": tuple(config.std)}
 
 
 def _import(name: str) -> Any:
@@ -127,5 +127,5 @@ def _import(name: str) -> Any:
     except ImportError as error:
         raise MissingExtraError("timm", f"the network timm:{name}") from error
     except RuntimeError as error:  # a torchvision that was built for another torch
-        raise ConfigError(f"timm does not work beside this torch: {error}") from error
+        raise ConfigError(f"timm does not work with this torch: {error}") from error
     return timm

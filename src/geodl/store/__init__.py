@@ -1,13 +1,13 @@
 """Directories of runs and models: one pointer file, immutable files named by their SHA-256, nothing pickled.
 
-- `head.json`: what the directory was made with, its complete phases with the files of each, and those that were undone;
-- `head-copy.json`: the same, for where the head is lost or damaged;
-- `objects/SHA256`: the files, each once, however many phases name it;
-- `progress/checkpoint-GENERATION`: where the unfinished phase stands; it can always be computed again;
-- `events.jsonl`: what happened when (phases hold no times);
-- `tensorboard/`: curves, where they are asked for;
+- `head.json`: configuration and environment, the complete phases with their files, and the undone phases;
+- `head-copy.json`: a copy, used if the head is lost or damaged;
+- `objects/SHA256`: the files; phases that have a file in common share it;
+- `progress/checkpoint-GENERATION`: the checkpoint of the unfinished phase, which is disposable;
+- `events.jsonl`: the log, with times (phases hold none);
+- `tensorboard/`: curves, if they are enabled;
 - `report.html`: written by the report;
-- `lock`: held by the one writer, and `writer.json`: who that is.
+- `lock`: held by the only writer, and `writer.json`: its process and host.
 
 Replacing `head.json` is the commit of every change. Version 0.2 wrote another layout (`old_format`).
 """

@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRIES = 10
-"""So often a reader starts again where a writer removes what it reads."""
+"""Attempts to read while a writer removes the files that are read."""
 T = TypeVar("T")
 _log = logging.getLogger("geodl")
 
 
 class Directory:
-    """An existing directory of a run or of a model, as it was when it was opened; writing needs `lock()`.
+    """An existing directory of a run or a model, in the state in which it was opened; writing needs `lock()`.
 
-    Attributes: `path`; `kind`, run or model; `config` and `environment` as given to `create_or_open`; `phases`, how
-    many phases the complete run has (None: any number, as for a model that goes on learning).
+    Attributes: `path`; `kind`, run or model; `config` and `environment` as passed to `create_or_open`; `phases`, the
+    number of phases of the complete run (None: any number, as for a model).
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class Directory:
         self.phases: int | None = record["phases"]
         self._writable = False
 
-    # --------------------------------------------------------------------------------------------- making and opening
+    # ------------------------------------------------------------------------------------------- creating and opening
 
     @classmethod
     def create_or_open(
@@ -78,14 +78,14 @@ class Directory:
         fresh: bool = False,
         allow_environment_change: bool = False,
     ) -> Self:
-        """Make the directory, or open the one that this configuration made before.
+        """Create the directory, or open the one that was created with this configuration.
 
-        Another configuration is an error, and so is another value of an environment key in `must_match` (something
-        that changes the last digits of results, such as the number of threads) unless `allow_environment_change`, which
-        records the new one. `fresh` starts over: it removes what geodl wrote there, and nothing else.
+        Another configuration is an error. So is another value of an environment key in `must_match` (one that changes
+        the last digits of results, such as the number of threads); with `allow_environment_change` the new value is
+        recorded instead. `fresh` starts over: it removes the files that geodl wrote, and nothing else.
         """
-        wanted = {"config": config, "environment": environment or {}, "phases": phases}
-        record = json.loads(canonical_json(wanted))  # as it reads back: tuples become lists
+        parts = {"config": config, "environment": environment or {}, "phases": phases}
+        record = json.loads(canonical_json(parts))  # as it reads back: tuples become lists
         refuse_foreign(path)
         files.make_directory(path)
         with locked(path):
@@ -113,23 +113,22 @@ class Directory:
 
     def _resume(self, record: dict[str, Any], must_match: Sequence[str], allowed: bool) -> None:
         self._refuse("configuration", differences(self.config, record["config"]), "--fresh")
-        changed = []
-        for key in must_match:
-            then, now = self.environment.get(key), record["environment"].get(key)
-            changed += differences(then, now, key)
+        then = {key: self.environment.get(key) for key in must_match}
+        now = {key: record["environment"].get(key) for key in must_match}
+        changed = differences(then, now)
         if not allowed:
             self._refuse("environment", changed, "--allow-environment-change to continue, --fresh")
         elif changed:
-            kept = {"differences": changed}
-            append_event(self.path / "events.jsonl", "environment changed", kept)
+            fields = {"differences": changed}
+            append_event(self.path / "events.jsonl", "environment changed", fields)
             record = {**self._head.record, "environment": record["environment"]}
             self._head = replace(self._head, record=record)
             self._settle()
 
-    def _refuse(self, what: str, found: Sequence[str], remedy: str) -> None:
-        if found:
+    def _refuse(self, what: str, changed: Sequence[str], remedy: str) -> None:
+        if changed:
             raise StoreError(
-                f"{self.path} was made with another {what}: {'; '.join(found)}. "
+                f"{self.path} was made with another {what}: {'; '.join(changed)}. "
                 f"Use another directory, or {remedy} to start over"
             )
 
@@ -137,16 +136,16 @@ class Directory:
 
     @property
     def version(self) -> tuple[int, str] | None:
-        """What tells the last complete phase from any other state; None: there is none."""
+        """A value that is different in every state of the directory; None without a complete phase."""
         last = self._head.phases[-1:]
         return (self._head.generation, last[0].id) if last else None
 
     def completed(self) -> int:
-        """Count the complete phases."""
+        """Return the number of complete phases."""
         return len(self._head.phases)
 
     def phase(self, number: int) -> SavedPhase:
-        """Return a complete phase; -1: the last one."""
+        """Return a complete phase; -1 is the last one."""
         done = self.completed()
         if not -done <= number < done:
             raise StoreError(
@@ -159,7 +158,7 @@ class Directory:
         return [dict(phase.action) for phase in self._head.undone]
 
     def verify(self) -> None:
-        """Verify every file of every complete phase: all that a result rests on."""
+        """Verify every file of every complete phase."""
         for phase in self._head.phases:
             if problem := phase.damage():
                 raise DamagedError(problem)
@@ -168,7 +167,7 @@ class Directory:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only writer; a second one gets a StoreError naming the first. Completes what a killed writer began."""
+        """Be the only writer; a second one gets a StoreError that names the first. Cleans up after killed writers."""
         with locked(self.path):
             head = read_head(self.path)
             if (head.kind, head.record) != (self._head.kind, self._head.record):
@@ -192,37 +191,39 @@ class Directory:
         states: int | None = None,
         lasting: Collection[str] = (),
     ) -> None:
-        """Add a phase, whole or not at all; drop the progress that led to it and what was undone.
+        """Add a phase atomically; its checkpoint and the undone phases are dropped.
 
         Args:
-            contents: its files by name: bytes; tensors by name (.safetensors); an object (.json); or a value of
+            contents: the files by name: bytes; tensors by name (.safetensors); an object (.json); or a value of
                 `SavedPhase.files`, to share a file with another phase.
-            action: what led to it, ready for JSON; `undo` and `redo` return it. It is kept while the phase is whole.
-            newest_only: names of files that are removed from all phases before it.
-            states: so many phases are kept whole; None: all.
-            lasting: names of files that are kept of the others.
+            action: the action that made the phase, ready for JSON; `undo` and `redo` return it.
+            newest_only: names of files that are removed from all earlier phases.
+            states: number of phases that are kept complete, None for all; earlier ones are forgotten: they lose their
+                action and most files.
+            lasting: names of files that forgotten phases keep.
         """
         self._require_lock()
         done = self._head.phases
         facts = json.loads(canonical_json(action))  # as it reads back
         newest = SavedPhase.after(self.path, done, facts, self._stored(contents))
-        forgotten = range(0 if states is None else len(done) + 1 - states)
         older = []
         for phase in done:
-            gone = phase.forgotten or phase.number in forgotten
+            forgotten = phase.forgotten or (
+                states is not None and phase.number <= len(done) - states
+            )
             kept = {
                 name: file
                 for name, file in phase.files.items()
-                if name not in newest_only and (name in lasting or not gone)
+                if name not in newest_only and (name in lasting or not forgotten)
             }
-            step = {} if gone else phase.action  # which may name an image
-            older.append(replace(phase, action=step, files=kept, forgotten=gone))
+            step = {} if forgotten else phase.action  # an action may name an image
+            older.append(replace(phase, action=step, files=kept, forgotten=forgotten))
         self._advance(self._head.next([*older, newest]))
 
     def undo(self) -> dict[str, Any]:
-        """Take the last phase back and return its action; `redo` brings it back until another one is committed.
+        """Undo the last phase and return its action; `redo` restores it until another phase is committed.
 
-        A damaged one is dropped; its action is then ``{"action": "damaged"}``.
+        A damaged phase is dropped; its action is then ``{"action": "damaged"}``.
         """
         self._require_lock()
         done = self._head.phases
@@ -239,7 +240,7 @@ class Directory:
         return dict(done[-1].action)
 
     def redo(self) -> dict[str, Any]:
-        """Bring the phase back that was undone last, verified; return its action."""
+        """Restore the phase that was undone last, after verifying it; return its action."""
         self._require_lock()
         if not self._head.undone:
             raise StoreError(f"{self.path}: nothing to redo")
@@ -250,7 +251,7 @@ class Directory:
         return dict(first.action)
 
     def drop_damaged(self) -> str | None:
-        """Drop the first damaged phase and those after it, which a run computes again; return what is wrong with it."""
+        """Drop the first damaged phase and those after it, which a run computes again; return what is damaged."""
         self._require_lock()
         for phase in self._head.phases:
             if problem := phase.damage():
@@ -260,13 +261,13 @@ class Directory:
         return None
 
     def _advance(self, head: Head) -> None:
-        """Replace the head, which is the commit; then drop what nobody needs any more."""
+        """Replace the head, which is the commit; then remove files that are no longer needed."""
         write_head(self.path, head)
         self._head = head
         self._collect()
 
     def _settle(self) -> None:
-        """Convert an old directory, and repeat what a killed writer may have left to be done."""
+        """Convert an old directory, and finish the cleaning up of a killed writer."""
         phases = [*self._head.phases, *self._head.undone]
         if any(phase.folder for phase in phases):
             phases = old_format.convert(self.path, phases)
@@ -277,28 +278,28 @@ class Directory:
         self._collect()
 
     def _collect(self) -> None:
-        """Remove leftovers, checkpoints of other generations, and objects that the head does not name."""
+        """Remove temporary files, checkpoints of other generations, and objects that the head does not name."""
         drop_checkpoints(self.path, but=self._head.generation)
         folder, needed = self.path / OBJECTS, self._head.objects()
         files.insist_on_directory(folder)
-        for each in (self.path, folder):
-            files.remove_temporaries(each)
-        names = (name for name in files.names_in(folder) if re.fullmatch("[0-9a-f]{64}", name))
+        files.remove_temporaries(self.path)
+        files.remove_temporaries(folder)
+        names = filter(re.compile("[0-9a-f]{64}").fullmatch, files.names_in(folder))
         files.remove_all(folder, [name for name in names if name not in needed])
 
     def _stored(self, contents: Mapping[str, Any]) -> dict[str, File]:
         """Write files as objects; return their digests and sizes by name."""
-        folder, found = files.make_below(self.path, OBJECTS), {}
+        folder, stored = files.make_below(self.path, OBJECTS), {}
         for name, content in contents.items():
             if isinstance(content, tuple):
-                found[name] = content
+                stored[name] = content
                 continue
             data = _encoded(name, content)
             digest = hashlib.sha256(data).hexdigest()
             if not _holds(folder / digest, data):
-                files.write_own(folder / digest, data)
-            found[name] = (digest, len(data))
-        return found
+                files.atomic_write(folder / digest, data)
+            stored[name] = (digest, len(data))
+        return stored
 
     def _require_lock(self) -> None:
         if not self._writable:
@@ -307,20 +308,17 @@ class Directory:
     # ------------------------------------------------------------------------------------------- progress and events
 
     def save_progress(self, tensors: "Mapping[str, Tensor]", state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint of the phase in work; `state` is ready for JSON."""
+        """Replace the checkpoint of the unfinished phase; `state` is ready for JSON."""
         self._require_lock()
         save_checkpoint(self.path, self._head.generation, tensors, state)
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is a checkpoint of the phase in work, which may turn out to be damaged."""
+        """Whether there is a checkpoint of the unfinished phase; it may turn out to be damaged."""
         return has_checkpoint(self.path, self._head.generation)
 
     def load_progress(self) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
-        """Read the last checkpoint of the phase in work, verified; None where there is none that is sound.
-
-        A damaged one can always be computed again: whoever holds the lock removes it.
-        """
+        """Return the verified checkpoint of the unfinished phase, or None; the holder of the lock removes a damaged one."""
         head = self._head if self._writable else read_head(self.path)
         try:
             return load_checkpoint(self.path, head.generation)
@@ -332,29 +330,30 @@ class Directory:
             return None
 
     def clear_progress(self) -> None:
-        """Remove the checkpoint of the phase in work, so that the phase starts again."""
+        """Remove the checkpoint of the unfinished phase, so that the phase starts again."""
         self._require_lock()
         drop_checkpoints(self.path)
 
     def events(self, kind: str, **fields: Any) -> None:
-        """Append one line to events.jsonl: the time, the kind, the fields."""
+        """Append one line to events.jsonl: time, kind, fields."""
         self._require_lock()
         append_event(self.path / "events.jsonl", kind, fields)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Read all events, oldest first, without torn and damaged lines."""
+        """Return all events, oldest first, without torn and damaged lines."""
         return read_events(self.path / "events.jsonl")
 
     def times(self, *kinds: str) -> dict[int, str]:
-        """Return when events of these kinds were written last: phase -> time."""
-        found = (event for event in self.read_events() if event["kind"] in kinds)
+        """Return the time of the last event of these kinds for each phase."""
         return {
-            event["phase"]: event["time"] for event in found if isinstance(event.get("phase"), int)
+            event["phase"]: event["time"]
+            for event in self.read_events()
+            if event["kind"] in kinds and isinstance(event.get("phase"), int)
         }
 
 
 def reading(path: Path, read: Callable[[Directory], T]) -> T:
-    """Return what `read` gives of a directory, read again where a writer removed what it was reading."""
+    """Return `read(directory)`; if a writer removes files meanwhile, the directory is opened and read again."""
     for _ in range(TRIES - 1):
         with suppress(ChangedError):
             return read(Directory(path))
@@ -362,37 +361,37 @@ def reading(path: Path, read: Callable[[Directory], T]) -> T:
 
 
 def remove_directory(path: Path, *, unless_learned: bool = False) -> None:
-    """Remove a directory and all it holds; refuse one that is being written or is not geodl's.
+    """Remove a directory and its content; one that is being written, or is not geodl's, is refused.
 
-    unless_learned: leave one that has a complete phase as it is.
+    unless_learned: keep a directory that has a complete phase.
     """
     path = path.resolve()
     read_head(path)
     with locked(path), files.writing(path):
         if unless_learned and read_head(path).phases:
             return
-        # It disappears in one instant: a kill leaves no half of it.
+        # A rename is atomic: a kill leaves no half of it.
         files.move(path, files.temporary_for(path))
     with files.writing(path.parent):
-        # Also one whose removal was killed earlier.
+        # Also the remains of an earlier removal that was killed.
         for doomed in path.parent.glob(f"{files.TEMPORARY}*/"):
             files.remove(doomed)
 
 
 def refuse_foreign(path: Path) -> None:
-    """Refuse a directory with things in it that is not geodl's: nothing of a user's is ever mixed or overwritten."""
-    ours = (LOCK, WRITER)
-    if any(not name.startswith((files.TEMPORARY, *ours)) for name in files.names_in(path)):
+    """Raise a StoreError for a directory that is neither empty nor geodl's."""
+    own = (files.TEMPORARY, LOCK, WRITER)
+    if any(not name.startswith(own) for name in files.names_in(path)):
         read_head(path)
 
 
 def differences(then: Any, now: Any, key: str = "") -> list[str]:
-    """Name each (nested, dotted) key whose values differ, with both values."""
+    """Return each (nested, dotted) key whose values differ, with both values."""
     if isinstance(then, dict) and isinstance(now, dict):
-        found, above = [], f"{key}." if key else ""
+        changed, prefix = [], f"{key}." if key else ""
         for name in sorted(then.keys() | now.keys()):
-            found += differences(then.get(name), now.get(name), above + name)
-        return found
+            changed += differences(then.get(name), now.get(name), prefix + name)
+        return changed
     return [] if then == now else [f"{key} is {json.dumps(then)} there and {json.dumps(now)} now"]
 
 
@@ -407,7 +406,7 @@ def _encoded(name: str, content: Any) -> bytes:
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Return whether a sound object is there already: a damaged one is written again."""
+    """Return whether a file has this content already; a damaged object is written again."""
     try:
         return not path.is_symlink() and files.read_file(path, size=len(data)) == data
     except StoreError:

@@ -1,4 +1,4 @@
-"""`events.jsonl`: what happened when, one line each. A line that was damaged is passed over."""
+"""`events.jsonl`: a log with one JSON object a line. Damaged lines are skipped."""
 
 import math
 import os
@@ -17,35 +17,33 @@ LIMIT = 2**30  # bytes
 
 
 def append_event(path: Path, kind: str, fields: Mapping[str, Any]) -> None:
-    """Append one line: the time, the kind, the fields, a checksum of the line."""
+    """Append one line: time, kind, fields, and a checksum of the line."""
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = canonical_json({"time": time, "kind": kind} | _spelled(fields))
     line = line[:-1] + f', "crc32": "{zlib.crc32(line):08x}"}}\n'.encode()
-    # Not fsynced: a kill loses nothing, and a lost line after a power failure harms nothing.
+    # Without fsync: a kill loses nothing, and losing a line in a power failure does no harm.
     with writing(path), open_in_place(path, "a+b") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
-            if (
-                file.read(1) != b"\n"
-            ):  # a line torn by a kill or a full disk stays alone on its line
+            if file.read(1) != b"\n":  # the last line was torn by a kill or a full disk
                 file.write(b"\n")
         file.write(line)
 
 
 def _spelled(value: Any) -> Any:
-    """Return a value in which numbers that JSON does not have are words: nan, inf."""
+    """Return a value with the numbers that JSON cannot represent as text: nan, inf."""
     match value:
         case float() if not math.isfinite(value):
             return str(value)
         case Mapping():
-            return {key: _spelled(each) for key, each in value.items()}
+            return {key: _spelled(entry) for key, entry in value.items()}
         case list() | tuple():
-            return [_spelled(each) for each in value]
+            return [_spelled(entry) for entry in value]
     return value
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Read all events, oldest first, without torn and damaged lines."""
+    """Return all events, oldest first, without torn and damaged lines."""
     try:
         lines = read_file(path, limit=LIMIT).split(b"\n")
     except MissingFileError:
@@ -54,13 +52,13 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
-    """Return an event; None for a line that is none, or not as it was written."""
-    found = re.fullmatch(rb'(.*), "crc32": "([0-9a-f]{8})"}', line)
-    if found is None or int(found[2], 16) != zlib.crc32(found[1] + b"}"):
+    """Return the event of a line; None if the line is damaged or no event."""
+    match = re.fullmatch(rb'(.*), "crc32": "([0-9a-f]{8})"}', line)
+    if match is None or int(match[2], 16) != zlib.crc32(match[1] + b"}"):
         return None
     try:
-        event = parse_object(found[1] + b"}", path)
-        sound = isinstance(event["kind"], str) and datetime.fromisoformat(event["time"]).tzinfo
+        event = parse_object(match[1] + b"}", path)
+        valid = isinstance(event["kind"], str) and datetime.fromisoformat(event["time"]).tzinfo
     except (StoreError, KeyError, TypeError, ValueError):
         return None
-    return event if sound else None
+    return event if valid else None

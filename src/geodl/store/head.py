@@ -1,4 +1,4 @@
-"""`head.json`: the one pointer to all that a directory holds; and the phases that it names."""
+"""`head.json`, which points to everything in a directory, and the phases that it names."""
 
 import hashlib
 import logging
@@ -29,16 +29,16 @@ FORMAT = 3
 HEAD, COPY, OBJECTS = "head.json", "head-copy.json", "objects"
 OLD = "config.json"  # of version 0.2
 File = tuple[str, int]
-"""SHA-256 in hexadecimal, which names the object, and number of bytes."""
+"""Hexadecimal SHA-256, which is the name of the object, and number of bytes."""
 _log = logging.getLogger("geodl")
 
 
 class ChangedError(StoreError):
-    """A writer removed what was being read: the head names other files now."""
+    """A writer removed a file that was being read: the head now names other files."""
 
 
 class DamagedError(StoreError):
-    """A file of a phase is not as it was written."""
+    """A file of a phase does not have the content it was written with."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class SavedPhase:
     """A complete phase: named files, each verified when it is read.
 
     root:      the directory; number: counted from 0.
-    id:        a hash of all of it and of the phase before it: equal runs have equal IDs.
-    action:    what led to it, ready for JSON; nothing where the phase was forgotten.
+    id:        a hash of the phase and the phases before it: equal runs have equal IDs.
+    action:    the action that made the phase, ready for JSON; empty if the phase is forgotten.
     files:     by name; a value can be committed again as a file of another phase, without reading it.
-    forgotten: whether most of its files were removed, so that nobody can go back to it.
-    folder:    where version 0.2 keeps its files; None: they are objects.
+    forgotten: whether most of its files were removed, so that no undo leads to it.
+    folder:    its folder in the layout of version 0.2; None: its files are objects.
     """
 
     root: Path
@@ -65,33 +65,33 @@ class SavedPhase:
     def after(
         cls, root: Path, before: "tuple[SavedPhase, ...]", action: Any, contents: Mapping[str, File]
     ) -> Self:
-        """Return the phase that comes after others."""
+        """Return a new phase that follows the phases `before`."""
         key = fingerprint([before[-1].id if before else "", action, contents])
         return cls(root, len(before), key[:16], action, contents)
 
     @classmethod
     def parsed(cls, root: Path, number: int, value: Any) -> Self:
-        """Return the phase that `to_json` gave; anything else is an error that `content.interpreting` knows."""
-        found = {
+        """Undo `to_json`; errors are for `content.interpreting`."""
+        contents = {
             str(name): (str(digest), int(size)) for name, (digest, size) in value["files"].items()
         }
-        if not all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _ in found.values()):
-            raise ValueError("a digest that is none")
+        if not all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _ in contents.values()):
+            raise ValueError("not a SHA-256")
         action, forgotten = dict(value["action"]), bool(value.get("forgotten"))
-        return cls(root, number, str(value["id"]), action, found, forgotten)
+        return cls(root, number, str(value["id"]), action, contents, forgotten)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
-        found = {"id": self.id, "action": self.action, "files": self.files}
-        return found | ({"forgotten": True} if self.forgotten else {})
+        """Return the phase ready for JSON."""
+        facts = {"id": self.id, "action": self.action, "files": self.files}
+        return facts | ({"forgotten": True} if self.forgotten else {})
 
     @property
     def path(self) -> Path:
-        """What names it in messages."""
+        """The name of the phase in messages."""
         return self.root / f"phase {self.number}"
 
     def read(self, name: str) -> bytes:
-        """Read a file, verified; the error about a damaged one says what to do."""
+        """Read and verify a file; the error about a damaged one has a remedy."""
         if name not in self.files:
             raise StoreError(f"{self.path / name} is not kept")
         digest, size = self.files[name]
@@ -110,36 +110,36 @@ class SavedPhase:
         return parse_object(self.read(name), self.path / name)
 
     def tensors(self, name: str) -> "dict[str, Tensor]":
-        """Read a file of tensors, onto the CPU."""
+        """Read a file of tensors to the CPU."""
         from geodl.core.tensors import parse_tensors
 
         return parse_tensors(self.read(name), self.path / name)
 
     def damage(self) -> str | None:
-        """Return what is wrong with its files; what cannot be read here and now may well be sound."""
+        """Return which file is damaged, if any; one that cannot be read at the moment may be intact."""
         try:
             for name in self.files:
                 self.read(name)
         except DamagedError as error:
             return str(error)
         except StoreError:
-            return None
+            pass
         return None
 
     def _explained(self, name: str, error: StoreError) -> StoreError:
         missing = isinstance(error, files.MissingFileError)
         if isinstance(error.__cause__, OSError | MemoryError) and not missing:
-            return error  # it cannot be read here and now, and may well be sound
+            return error  # it cannot be read at the moment, but may be intact
         head = read_head(self.root)
-        now = {phase.id: phase.files for phase in (*head.phases, *head.undone)}
-        if now.get(self.id) != self.files:
+        current = {phase.id: phase.files for phase in (*head.phases, *head.undone)}
+        if current.get(self.id) != self.files:
             reason = "was changed by another process meanwhile: run the same command again"
             return ChangedError(f"{self.root} {reason}")
         remedy = f"`geodl undo {self.root}` goes back to the last good state"
         if head.kind != "model":
             remedy = "the same command computes it and the phases after it, --fresh starts over"
         elif self.number < len(head.phases) - 1:
-            remedy = "the model does not need it: it is of an earlier step"
+            remedy = "the model does not need it: it belongs to an earlier step"
         return DamagedError(f"{self.path / name} is damaged ({error}); {remedy}")
 
 
@@ -148,8 +148,8 @@ class Head:
     """The state of a directory.
 
     kind:       run or model.
-    record:     what it was made with: config, environment, and how many phases the complete run has (None: any number).
-    generation: counts the changes of `phases` and `undone`.
+    record:     config, environment, and the number of phases of the complete run (None: any number).
+    generation: the number of changes of `phases` and `undone`.
     undone:     phases that can be redone, the next one first.
     """
 
@@ -178,21 +178,21 @@ class Head:
 
 
 def exists(path: Path) -> bool:
-    """Return whether something is there that looks like a directory of geodl."""
+    """Return whether a path looks like a directory of geodl."""
     return any(os.path.lexists(path / name) for name in (HEAD, COPY, OLD))
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what is another one after every commit, without reading the head; None where it has to be read."""
+    """Return a value that changes with every commit, without reading the head; None: the head has to be read."""
     try:
-        found = (path / HEAD).stat()
+        status = (path / HEAD).stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def read_head(path: Path) -> Head:
-    """Read the head of the directory at `path`, verified; its copy where it is lost; what version 0.2 wrote instead."""
+    """Return the verified head of a directory, its copy if it is lost, or the record that version 0.2 wrote."""
     from geodl.store import old_format
 
     try:
@@ -202,7 +202,7 @@ def read_head(path: Path) -> Head:
         if isinstance(error.__cause__, OSError) and not missing:
             raise
         try:
-            found = _parsed(path, COPY)
+            copy = _parsed(path, COPY)
         except StoreError:
             if missing and os.path.lexists(path / OLD):
                 return old_format.read(path)
@@ -212,14 +212,23 @@ def read_head(path: Path) -> Head:
                 raise StoreError(f"{path} is not a geodl directory: it has no {HEAD}") from None
             raise error from None
         _log.warning("%s; its copy is used", error)
-        return found
+        return copy
 
 
 def write_head(path: Path, head: Head) -> None:
-    """Replace head.json, which is the commit; the copy comes first, since all that it names is there."""
+    """Replace head.json, which is the commit; the copy comes first: all its files are written already."""
     content = head.content()
     for name in (COPY, HEAD):
-        files.write_own(path / name, content)
+        files.atomic_write(path / name, content)
+
+
+def check_record(record: Mapping[str, Any], kind: Any) -> None:
+    """Raise a ValueError, for `content.interpreting`, if the record or the kind of a directory is malformed."""
+    types = {"config": dict, "environment": dict, "phases": int | None}
+    if kind not in ("run", "model") or any(
+        not isinstance(record[key], expected) for key, expected in types.items()
+    ):
+        raise ValueError("kind or record")
 
 
 def _parsed(path: Path, name: str) -> Head:
@@ -229,12 +238,8 @@ def _parsed(path: Path, name: str) -> Head:
         reads = f"this version of geodl reads formats 2 and {FORMAT}"
         raise StoreError(f"{path} has format {facts.get('format')!r}; {reads}")
     with interpreting(file):
-        record, kinds = facts["record"], {"config": dict, "environment": dict, "phases": int | None}
-        sound = all(isinstance(record[key], kind) for key, kind in kinds.items())
-        if not sound or facts["kind"] not in ("run", "model"):
-            raise ValueError("kind or record")
+        check_record(facts["record"], facts["kind"])
         both = [*facts["phases"], *facts["undone"]]
-        phases = [SavedPhase.parsed(path, number, value) for number, value in enumerate(both)]
-        done = len(facts["phases"])
-        head = Head(facts["kind"], record, int(facts["generation"]) - 1)
-        return head.next(phases[:done], phases[done:])
+        phases = tuple(SavedPhase.parsed(path, number, value) for number, value in enumerate(both))
+        done, generation = len(facts["phases"]), int(facts["generation"])
+        return Head(facts["kind"], facts["record"], generation, phases[:done], phases[done:])

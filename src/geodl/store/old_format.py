@@ -1,7 +1,7 @@
-"""What version 0.2 wrote: `config.json`, `phases/NN/` and `undone/NN/`, each folder with a manifest. Read, and converted.
+"""The layout of version 0.2 (`config.json`, `phases/NN/`, `undone/NN/`, a manifest in each folder): reading and conversion.
 
-The first writer turns the files into objects, commits a head and removes the rest. A checkpoint of that version is
-dropped: its phase starts again.
+The first writer turns the files into objects, commits a head and removes the rest. Checkpoints are not converted: an
+unfinished phase starts again.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from typing import Any
 from geodl.core import files
 from geodl.core.content import interpreting, parse_object, read_json, verified
 from geodl.core.errors import StoreError
-from geodl.store.head import OBJECTS, OLD, File, Head, SavedPhase
+from geodl.store.head import OBJECTS, OLD, File, Head, SavedPhase, check_record
 
 
 def read(path: Path) -> Head:
-    """Return the head that a directory would have, verified."""
+    """Return the verified head of a directory in the old layout."""
     record = _record(path)
     config = dict(record["config"])
     kind = config.pop("kind", "run")
@@ -47,10 +47,7 @@ def _record(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path} was written by geodl 0.1 and cannot be opened by this version")
     value = verified(value, file)
     with interpreting(file):
-        kinds = {"config": dict, "environment": dict, "phases": int | None}
-        sound = all(isinstance(value[key], kind) for key, kind in kinds.items())
-        if not sound or value["config"].get("kind", "run") not in ("run", "model"):
-            raise ValueError("config, environment or phases")
+        check_record(value, value["config"].get("kind", "run"))
     if value["format"] != 2:
         raise StoreError(
             f"{path} has format {value['format']!r}; this version of geodl reads formats 2 and 3"
@@ -59,13 +56,13 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders of phases in their order."""
+    """Return the folders of phases, in order."""
     files.insist_on_directory(folder)
     names = filter(re.compile("[0-9]{2}|[1-9][0-9]{2,}").fullmatch, files.names_in(folder))
-    found = [folder / name for name in sorted(names, key=int)]
-    for path in found:
+    folders = [folder / name for name in sorted(names, key=int)]
+    for path in folders:
         files.insist_on_directory(path)
-    return found
+    return folders
 
 
 def _phase(path: Path, folder: Path, before: tuple[SavedPhase, ...]) -> SavedPhase:
@@ -74,24 +71,24 @@ def _phase(path: Path, folder: Path, before: tuple[SavedPhase, ...]) -> SavedPha
         content = verified(read_json(file), file)
         with interpreting(file):
             listed = {
-                name: [each["sha256"], each["bytes"]] for name, each in content["files"].items()
+                name: [entry["sha256"], entry["bytes"]] for name, entry in content["files"].items()
             }
             if any("/" in name for name in listed):
-                raise ValueError("a name that leads elsewhere")
-            found = SavedPhase.parsed(path, 0, {"id": "", "action": {}, "files": listed})
+                raise ValueError("a name outside the folder")
+            parsed = SavedPhase.parsed(path, 0, {"id": "", "action": {}, "files": listed})
     except StoreError:
-        # Whoever reads this phase finds it damaged; the others are as they were.
+        # Reading this phase reports the damage; the others stay readable.
         damaged = {file.name: ("0" * 64, 0)}
         return replace(
             SavedPhase.after(path, before, {"action": "damaged"}, damaged), folder=folder
         )
     whole = {"model.safetensors", "memory.safetensors"} <= listed.keys()
-    phase = SavedPhase.after(path, before, _action(folder, found.files), found.files)
+    phase = SavedPhase.after(path, before, _action(folder, parsed.files), parsed.files)
     return replace(phase, folder=folder, forgotten=not whole)
 
 
 def _action(folder: Path, listed: Mapping[str, File]) -> dict[str, Any]:
-    """Return the record of the step that led to a phase of a model; a learner that was saved by itself has none."""
+    """Return the record of the step that made a phase of a model; a saved learner has none."""
     with suppress(StoreError), interpreting(folder):
         digest, size = listed["extra.json"]
         data = files.read_file(folder / "extra.json", size=size)
@@ -101,7 +98,7 @@ def _action(folder: Path, listed: Mapping[str, File]) -> dict[str, Any]:
 
 
 def convert(path: Path, phases: Sequence[SavedPhase]) -> list[SavedPhase]:
-    """Make the files of phases objects; the caller then commits a head that names what is returned, and calls `clean`."""
+    """Turn the files of phases into objects; the caller then commits a head with the returned phases, and calls `clean`."""
     objects = files.make_below(path, OBJECTS)
     for phase in phases:
         for name, (digest, _) in phase.files.items():
@@ -112,7 +109,7 @@ def convert(path: Path, phases: Sequence[SavedPhase]) -> list[SavedPhase]:
 
 
 def _linked(source: Path, target: Path) -> None:
-    """Give a file another name, or copy it where the disk cannot; what is missing or no regular file is left out."""
+    """Hard-link a file, or copy it on a disk without links; missing and irregular files are left out."""
     try:
         if not stat.S_ISREG(source.lstat().st_mode):
             return
@@ -127,11 +124,11 @@ def _linked(source: Path, target: Path) -> None:
 
 
 def clean(path: Path) -> None:
-    """Remove what a converted directory needs no more; its record last, so that a kill leaves it to be done again."""
+    """Remove the old layout; the record comes last, so that an interrupted removal is repeated."""
     try:
         _record(path)
     except StoreError:
-        return  # converted already, or somebody's own file
+        return  # already converted, or a user's own file
     if files.is_directory(path / "progress"):
         files.unlink(path / "progress" / "checkpoint.safetensors")
     files.remove_temporaries(path / "phases")
@@ -141,6 +138,6 @@ def clean(path: Path) -> None:
             files.crash_point("removed", folder)
         if os.path.lexists(folder):
             raise StoreError(f"{folder} cannot be removed; remove it yourself: it may hold images")
-    with suppress(OSError):  # something else is in it
+    with suppress(OSError):  # not empty
         (path / "phases").rmdir()
     files.unlink(path / OLD)

@@ -1,4 +1,4 @@
-"""`progress/`: the checkpoint of the phase in work. It can always be computed again, so that damage costs time alone."""
+"""`progress/`: the checkpoint of the unfinished phase. It is disposable: the phase can be computed again."""
 
 import re
 from collections.abc import Mapping
@@ -25,18 +25,15 @@ def save_checkpoint(
     """Replace the checkpoint: tensors and state in one file, so that one rename replaces both."""
     from geodl.core.tensors import tensor_file
 
-    file = _file(path, generation)
-    with files.writing(file):
-        if not files.is_directory(file.parent):
-            files.remove(file.parent)  # a file or a link in its place
-        if files.is_directory(file):
-            files.remove(file)
+    if not files.is_directory(path / NAME):
+        files.unlink(path / NAME)  # a file or a link in its place
     files.make_below(path, NAME)
-    write_sealed(file, canonical_json(state) + b"\n" + tensor_file(tensors))
+    data = canonical_json(state) + b"\n" + tensor_file(tensors)
+    write_sealed(_file(path, generation), data)
 
 
 def has_checkpoint(path: Path, generation: int) -> bool:
-    """Return whether there is a checkpoint that began from a generation, without reading it."""
+    """Return whether a checkpoint of a generation exists, without reading it."""
     file = _file(path, generation)
     return files.is_directory(file.parent) and file.is_file()
 
@@ -44,7 +41,7 @@ def has_checkpoint(path: Path, generation: int) -> bool:
 def load_checkpoint(
     path: Path, generation: int
 ) -> "tuple[dict[str, Tensor], dict[str, Any]] | None":
-    """Read the checkpoint that began from a generation, verified; None where there is none."""
+    """Return the verified checkpoint of a generation, or None if it does not exist."""
     from geodl.core.tensors import parse_tensors
 
     file = _file(path, generation)
@@ -58,13 +55,13 @@ def load_checkpoint(
 
 
 def drop_checkpoints(path: Path, but: int | None = None) -> None:
-    """Remove all checkpoints but that of one generation, and the folder where it is left empty."""
+    """Remove all checkpoints except that of one generation, and the folder if it is then empty."""
     folder = path / NAME
     if not files.is_directory(folder):
         files.unlink(folder)
         return
     files.remove_temporaries(folder)
-    found = (name for name in files.names_in(folder) if re.fullmatch("checkpoint-[0-9]+", name))
-    files.remove_all(folder, [name for name in found if name != f"checkpoint-{but}"])
-    with suppress(OSError):  # something else is in it
+    names = filter(re.compile("checkpoint-[0-9]+").fullmatch, files.names_in(folder))
+    files.remove_all(folder, [name for name in names if name != f"checkpoint-{but}"])
+    with suppress(OSError):  # not empty
         folder.rmdir()

@@ -1,4 +1,4 @@
-"""The application: the page, the HTTP interface, and every error as one plain sentence."""
+"""The web application: the page, the HTTP API, and every error as one plain sentence."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ _STATIC = Path(__file__).parent / "static"
 
 
 def create_app(server: Server) -> FastAPI:
-    """Return the application of a server."""
+    """Return the ASGI application of a server."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -37,7 +37,7 @@ def create_app(server: Server) -> FastAPI:
     app = FastAPI(
         title="geodl",
         version=__version__,
-        summary="Teach an image classifier new classes, and ask it what is in images.",
+        summary="Teach an image classifier new classes, and classify images with it.",
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
@@ -60,7 +60,7 @@ async def _page() -> FileResponse:
 
 
 async def _docs(request: Request) -> HTMLResponse:
-    """Show the OpenAPI description as a page that needs nothing from elsewhere."""
+    """Show the OpenAPI description as a page that loads nothing from other hosts."""
     templates = Environment(
         loader=PackageLoader("geodl.app.serve"), autoescape=True, undefined=StrictUndefined
     )
@@ -83,12 +83,12 @@ def _answer(request: Request, error: Exception) -> Response:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
             return refusal(Refused(422, printable(f"{where}: {first['msg']}")))
-        case HTTPException(__cause__=Refused() as cause):  # FastAPI takes it for bad JSON
+        case HTTPException(__cause__=Refused() as cause):  # FastAPI reports it as bad JSON
             return refusal(cause)
         case HTTPException():
             return JSONResponse({"error": error.detail}, error.status_code, error.headers)
         case ClientDisconnect():
-            return refusal(Refused(400, "the request was broken off"))
+            return refusal(Refused(400, "the client closed the connection"))
     _log.error("unexpected error", exc_info=error)
     return refusal(Refused(500, f"unexpected error: {type(error).__name__}"))
 
@@ -99,6 +99,6 @@ def _expected(error: GeodlError, trusted: bool) -> Refused:
         status = 422
     elif isinstance(error, StoreError | MissingExtraError):
         status = 409
-    # It may name files, processes and hosts.
+    # The message may name files, processes and hosts.
     hidden = "that is not possible now; the reason is shown with the token"
     return Refused(status, printable(str(error)) if trusted else hidden)

@@ -1,7 +1,5 @@
-"""Predictions for many clients at once: whatever waits is predicted together, from the last complete state of the model."""
+"""Predictions for many clients: waiting images are predicted in batches, from the last complete state of the model."""
 
-import base64
-import io
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -11,19 +9,18 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve.limits import Refused
+from geodl.app.serve.schemas import Picture
 from geodl.app.state import State
 from geodl.core.decoding import Item, megapixels, read_bytes
 from geodl.core.errors import StoreError
 from geodl.data.batches import Transform, resized
 from geodl.data.images import ArrayImages, FileImages, Images
 from geodl.data.squares import square
-from geodl.model.page import thumbnail
 from geodl.model.predictions import Prediction
 from geodl.model.recognizer import Recognizer
 
@@ -39,13 +36,8 @@ class Current:
     recognizer: Recognizer
 
     @property
-    def validation(self) -> Images | None:
-        """The stored validation images."""
-        return self.state.validation
-
-    @property
     def side(self) -> int:
-        """The size of the images that the network reads, in pixels."""
+        """The side of the network's input, in pixels."""
         return self.recognizer.transform.shorter_side
 
     def features(self, images: Images) -> Tensor:
@@ -54,20 +46,20 @@ class Current:
 
     @cached_property
     def known(self) -> Tensor:
-        """The features of the validation images, (V, d)."""
-        assert self.validation is not None
-        return self.features(self.validation)
+        """The features of the stored validation images, (V, d)."""
+        assert self.state.validation is not None
+        return self.features(self.state.validation)
 
     def stack(self, pixels: Sequence[Tensor]) -> Images:
-        """Put pictures together; one that was decoded for another size, before the model changed, is resized."""
-        ready = torch.stack([self._fitting(each) for each in pixels])
-        return ArrayImages(ready, torch.zeros(len(ready), dtype=torch.int64))
+        """Return a batch of decoded pictures; one that was decoded before the model changed its input size is resized."""
+        batch = torch.stack([self._resized(picture) for picture in pixels])
+        return ArrayImages(batch, torch.zeros(len(batch), dtype=torch.int64))
 
-    def _fitting(self, pixels: Tensor) -> Tensor:
+    def _resized(self, pixels: Tensor) -> Tensor:
         if pixels.shape[1] == self.side:
             return pixels
-        alone = ArrayImages(pixels[None], torch.zeros(1, dtype=torch.int64))
-        return resized(alone, self.side, whole=self.recognizer.transform.whole).pixels[0]
+        single = ArrayImages(pixels[None], torch.zeros(1, dtype=torch.int64))
+        return resized(single, self.side, whole=self.recognizer.transform.whole).pixels[0]
 
 
 class Answer(NamedTuple):
@@ -84,9 +76,9 @@ class _Waiting(NamedTuple):
 
 
 class Predictor:
-    """Predicts images one by one for callers from any thread, in batches of all that wait.
+    """Predicts single images for callers in any thread, in batches of all images that wait.
 
-    A thread that has decoded an image predicts it, with whatever else waits, unless another one does so already.
+    A thread that has decoded an image predicts it together with all that wait, unless another thread is doing so already.
     """
 
     def __init__(self, model: IncrementalClassifier) -> None:
@@ -96,7 +88,7 @@ class Predictor:
         self._waiting: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
 
     def current(self) -> Current:
-        """Return the last complete state; it is made ready again only where the model has changed."""
+        """Return the last complete state; it is read again only if the model has changed."""
         with self._reading:
             try:
                 state = self._model.state()
@@ -109,25 +101,33 @@ class Predictor:
             return self._current
 
     def measure(self, images: Sequence[Item]) -> tuple[Transform, float]:
-        """Return how to decode pictures, and the megapixels that this takes."""
+        """Return how to decode pictures for the network, and their size in megapixels."""
         return self.current().recognizer.transform, sum(map(megapixels, images))
 
     def predict(
-        self, image: Item, seen: Transform, top: int, first: bool, answer: "Future[Answer | str]"
+        self,
+        image: Item,
+        transform: Transform,
+        top: int,
+        first: bool,
+        answer: "Future[Answer | str]",
     ) -> None:
-        """Decode a picture and answer with its prediction, before others if it is to be `first`, or why it cannot be used."""
+        """Decode a picture and answer with its prediction, or with the reason why it cannot be used.
+
+        first: predict it before those that are not.
+        """
         if answer.cancelled():
             return
         try:
-            pixels = decode(image, seen)
-        except Exception as error:  # the caller is told
+            pixels = decode(image, transform)
+        except Exception as error:  # passed on to the caller
             _settle(answer, error)
             return
         if isinstance(pixels, str):
             _settle(answer, pixels)
             return
         self._waiting[first].append(_Waiting(pixels, top, answer))
-        # Whoever predicts looks again after letting the others in: nothing is left waiting.
+        # The thread that predicts checks again after it releases the lock, so that no image is left waiting.
         while any(self._waiting.values()) and self._predicting.acquire(blocking=False):
             try:
                 self._predict_waiting()
@@ -135,23 +135,24 @@ class Predictor:
                 self._predicting.release()
 
     def nearest(self, pixels: Tensor, count: int) -> list[dict[str, Any]]:
-        """Return the stored validation images that are nearest to a decoded picture, the nearest first."""
-        now = self.current()
-        if now.validation is None or not len(now.validation):
+        """Return the stored validation images that are most similar to a decoded picture, the most similar first."""
+        current = self.current()
+        validation = current.state.validation
+        if validation is None or not len(validation):
             return []
-        cosines = now.known @ now.features(now.stack([pixels])).squeeze(0)
-        values, places = cosines.topk(min(count, len(cosines)))
+        cosines = current.known @ current.features(current.stack([pixels])).squeeze(0)
+        values, rows = cosines.topk(min(count, len(cosines)))
         return [
             {
-                "label": now.recognizer.classes[int(now.validation.labels[i])],
+                "label": current.recognizer.classes[int(validation.labels[row])],
                 "similarity": round(float(value), 4),
-                "image": _data_address(thumbnail(now.validation.decode(int(i)), now.side)),
+                "image": Picture.of(validation.decode(row), current.side).image,
             }
-            for value, i in zip(values, places, strict=True)
+            for value, row in zip(values, rows.tolist(), strict=True)
         ]
 
     def _predict_waiting(self) -> None:
-        """Predict what waits; those whose callers have gone are left out."""
+        """Predict the images that wait, without those whose callers have gone."""
         batch: list[_Waiting] = []
         for queue in (self._waiting[True], self._waiting[False]):
             while queue and len(batch) < MOST:
@@ -161,35 +162,30 @@ class Predictor:
         if not batch:
             return
         try:
-            now, most = self.current(), max(each.top for each in batch)
-            answers = now.recognizer.answers(now.stack([each.pixels for each in batch]))
-            found = list(now.recognizer.predictions([""] * len(batch), answers, most))
-        except Exception as error:  # the callers are told
-            for each in batch:
-                _settle(each.answer, error)
+            current, most = self.current(), max(waiting.top for waiting in batch)
+            images = current.stack([waiting.pixels for waiting in batch])
+            answers = current.recognizer.answers(images)
+            predictions = list(current.recognizer.predictions([""] * len(batch), answers, most))
+        except Exception as error:  # passed on to the callers
+            for waiting in batch:
+                _settle(waiting.answer, error)
             return
-        for each, prediction in zip(batch, found, strict=True):
-            cut = replace(prediction, top=prediction.top[: each.top])
-            _settle(each.answer, Answer(cut, each.pixels))
+        for waiting, prediction in zip(batch, predictions, strict=True):
+            cut = replace(prediction, top=prediction.top[: waiting.top])
+            _settle(waiting.answer, Answer(cut, waiting.pixels))
 
 
-def _settle(answer: "Future[Answer | str]", found: Answer | str | Exception) -> None:
-    """Answer, unless the caller has gone."""
+def _settle(answer: "Future[Answer | str]", result: Answer | str | Exception) -> None:
+    """Set the result, unless the caller has gone."""
     if not answer.set_running_or_notify_cancel():
         return
-    if isinstance(found, Exception):
-        answer.set_exception(found)
+    if isinstance(result, Exception):
+        answer.set_exception(result)
     else:
-        answer.set_result(found)
+        answer.set_result(result)
 
 
-def decode(image: Item, seen: Transform) -> Tensor | str:
-    """Return the pixels (3, side, side) of an encoded picture as a network sees it, or why it cannot be used."""
+def decode(image: Item, transform: Transform) -> Tensor | str:
+    """Return the pixels (3, side, side) of an encoded picture for a network, or the reason why it cannot be used."""
     images = FileImages((read_bytes(image),), torch.zeros(1, dtype=torch.int64))
-    return square(images, 0, seen.shorter_side, seen.whole)
-
-
-def _data_address(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return square(images, 0, transform.shorter_side, transform.whole)

@@ -1,6 +1,6 @@
 """Connections: how many may be open, how slow they may be, and how much is logged about them.
 
-Where too many are open, the oldest of somebody without the token is closed, so that the owner always gets in.
+If too many are open, the oldest one without the token is closed, so that the owner can always connect.
 """
 
 import asyncio
@@ -24,40 +24,36 @@ log = logging.getLogger("geodl.serve")
 
 
 class _Reader(h11.Connection):
-    """Reads bodies in chunks, which may be of a byte each and then keep everybody waiting, only of those with the token.
+    """An HTTP parser that reads chunked bodies only with the token: parsing chunks of one byte would delay all clients.
 
-    refused: whether a body is not read.
+    trusted: whether the last request had the token; refused: whether its body is not read.
     """
 
-    token, refused = "", False
+    token, trusted, refused = "", False, False
 
     def next_event(self) -> Any:
-        """Return what was received next."""
+        """Return the next event."""
         if self.refused:
             return h11.NEED_DATA
         event = super().next_event()
         if isinstance(event, h11.Request):
             headers = dict(event.headers)
-            given = headers.get(b"authorization", b"").decode("latin-1")
-            self.refused = b"transfer-encoding" in headers and not has_token(given, self.token)
+            authorization = headers.get(b"authorization", b"").decode("latin-1")
+            self.trusted = has_token(authorization, self.token)
+            self.refused = b"transfer-encoding" in headers and not self.trusted
         return event
 
 
 class Connection(H11Protocol):
-    """One connection. `since`: when it began to wait for a request; `blocked`: when its client stopped reading."""
+    """A connection. `since`: when it began to wait for a request; `blocked`: when its client stopped reading."""
 
     since, blocked = 0.0, math.inf
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shared: Server = self.config.app.state.server  # type: ignore[union-attr]
         self.conn = self.reader = _Reader(h11.SERVER)
-        self.reader.token = self.here.token
-
-    @property
-    def here(self) -> Server:
-        """What the server shares."""
-        found: Server = self.config.app.state.server  # type: ignore[union-attr]
-        return found
+        self.reader.token = self.shared.token
 
     @property
     def waiting(self) -> bool:
@@ -65,28 +61,22 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     @property
-    def trusted(self) -> bool:
-        """Whether its last request knew the token."""
-        given = dict(self.headers or ()).get(b"authorization", b"").decode("latin-1")
-        return has_token(given, self.here.token)
-
-    @property
-    def worth(self) -> tuple[bool, bool, float]:
-        """The order in which connections are closed: owners last, and before them those with a request."""
-        return self.trusted, not self.waiting, self.since
+    def priority(self) -> tuple[bool, bool, float]:
+        """The key of the order in which connections are closed: idle ones first, those with the token last."""
+        return self.reader.trusted, not self.waiting, self.since
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count a connection; where there are too many, close one."""
+        """Accept a connection; if there are too many, close one."""
         super().connection_made(transport)
         self.since = self.loop.time()
-        if len(self.connections) > self.here.limits.open_connections:
+        if len(self.connections) > self.shared.limits.open_connections:
             others = cast(set[Connection], self.connections - {self})
-            worst = min(others, key=lambda each: each.worth)
-            (self if worst.trusted else worst).drop()
+            worst = min(others, key=lambda connection: connection.priority)
+            (self if worst.reader.trusted else worst).drop()
             log.warning("too many connections are open: some were closed")
 
     def data_received(self, data: bytes) -> None:
-        """Read, as far as a body is read at all."""
+        """Read data; if the body is refused, stop reading."""
         super().data_received(data)
         if self.reader.refused:
             self.flow.pause_reading()
@@ -97,30 +87,30 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Note that the client does not read."""
+        """Record that the client does not read."""
         self.blocked = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        """Note that the client reads again."""
+        """Record that the client reads again."""
         self.blocked = math.inf
         super().resume_writing()
 
     def drop_if_slow(self) -> None:
-        """Close a connection that took too long to ask, or to read the answer."""
-        limits, now = self.here.limits, self.loop.time()
+        """Close a connection that took too long to send its request or to read the response."""
+        limits, now = self.shared.limits, self.loop.time()
         asking = self.waiting and now - self.since > limits.header_seconds
         if asking or now - self.blocked > limits.idle_seconds:
             self.drop()
 
     def drop(self) -> None:
-        """Close at once; it no longer counts."""
+        """Close the connection at once."""
         self.connections.discard(self)
         self.transport.abort()
 
 
 class _Listening(uvicorn.Server):
-    """Closes slow connections, and ends the event streams first when it shuts down: an open page would hold it up."""
+    """Closes slow connections, and ends event streams before it shuts down, which open pages would delay."""
 
     def __init__(self, app: FastAPI, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -142,36 +132,36 @@ _logged: dict[str, tuple[float, int]] = {}
 
 
 def _once_a_minute(record: logging.LogRecord) -> bool:
-    """Let each kind of message through once a minute, with the number of those left out."""
+    """Log each kind of message once a minute, with the number of suppressed ones."""
     kind, now = str(record.msg)[:80], time.monotonic()
-    last, left_out = _logged.get(kind, (-math.inf, 0))
+    last, suppressed = _logged.get(kind, (-math.inf, 0))
     if now - last < 60:
-        _logged[kind] = (last, left_out + 1)
+        _logged[kind] = (last, suppressed + 1)
         return False
     if len(_logged) > 100:
         _logged.clear()
     _logged[kind] = (now, 0)
-    record.msg = f"{record.msg} (and {left_out} times more)" if left_out else record.msg
+    record.msg = f"{record.msg} (and {suppressed} times more)" if suppressed else record.msg
     return True
 
 
 def bind(host: str, port: int = 0) -> socket.socket:
-    """Return a socket that listens; port 0: any that is free."""
+    """Return a listening socket; port 0: any free port."""
     if not 0 <= port <= 65535:
-        raise ConfigError(f"port = {port}: 0 to 65535 are allowed")
+        raise ConfigError(f"port = {port}: allowed values are 0 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from error
-    # asyncio sets it on its own sockets alone: without it every answer waits 40 ms for an acknowledgment.
+    # asyncio sets this only on sockets of its own; without it every response waits 40 ms for an acknowledgment.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 def server_of(app: FastAPI) -> uvicorn.Server:
-    """Return a server of the application, to `run(sockets=[...])`."""
+    """Return the uvicorn server of an application, to `run(sockets=[...])`."""
     config = uvicorn.Config(
         app,
         http=Connection,

@@ -1,4 +1,4 @@
-"""Teaching, one job after the other. Jobs live in memory: those of a server that ended are gone, the model is as before."""
+"""The queue of learn steps. Jobs are kept in memory: they are lost when the server ends, which leaves the model as it was."""
 
 import logging
 import secrets
@@ -16,7 +16,6 @@ import torch
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve import schemas
 from geodl.app.serve.limits import Refused
-from geodl.app.serve.uploads import Upload
 from geodl.core.errors import GeodlError, Interrupted, StoreError
 from geodl.core.events import (
     Advised,
@@ -38,16 +37,17 @@ _log = logging.getLogger("geodl.serve")
 
 Ended = Callable[["Job", schemas.State], None]
 REMEMBERED = 20
-"""So many ended jobs are still listed."""
+"""Number of ended jobs that stay listed."""
 ENDED = ("done", "cancelled", "failed")
-TOLD = "already step new returning images accuracy interval judged left_out before after warnings"
-"""What a client is told of a learn step."""
+RESULT = "already step new returning images accuracy interval judged left_out before after warnings"
+"""The fields of `Learned` that a job's result has."""
 
 
 class Job:
-    """One learn step: what it learns from (`source`), and its `facts` for clients.
+    """One learn step: the images it learns (`source`), and its `facts` for clients.
 
-    ended: called with the job and its last state, before clients see that; stopped: set to cancel it.
+    ended: called with the job and its last state, before clients see that state; stopped: set it to cancel the job;
+    stage: the stage of training, None before it begins.
     """
 
     def __init__(
@@ -59,48 +59,29 @@ class Job:
         self.facts.images = sum(classes.values())
         self.stopped = threading.Event()
         self.future: Future[None] | None = None
-        self._stage: StageStarted | None = None
-
-    @classmethod
-    def of_upload(cls, upload: Upload) -> "Job":
-        """Return a job of uploaded images, which are removed when it ends."""
-
-        def ended(job: "Job", state: str) -> None:
-            upload.remove()
-
-        return cls.of_files(upload.files, upload.names, upload.classes(), ended)
+        self.stage: StageStarted | None = None
 
     @classmethod
     def of_files(
         cls, files: Sequence[Path], names: Sequence[str], labels: Sequence[str], ended: Ended
     ) -> "Job":
-        """Return a job of files with their names for people and their classes."""
+        """Return a job that learns files; names: shown to people."""
         counts = dict(Counter(labels))
         position = {label: i for i, label in enumerate(counts)}
         rows = torch.tensor([position[label] for label in labels])
-        shown = tuple(f"{label}/{name}" for label, name in zip(labels, names, strict=True))
+        paths = tuple(f"{label}/{name}" for label, name in zip(labels, names, strict=True))
         images = FileImages(tuple(files), rows, tuple(counts))
-        return cls(Intake("the upload", images, shown), counts, ended)
+        return cls(Intake("the upload", images, paths), counts, ended)
 
-    @property
-    def trains(self) -> bool:
-        """Whether training has begun."""
-        return self._stage is not None
-
-    @staticmethod
-    def name_of(label: str, name: str) -> str:
-        """Return how an image is named where it is skipped."""
-        return printable(f"{label}/{name}")
-
-    def told(self, trusted: bool) -> schemas.Job:
-        """Return what a client is told; files are named to those who know the token alone."""
+    def visible(self, trusted: bool) -> schemas.Job:
+        """Return what a client may see; files are named only to clients with the token."""
         if trusted:
             return self.facts
         error = self.facts.error and "the reason is shown with the token"
         return self.facts.model_copy(update={"error": error, "skipped": []})
 
-    def hear(self, event: Event) -> None:
-        """Note how far the step is."""
+    def update(self, event: Event) -> None:
+        """Record the progress of the step."""
         facts = self.facts
         match event:
             case ImagesRead():
@@ -113,30 +94,23 @@ class Job:
                 facts.advice = [*facts.advice, printable(event.sentence)]
             case TimeEstimated():
                 facts.seconds = event.seconds
-            case FeaturesTaken() if self._stage is None and facts.doing == "learning":
-                facts.part = event.done / max(event.total, 1)  # in closed form this is all
+            case FeaturesTaken() if self.stage is None and facts.doing == "learning":
+                facts.part = event.done / max(event.total, 1)  # the closed form does nothing else
             case StageStarted():
-                self._stage = event
+                self.stage = event
                 facts.doing, facts.part, facts.epochs = "learning", 0.0, event.epochs
-            case StepTaken() if self._stage is not None:
-                facts.part = round(part_of(event, self._stage), 4)
+            case StepTaken() if self.stage is not None:
+                facts.part = round(part_of(event, self.stage), 4)
                 facts.epoch, facts.rate = event.epoch + 1, round(event.rate, 1)
 
     def skip(self, skipped: Iterable[tuple[str, str]]) -> None:
-        """Note which images were left out."""
+        """Record the skipped images."""
         pairs = [(printable(name), printable(reason)) for name, reason in skipped]
         self.facts.skipped = [schemas.Skipped(name=name, reason=why) for name, why in pairs]
 
-    def end(self, state: schemas.State, error: str | None = None) -> None:
-        """Note how the job ended."""
-        self.ended(self, state)
-        self.facts.error = printable(error) if error else None
-        self.facts.doing, self.facts.part = "", 1.0 if state == "done" else self.facts.part
-        self.facts.state = state
-
 
 class Teacher:
-    """The one writer of a model: teaches job after job, in a thread of its own."""
+    """The only writer of a model: runs the jobs one after the other, in its own thread."""
 
     def __init__(self, path: Path, options: Mapping[str, Any], most: int) -> None:
         self.path, self.options, self.most = path, dict(options), most
@@ -146,9 +120,9 @@ class Teacher:
 
     def add(self, job: Job) -> Job:
         """Queue a job."""
-        if len(self._in("waiting")) >= self.most:
+        if len(self._with("waiting")) >= self.most:
             raise Refused(429, f"{self.most} jobs wait already; try again when one has ended")
-        for old in self._in(*ENDED)[:-REMEMBERED]:
+        for old in self._with(*ENDED)[:-REMEMBERED]:
             del self.jobs[old.facts.id]
         self.jobs[job.facts.id] = job
         job.future = self._pool.submit(self._teach, job)
@@ -161,7 +135,7 @@ class Teacher:
         return self.jobs[key]
 
     def cancel(self, key: str) -> Job:
-        """Stop a job; the model stays as it was before it."""
+        """Cancel a job; the model stays as it was."""
         job = self.find(key)
         if job.facts.state in ENDED:
             raise Refused(409, f"the job has ended already ({job.facts.state})")
@@ -170,14 +144,14 @@ class Teacher:
             self._end(job, "cancelled")
         return job
 
-    def insist_idle(self) -> None:
-        """Refuse to change a model that is being taught."""
+    def require_idle(self) -> None:
+        """Refuse a change of the model while a job runs."""
         if self.teaching:
             raise Refused(409, "the model is being taught; wait until it is done, or cancel it")
 
-    def insist_none_of(self, name: str) -> None:
-        """Refuse to remove a class for good whose images wait to be learned."""
-        for job in self._in("waiting"):
+    def require_none_of(self, name: str) -> None:
+        """Refuse to remove a class for good while images of it wait to be learned."""
+        for job in self._with("waiting"):
             if name in job.facts.classes:
                 raise Refused(409, f"images of {name!r} wait to be learned; cancel that job first")
             if isinstance(job.source, Path):
@@ -186,44 +160,49 @@ class Teacher:
 
     @property
     def teaching(self) -> bool:
-        """Whether a job runs now."""
-        return bool(self._in("running"))
+        """Whether a job is running."""
+        return bool(self._with("running"))
 
     def close(self) -> None:
-        """Stop. The checkpoint of a job that runs stays: teaching the same images again resumes it."""
+        """Stop all jobs. The checkpoint of a running one stays: teaching the same images again resumes it."""
         self._closing = True
-        for job in self._in("waiting", "running"):
+        for job in self._with("waiting", "running"):
             job.stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
-    def _in(self, *states: str) -> list[Job]:
+    def _with(self, *states: str) -> list[Job]:
         return [job for job in list(self.jobs.values()) if job.facts.state in states]
 
     def _teach(self, job: Job) -> None:
         try:
             learned = self._learned(job)
-            job.facts.result = {name: getattr(learned, name) for name in TOLD.split()}
-            job.skip(learned.skipped or [(each.name, each.reason) for each in job.facts.skipped])
+            job.facts.result = {name: getattr(learned, name) for name in RESULT.split()}
+            if learned.skipped:
+                job.skip(learned.skipped)
             self._end(job, "done")
         except Interrupted:
-            if job.trains and not self._closing:  # else the checkpoint is not its own
-                with suppress(StoreError):  # another program writes, or nothing is there yet
+            if job.stage and not self._closing:  # otherwise the checkpoint is not this job's
+                with suppress(StoreError):  # another program writes, or there is no model yet
                     IncrementalClassifier(self.path).give_up()
             self._end(job, "cancelled")
         except GeodlError as error:
             self._end(job, "failed", str(error))
         except Exception as error:
             _log.exception("teaching failed")
-            what = f"{type(error).__name__}: {error}"
-            self._end(job, "failed", f"unexpected error, the model is as before: {what}")
+            reason = f"{type(error).__name__}: {error}"
+            self._end(job, "failed", f"unexpected error, the model is as before: {reason}")
 
     def _end(self, job: Job, state: schemas.State, error: str | None = None) -> None:
+        facts = job.facts
         with suppress(StoreError):
-            job.facts.version = str(IncrementalClassifier(self.path).version)
-        job.end(state, error)
+            facts.version = str(IncrementalClassifier(self.path).version)
+        job.ended(job, state)
+        facts.error = printable(error) if error else None
+        facts.doing, facts.part = "", 1.0 if state == "done" else facts.part
+        facts.state = state
 
     def _learned(self, job: Job) -> Any:
-        """Learn as soon as no other program writes the model."""
+        """Run the learn step, after waiting until no other program writes the model."""
         while True:
             while is_locked(self.path) or job.stopped.is_set():
                 job.facts.doing = "waiting until another program is done with the model"
@@ -232,7 +211,7 @@ class Teacher:
             job.facts.state, job.facts.doing = "running", "reading"
             model, stop = IncrementalClassifier(self.path), job.stopped.is_set
             try:
-                return model.learn(job.source, listener=job.hear, stop=stop, **self.options)
+                return model.learn(job.source, listener=job.update, stop=stop, **self.options)
             except StoreError:
-                if not is_locked(self.path):  # else another program was quicker
+                if not is_locked(self.path):  # otherwise another program took the lock first
                     raise

@@ -1,4 +1,4 @@
-"""What a client may use: sizes, times, and shares of what goes on at once."""
+"""Limits for clients: sizes, times, and shares of concurrent work."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ except ImportError:  # Windows has no such limit
 
 BUSY = "the server is busy; try again in a moment"
 BACKLOG = 32
-"""Connections that are accepted in one go, before any of them can be closed."""
+"""Connections that are accepted at once, before any of them can be closed."""
 Pair = tuple[float, float]
-"""A limit for those who know the token, and one for all others: neither can use up the other's."""
+"""A limit for clients with the token, and one for all others: neither group can use up the other's share."""
 
 
-class Refused(Exception):  # noqa: N818  # an answer, not a fault
-    """A request that is answered with a status other than success and one plain sentence."""
+class Refused(Exception):  # noqa: N818  # a response, not a fault
+    """A request that is refused with an HTTP status and one plain sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -31,15 +31,15 @@ class Limits:
     predict_body, learn_body:     size of one request with images.
     other_body:                   size of any other request; it is read before the token is checked.
     predict_images, learn_images: images in one request.
-    megapixels:                   in one request to predict; a JPEG counts an eighth, as it is decoded reduced.
-    header_seconds:               for the head of a request.
-    idle_seconds:                 until the next bytes of a request arrive, or those of an answer are read.
-    upload_seconds:               for all of a request.
+    megapixels:                   in one request to predict; a JPEG counts an eighth, as it is decoded at reduced size.
+    header_seconds:               for the header of a request.
+    idle_seconds:                 until the client sends the next bytes of a request, or reads those of a response.
+    upload_seconds:               for a whole request.
     answer_seconds:               for predicting one request, or for writing an ONNX file or a report.
-    connections:                  open at once; fewer where the system allows few open files.
+    connections:                  open at once; fewer if the system allows few open files.
     requests, streams, uploads:   requests, event streams and requests to learn at once.
     decoding:                     megapixels that are decoded at once.
-    jobs:                         jobs that wait.
+    jobs:                         jobs in the queue.
     tray_bytes, tray_seconds:     size of the images collected for teaching, and how long each is kept.
     """
 
@@ -64,10 +64,10 @@ class Limits:
 
     @property
     def open_connections(self) -> int:
-        """How many connections may be open: each may need a second file for what it uploads.
+        """The number of connections that may be open: each may need a second file for its upload.
 
-        The rest is for the program itself, and for two rounds of accepted connections: those that are closed are still
-        open when the next round is accepted.
+        The remaining files are for the program itself, and for two rounds of accepted connections: those that are closed
+        are still open when the next round is accepted.
         """
         if resource is None:
             return self.connections
@@ -76,7 +76,7 @@ class Limits:
 
 
 class Share:
-    """Counts what goes on at once and refuses more than the limit; used in the event loop alone."""
+    """Counts concurrent work and refuses more than the limit; used only in the event loop."""
 
     def __init__(self, most: Pair, sentence: str) -> None:
         self.most = dict(zip((True, False), most, strict=True))
@@ -85,7 +85,7 @@ class Share:
 
     @contextmanager
     def one(self, trusted: bool, weight: float = 1) -> Iterator[None]:
-        """Count one that weighs so much."""
+        """Count a piece of work of this weight while the block runs."""
         if self.now[trusted] + weight > self.most[trusted]:
             raise Refused(429, self.sentence)
         self.now[trusted] += weight

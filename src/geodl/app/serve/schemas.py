@@ -1,14 +1,16 @@
-"""What the HTTP interface takes and gives; from this the OpenAPI description is made."""
+"""The requests and responses of the HTTP API, from which the OpenAPI description is generated."""
 
 from typing import Annotated, Any, Literal
 
+from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field
 
 from geodl.data.names import LONGEST
+from geodl.model.page import thumbnail, webp
 
 
 class Strict(BaseModel):
-    """A request: a misspelt field is an error."""
+    """A request body: unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -17,27 +19,27 @@ Name = Annotated[str, Field(min_length=1, max_length=LONGEST)]
 
 
 class Error(BaseModel):
-    """Why a request was refused, in one sentence."""
+    """The reason why a request was refused, in one sentence."""
 
     error: str
 
 
 class Skipped(BaseModel):
-    """An image that was left out, and why."""
+    """An image that was skipped, and the reason."""
 
     name: str
     reason: str
 
 
 class Confidence(BaseModel):
-    """A class, and how sure the model is of it, 0 to 1."""
+    """A class and its confidence, 0 to 1."""
 
     label: str
     confidence: float
 
 
 class Similar(BaseModel):
-    """A stored validation image: its class, its cosine with the image asked about, and itself as a data address."""
+    """A stored validation image: its class, its cosine similarity to the predicted image, and a thumbnail as a data URL."""
 
     label: str
     similarity: float
@@ -47,8 +49,8 @@ class Similar(BaseModel):
 class Predicted(BaseModel):
     """The prediction for one image; `index` is its place in the request.
 
-    `label` is the likeliest class, or "unknown" where `score` is below the threshold: the probability of being of a known
-    class for a model in closed form, else the largest score.
+    `label` is the likeliest class, or "unknown" if `score` is below the threshold: in closed form the probability that the
+    image is of a known class, else the largest score.
     """
 
     index: int
@@ -62,16 +64,16 @@ class Predicted(BaseModel):
 
 
 class Predictions(BaseModel):
-    """The predictions of a request in its order, without the images that could not be read."""
+    """The predictions of a request, in its order, and the images that could not be read."""
 
     predictions: list[Predicted]
     skipped: list[Skipped]
 
 
 class KnownClass(BaseModel):
-    """A class of the model: when it was learned, from how many images, how many are kept.
+    """A class of the model: when it was learned, from how many images, and how many of them are kept.
 
-    accuracy: in %, on so many images as were `judged`; interval: its 95 % interval.
+    accuracy: in %, measured on `judged` images; interval: its 95 % interval.
     """
 
     name: str
@@ -86,7 +88,7 @@ class KnownClass(BaseModel):
 
 
 class Confused(BaseModel):
-    """So many validation images of a class, of all it has, were predicted as another one."""
+    """A confusion: `images` of the `of` validation images of a class were predicted as another one."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -97,10 +99,11 @@ class Confused(BaseModel):
 
 
 class Model(BaseModel):
-    """What the model knows; `read_only`, `redo` and `onnx` say what this server can do with it.
+    """The model; `read_only`, `redo` and `onnx`: what this server can do with it.
 
-    matrix: [true class, predicted class, images] by position in `classes`, without zeros; left_out: whether the images
-    were learned too, each judged by the model without it; mendable: whether single pictures can be moved or forgotten.
+    matrix: the confusion matrix, as [true class, predicted class, images] by position in `classes`, without zeros;
+    left_out: whether accuracy was measured on learned images, each left out in turn; mendable: whether single pictures can
+    be moved or forgotten.
     """
 
     name: str
@@ -127,10 +130,10 @@ State = Literal["waiting", "running", "done", "cancelled", "failed"]
 
 
 class Job(BaseModel):
-    """A learn step: images of each class, how far it is (`part` of what it is `doing`, 0 to 1), its result.
+    """A learn step: images of each class, its progress (`part` of what it is `doing`, 0 to 1), its result.
 
-    `seconds` and `advice` are an estimate of the training time and hints that are known once it has begun; `version`
-    is the state of the model when it ended.
+    `seconds` is an estimate of the training time and `advice` holds hints, both known once it has begun; `version` is the
+    version of the model when it ended.
     """
 
     id: str
@@ -152,7 +155,7 @@ class Job(BaseModel):
 
 
 class Collected(BaseModel):
-    """An image collected for teaching: its class, why it cannot be used if so, the job that teaches it."""
+    """An image collected for teaching: its class, the reason if it cannot be used, the job that teaches it."""
 
     id: str
     label: str
@@ -162,16 +165,21 @@ class Collected(BaseModel):
 
 
 class Drop(Strict):
-    """Collected images: some of them, or all of a class."""
+    """Drop collected images, by their ids or by class."""
 
     ids: Annotated[list[str], Field(max_length=500)] = []
     label: Name | None = None
 
 
 class Picture(BaseModel):
-    """A picture as a data address; empty where it cannot be read."""
+    """A picture as a data URL; empty if it cannot be read."""
 
     image: str
+
+    @classmethod
+    def of(cls, image: Image.Image, side: int) -> "Picture":
+        """Return the thumbnail of an image with at most `side` pixels a side."""
+        return cls(image=f"data:image/webp;base64,{webp(thumbnail(image, side))}")
 
 
 Ids = Annotated[list[Annotated[str, Field(max_length=64)]], Field(min_length=1, max_length=500)]
@@ -191,14 +199,14 @@ class Forget(Strict):
 
 
 class Rename(Strict):
-    """Give a class another name."""
+    """Rename a class."""
 
     old: Name
     new: Name
 
 
 class Remove(Strict):
-    """Remove a class; `for_good`: with all earlier states, so that no image of it is left."""
+    """Remove a class; `for_good`: also all earlier states, so that no image of it is left."""
 
     name: Name
     for_good: bool = False
@@ -211,6 +219,6 @@ class Folder(Strict):
 
 
 class Done(BaseModel):
-    """The record of the step that was taken back or brought back."""
+    """The record of the step that was undone or restored."""
 
     record: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: hosts, origins, tokens, sizes, and what a browser is told about the pages."""
+"""Access control for HTTP: the token, hosts, origins, request sizes, and security headers."""
 
 import asyncio
 import hmac
@@ -26,18 +26,18 @@ SHORTEST_TOKEN = 16
 
 
 def choose_token() -> tuple[str, bool]:
-    """Return the token of this start, and whether it was made just now rather than taken from the environment."""
-    given = os.environ.get(TOKEN_VARIABLE, "")
-    if not given:
+    """Return the token, and whether it was generated rather than taken from the environment."""
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
         return secrets.token_urlsafe(24), True
-    if not re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", given):
+    if not re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token):
         needed = f"at least {SHORTEST_TOKEN} printable ASCII characters without spaces"
         raise ConfigError(f"{TOKEN_VARIABLE}: {needed} are needed")
-    return given, False
+    return token, False
 
 
 def has_token(authorization: str | None, token: str) -> bool:
-    """Return whether an Authorization header holds the token; the time taken does not tell how much of it is right."""
+    """Return whether an Authorization header holds the token, compared in constant time."""
     kind, _, given = (authorization or "").partition(" ")
     return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
@@ -46,7 +46,7 @@ def has_token(authorization: str | None, token: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on is reached from this machine alone."""
+    """Return whether a listening address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def names_of(host: str) -> frozenset[str]:
-    """Return the names, beside addresses, under which a server that listens on `host` may be asked for."""
+    """Return the host names, beside IP addresses, of a server that listens on `host`."""
     own = set() if is_loopback(host) else {host, socket.gethostname(), socket.getfqdn()}
     return frozenset(name.lower() for name in {"localhost", *own})
 
@@ -68,7 +68,7 @@ def host_of(header: str) -> str:
 def is_allowed(header: str, listening: str, names: frozenset[str]) -> bool:
     """Return whether a Host header names this server.
 
-    A page elsewhere can make a browser reach this server under a name of its own (DNS rebinding), never under an address.
+    A foreign page can make a browser reach this server under the page's own name (DNS rebinding), but not under an address.
     """
     host = host_of(header)
     try:
@@ -97,9 +97,9 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses requests under foreign names, from foreign pages, with too much in them, or too many at once.
+    """Middleware that refuses requests to foreign host names, from foreign pages, too large ones, and too many at once.
 
-    It notes in `scope["trusted"]` whether a request knows the token, and adds the security headers to every answer.
+    It sets `scope["trusted"]` to whether the request has the token, and adds the security headers to every response.
     """
 
     def __init__(self, app: ASGIApp, *, server: Server) -> None:
@@ -107,10 +107,14 @@ class Guard:
         self.names = names_of(server.host) | {name.lower() for name in server.allow_hosts}
         requests, uploads = Share(limits.requests, BUSY), Share(limits.uploads, BUSY)
         streams = Share(limits.streams, "too many pages are open at once; close one of them")
+        # By the last part of the path: the largest body in bytes, and the share.
+        self.kinds: dict[str, tuple[float, Share]] = {
+            "predict": (limits.predict_body, requests),
+            "learn": (limits.learn_body, uploads),
+            "add": (limits.learn_body, uploads),
+            "events": (math.inf, streams),
+        }
         self.others: tuple[float, Share] = (limits.other_body, requests)
-        self.kinds: dict[str, tuple[float, Share]] = {"predict": (limits.predict_body, requests)}
-        teaching = (limits.learn_body, uploads)
-        self.kinds |= {"learn": teaching, "add": teaching, "events": (math.inf, streams)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -139,34 +143,34 @@ class Guard:
     def _check(self, scope: Scope, headers: Headers) -> None:
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         if not is_allowed(host, self.server.host, self.names):
-            name = "this server does not answer under that name (--allow-host NAME permits one)"
-            raise Refused(403, name)
-        # Whether http or https does not matter: a proxy before this server may speak either.
+            reason = "this server does not answer under that name (--allow-host NAME permits one)"
+            raise Refused(403, reason)
+        # http or https: a proxy in front of this server may use either.
         own = origin is None or origin.lower() in (f"http://{host}", f"https://{host}")
-        elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        if not own or (elsewhere and scope["path"].startswith("/api/")):
-            raise Refused(403, "a page from elsewhere may not use this server")
+        foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if not own or (foreign and scope["path"].startswith("/api/")):
+            raise Refused(403, "a page of another site may not use this server")
         if "transfer-encoding" in headers and not scope["trusted"]:
             raise Refused(411, "a request without Content-Length needs the token")
 
 
 def refusal(error: Refused) -> JSONResponse:
-    """Return an error as every error looks."""
-    more = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}
-    more[408] = more[411] = {"connection": "close"}
-    return JSONResponse({"error": str(error)}, error.status, more.get(error.status))
+    """Return the response to a refused request."""
+    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}
+    headers[408] = headers[411] = {"connection": "close"}
+    return JSONResponse({"error": str(error)}, error.status, headers.get(error.status))
 
 
 def _limited(receive: Receive, most: float, seconds: float) -> Receive:
-    """Watch what arrives: a request may say nothing of its length, or something untrue, or stop halfway.
+    """Limit a request by what arrives: its length may be missing or wrong, and it may stop halfway.
 
-    most: bytes; infinity: nothing of it is read.
+    most: bytes; infinity: the body is never read.
     """
     seen, more = 0, most < math.inf
 
     async def limited() -> Message:
         nonlocal seen, more
-        if not more:  # what is waited for now is that the client goes
+        if not more:  # the next message is that the client disconnects
             return await receive()
         try:
             async with asyncio.timeout(seconds):

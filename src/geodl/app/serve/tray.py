@@ -1,4 +1,4 @@
-"""Images collected for teaching: they outlive the page, but not the server, and expire where nobody teaches them."""
+"""Images collected for teaching: kept until they are taught, the server ends, or they expire."""
 
 import hashlib
 import threading
@@ -14,16 +14,15 @@ from geodl.app.serve.limits import Limits, Refused
 from geodl.app.serve.uploads import Upload
 from geodl.core.decoding import open_image, shown
 from geodl.core.errors import DataError
-from geodl.core.text import readable
-from geodl.model.page import thumbnail, webp
+from geodl.core.text import printable, readable
 
 SIDE = 128
-"""Pixels a side of a thumbnail."""
+"""Side of a thumbnail in pixels."""
 
 
 @dataclass
 class Collected:
-    """An image: what clients see of it, its file, its bytes, and when it came."""
+    """A collected image: what clients see of it, its file, its size in bytes, and the time of its last upload."""
 
     facts: schemas.Collected
     file: Path
@@ -32,9 +31,9 @@ class Collected:
 
 
 class Tray:
-    """The collected images by the hash of their contents, so that an image is in one class at a time.
+    """The collected images, by the hash of their contents, so that each image is in one class at a time.
 
-    version: another number at every change.
+    version: increases with every change.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -43,43 +42,41 @@ class Tray:
         self._lock = threading.Lock()
 
     def listed(self) -> list[schemas.Collected]:
-        """Return what is collected, in the order in which it came."""
+        """Return the collected images, oldest first."""
         with self._lock:
             return [item.facts.model_copy() for item in self._items.values()]
 
     def add(self, upload: Upload) -> list[schemas.Collected]:
-        """Collect the images of a request. One that is here already gets its new class."""
+        """Collect the images of a request; one that is collected already gets the new class."""
         labels, digests = upload.classes(), [_digest(file) for file in upload.files]
         sizes = [file.stat().st_size for file in upload.files]
         with self._lock:
-            fresh = [
-                size for size, key in zip(sizes, digests, strict=True) if key not in self._items
-            ]
-            self._insist_on_room(len(fresh), sum(fresh))
+            new = [size for size, key in zip(sizes, digests, strict=True) if key not in self._items]
+            self._require_room(len(new), sum(new))
             upload.kept = True
-            for given in zip(digests, labels, upload.names, upload.files, sizes, strict=True):
-                self._put(*given)
+            for image in zip(digests, labels, upload.names, upload.files, sizes, strict=True):
+                self._put(*image)
             self.version += 1
             return [self._items[key].facts.model_copy() for key in digests]
 
     def drop(self, keys: Collection[str] = (), label: str | None = None) -> None:
-        """Drop some images, or those of a class; what is being taught stays."""
+        """Drop some images, or those of a class, except images that are being taught."""
         with self._lock:
             for key, item in list(self._items.items()):
-                wanted = key in keys or item.facts.label == label
-                if wanted and item.facts.job is None:
+                chosen = key in keys or item.facts.label == label
+                if chosen and item.facts.job is None:
                     self._remove(key)
                     self.version += 1
 
     def expire(self) -> None:
-        """Drop what nobody has taught for too long."""
+        """Drop images that were not taught in time."""
         oldest = time.monotonic() - self.limits.tray_seconds
         old = [key for key, item in list(self._items.items()) if item.since < oldest]
         if old:
             self.drop(old)
 
-    def picture(self, key: str) -> str:
-        """Return a thumbnail as a data address; where there is none, it is empty and the flaw is noted."""
+    def picture(self, key: str) -> schemas.Picture:
+        """Return a thumbnail; if the image cannot be read, an empty one, and the reason is kept as its flaw."""
         item = self._items.get(key)
         if item is None:
             raise Refused(404, "no such image")
@@ -88,19 +85,17 @@ class Tray:
         except DataError as error:
             item.facts.flaw = str(error).removeprefix(f"{shown(item.file)}: ")
             self.version += 1
-            return ""
-        return f"data:image/webp;base64,{webp(thumbnail(image, SIDE))}"
+            return schemas.Picture(image="")
+        return schemas.Picture.of(image, SIDE)
 
     def teach(self, teacher: Teacher) -> Job:
-        """Queue a job that teaches all images that no job has."""
+        """Queue a job that teaches all images that are not part of another job."""
         with self._lock:
             ready = [item for item in self._items.values() if item.facts.job is None]
             if not ready:
                 raise Refused(409, "no images are collected")
-            labels, names = (
-                [item.facts.label for item in ready],
-                [item.facts.name for item in ready],
-            )
+            labels = [item.facts.label for item in ready]
+            names = [item.facts.name for item in ready]
             files = [item.file for item in ready]
             job = teacher.add(Job.of_files(files, names, labels, self._settle))
             for item in ready:
@@ -109,19 +104,21 @@ class Tray:
             return job
 
     def _settle(self, job: Job, state: schemas.State) -> None:
-        """Drop what was learned; what could not be used stays with its reason."""
-        reasons = {each.name: each.reason for each in job.facts.skipped}
+        """Drop learned images; those that could not be used stay, with the reason."""
+        reasons = {skipped.name: skipped.reason for skipped in job.facts.skipped}
         with self._lock:
             for key, item in list(self._items.items()):
                 if item.facts.job != job.facts.id:
                     continue
                 item.facts.job = None
-                item.facts.flaw = reasons.get(job.name_of(item.facts.label, item.facts.name), "")
+                item.facts.flaw = reasons.get(
+                    printable(f"{item.facts.label}/{item.facts.name}"), ""
+                )
                 if state == "done" and not item.facts.flaw:
                     self._remove(key)
             self.version += 1
 
-    def _insist_on_room(self, images: int, size: int) -> None:
+    def _require_room(self, images: int, size: int) -> None:
         limits = self.limits
         if len(self._items) + images > limits.learn_images:
             raise Refused(413, f"more than {limits.learn_images} images are collected; teach some")
@@ -143,7 +140,7 @@ class Tray:
         item.facts.name = self._unique(key, label, item.facts.name)
 
     def _unique(self, key: str, label: str, name: str) -> str:
-        """Return a name that no other image of the class has: by it the reasons of a job find their image."""
+        """Return a name that is unique in the class, so that a job's reasons can be assigned to images."""
         others = [item.facts for other, item in self._items.items() if other != key]
         taken = {facts.name for facts in others if facts.label == label}
         return name if name not in taken else f"{key[:8]} {name}"
@@ -158,7 +155,7 @@ def _digest(file: Path) -> str:
 
 
 def _unlink(file: Path) -> None:
-    """Remove a file, and its folder once that is empty."""
+    """Delete a file, and its folder once that is empty."""
     with suppress(OSError):
         file.unlink()
         file.parent.rmdir()

@@ -1,4 +1,4 @@
-"""Uploads: the images of a request, in memory where it is small, else as files 0, 1, ... of a folder, one open at a time."""
+"""Uploads: the images of a request, in memory if it is small, else in files 0, 1, ... of a folder, one open at a time."""
 
 import asyncio
 import io
@@ -6,8 +6,9 @@ import secrets
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fastapi import Request
 from python_multipart.exceptions import FormParserError
@@ -17,11 +18,14 @@ from geodl.app.serve.limits import Refused
 from geodl.core.text import printable
 from geodl.data.names import LONGEST, typed_name
 
+if TYPE_CHECKING:
+    from geodl.app.serve.server import Server
+
 NEEDED = "images are needed, as multipart/form-data with files in fields named `images`"
 SMALL = 1 << 20
-"""Bytes of a request that is kept in memory, or written by the event loop; what is larger, another thread writes."""
+"""Bytes of a request that is kept in memory, or parsed in the event loop; the rest is parsed in another thread."""
 OTHER_PARTS = 16
-"""So many parts that are neither images nor labels may be in a request."""
+"""Parts of a request that are neither images nor labels, at most."""
 Work = Callable[..., Awaitable[Any]]
 _CALLBACKS = ["_header_field", "_header_value", "_header_end"]
 _CALLBACKS += ["_headers_finished", "_part_data", "_part_end"]
@@ -30,7 +34,7 @@ _CALLBACKS += ["_headers_finished", "_part_data", "_part_end"]
 class Upload:
     """The images and labels of one request.
 
-    folder: where the images are written; None: they stay in memory. names: for people alone; no file is opened by them.
+    folder: where the images are written; None: they stay in memory. names: only shown to people, never used as paths.
     """
 
     def __init__(self, folder: Path | None, most: int) -> None:
@@ -45,7 +49,7 @@ class Upload:
         self._file: BinaryIO | None = None
 
     async def receive(self, request: Request, work: Work) -> None:
-        """Read all of a request; work: calls a function in another thread."""
+        """Read a whole request; work: calls a function in another thread."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind != b"multipart/form-data":
             raise Refused(422, NEEDED)
@@ -70,11 +74,11 @@ class Upload:
 
     @property
     def files(self) -> list[Path]:
-        """The images that were written."""
-        return [each for each in self.images if isinstance(each, Path)]
+        """The images that are files."""
+        return [image for image in self.images if isinstance(image, Path)]
 
     def remove(self) -> None:
-        """Remove the files."""
+        """Delete the files."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -97,7 +101,7 @@ class Upload:
         self._header = self._value = b""
 
     def _headers_finished(self) -> None:
-        self._parts += 1  # each takes time, and needs few bytes
+        self._parts += 1  # even empty parts take time
         if self._parts > 2 * self.most + OTHER_PARTS:
             raise Refused(413, f"more parts in one request than {self.most} images have")
         if self._about.get(b"name") == b"images":
@@ -133,21 +137,16 @@ class Upload:
 
 @asynccontextmanager
 async def received(
-    request: Request,
-    below: Path,
-    seconds: float,
-    most: int,
-    work: Work,
-    *,
-    in_memory: bool = False,
+    request: Request, server: "Server", most: int, *, in_memory: bool = False
 ) -> AsyncIterator[Upload]:
-    """Receive at most so many images; their folder is removed at the end unless the upload is to be `kept`.
+    """Receive a request of at most `most` images; its folder is deleted at the end unless the upload is `kept`.
 
-    work: as for `Upload.receive`; in_memory: no files are written for a small request.
+    in_memory: a small request is not written to files.
     """
     length = request.headers.get("content-length", "")
-    small = length.isdigit() and int(length) <= SMALL
-    upload = Upload(None if small and in_memory else below / secrets.token_hex(8), most)
+    small = in_memory and length.isdigit() and int(length) <= SMALL
+    upload = Upload(None if small else server.folder / secrets.token_hex(8), most)
+    seconds, work = server.limits.upload_seconds, partial(server.run, request.scope["trusted"])
     if upload.folder is not None:
         upload.folder.mkdir()
     try:
@@ -158,5 +157,5 @@ async def received(
             raise Refused(408, f"the request did not arrive within {seconds:.0f} s") from None
         yield upload
     finally:
-        if upload.folder is not None and not upload.kept:
+        if not upload.kept:
             await asyncio.to_thread(upload.remove)

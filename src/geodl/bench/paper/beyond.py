@@ -27,7 +27,6 @@ from geodl.data import ClassIncremental
 from geodl.data.batches import transform_of
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages, Images
-from geodl.learning.algorithm import initial_network
 from geodl.learning.learner import Learner
 from geodl.methods import configure
 from geodl.model.classifiers import ClosedForm
@@ -113,7 +112,7 @@ def shifted(pixels: Tensor, down: int, right: int) -> Tensor:
 def _reader(config: RunConfig, images: Images, listener: Listener) -> Read:
     """Return a function that reads a view of images: the features (N, d) by level; `images` determine the transform."""
     learner = Learner(config, listener=listener)
-    network = initial_network(learner.method, 1)
+    network = learner.method.initial_network(1)
     transform, levels = transform_of(config, images), ClosedForm.levels(network, config)
 
     def read(images: Images, view: View) -> Blocks:

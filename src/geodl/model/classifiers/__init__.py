@@ -1,4 +1,4 @@
-"""How features are read: one file for each classifier."""
+"""Classifiers of features, one file each."""
 
 from geodl.closed_form.fitted import LeftOut
 from geodl.model.classifiers.ame import Ame
@@ -12,6 +12,7 @@ from geodl.model.classifiers.base import (
     default_classifier,
     fittable,
     is_oracle,
+    levels_of,
     notes_on,
     register,
     titles,
@@ -39,6 +40,7 @@ __all__ = [
     "default_classifier",
     "fittable",
     "is_oracle",
+    "levels_of",
     "notes_on",
     "register",
     "titles",

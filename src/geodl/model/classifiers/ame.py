@@ -8,7 +8,7 @@ from geodl.model.phase import Phase
 
 
 class Ame(NearestMean):
-    """Needs all old images, which a learner has thrown away: fitted where it is evaluated."""
+    """Needs all old images, which a learner has discarded: it is fitted when it is evaluated."""
 
     name = "ame"
     title = "AME (oracle)"
@@ -21,6 +21,6 @@ class Ame(NearestMean):
         return None
 
     @classmethod
-    def of(cls, found: Features, classes: int) -> Self:
-        """Take the means of all training images of all classes."""
-        return cls(class_means(found.pooled, found.labels, classes))
+    def of(cls, features: Features, classes: int) -> Self:
+        """Return the means of the features of all training images."""
+        return cls(class_means(features.pooled, features.labels, classes))

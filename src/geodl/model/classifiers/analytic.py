@@ -1,9 +1,8 @@
 """Closed form: ridge regression on random features of a frozen network (ACIL, RanPAC).
 
-Two typed states hold what was seen of all images: `Sums` over them, or `KeptFeatures` of each while
-there are at most `MOST`. With sums the fit is the same whatever the cut into phases; with kept features
-levels and ridge are chosen at each step, an image that is given again counts once, and the removal of
-a class is exact.
+Its state is `KeptFeatures`, the features of all images, or `Sums` over them. With sums, the fit does not depend on how the
+images are divided into phases. With kept features, levels and ridge are chosen at each step, an image that is learned
+again counts once, and the removal of a class is exact.
 """
 
 import math
@@ -38,17 +37,17 @@ from geodl.model.phase import Phase
 from geodl.nets import Network
 
 UNNAMED = -1
-"""A class that mirroring changes, and that is not known."""
+"""Stands for an unknown class that mirroring changes."""
 
 
 @dataclass(frozen=True)
 class ClosedForm(Classifier):
     """head = (G + lambda I)^-1 C over random features h of a frozen network.
 
-    mirror: whether scores are averaged over mirrored copies, where that keeps the class.
-    turned: the rows of the classes that mirroring changes, as far as the images have shown.
-    state:  None in older phases of a run: a newer one has taken it over.
-    adapted: how the network was adapted to the first images; None: it was not.
+    mirror:  whether scores are averaged over mirrored copies, if that keeps the class.
+    turned:  the rows of the classes that mirroring is found to change.
+    state:   None in older phases of a run, which drop it.
+    adapted: the adaptation of the network to the first images; None: there was none.
     """
 
     name = "analytic"
@@ -68,20 +67,20 @@ class ClosedForm(Classifier):
 
     @classmethod
     def levels(cls, network: Network, config: RunConfig) -> tuple[str, ...]:
-        """Return the levels that are read, all by default."""
-        wanted = config.of(ClosedFormOptions).levels or network.level_names
-        for name in wanted:
+        """Return the levels that are used, by default all."""
+        levels = config.of(ClosedFormOptions).levels or network.level_names
+        for name in levels:
             network.level_and_cells(name)
-        return wanted
+        return levels
 
     @classmethod
     def fit(cls, phase: Phase) -> Self:
-        """Add the phase's images to what is kept of all images, and solve."""
+        """Add the phase's images to the state, and fit."""
         last = phase.previous.get(cls.name)
         assert last is None or isinstance(last, cls)
         if last is not None and last.state is None:
-            raise TrainingError("only the newest phase keeps the sums that learning continues from")
-        return_memory()  # a fit makes and frees many large matrices
+            raise TrainingError("only the newest phase has the sums that further learning needs")
+        return_memory()  # a fit allocates and frees many large matrices
         switched = last is not None and isinstance(last.state, Sums)
         keeps = phase.config.of(ClosedFormOptions).keep_features and not switched
         fitted, judged, turned, state = (fit_features if keeps else fit_sums)(phase, last)
@@ -90,13 +89,13 @@ class ClosedForm(Classifier):
 
     @property
     def keeps(self) -> bool:
-        """Whether mirroring keeps the class, as far as the images have shown."""
+        """Whether no class is found to be changed by mirroring."""
         return not self.turned
 
     def scorer(self, network: Network) -> Scorer:
-        """Return the scores of the head."""
+        """Return the scorer of the fitted head."""
         return Scorer(
-            lambda found: self.fitted.scores(found.levels),
+            lambda features: self.fitted.scores(features.levels),
             scale=1 / self.fitted.temperature,
             novelty=self.fitted.novelty,
             threshold=self.fitted.threshold,
@@ -105,9 +104,9 @@ class ClosedForm(Classifier):
         )
 
     def without(self, row: int) -> Self:
-        """Return the classifier without a class: as if never learned, where features are kept.
+        """Return the classifier without a class: with kept features, as if it had never been learned.
 
-        Where only sums are, G still holds its images, which are then of no class.
+        With sums, G still contains its images, as images of no class.
         """
         moved = {row: UNNAMED}
         turned = tuple(moved.get(each, each - (each > row)) for each in self.turned)
@@ -119,16 +118,16 @@ class ClosedForm(Classifier):
         return replace(self, fitted=fitted, judged=rest, turned=turned, state=sums)
 
     def relabelled(self, labels: Tensor) -> Self:
-        """Return the fit to the kept features under these labels, (N,); -1: of an image never learned."""
+        """Return a fit to the kept features with other labels (N,); -1 removes an image."""
         assert isinstance(self.state, KeptFeatures)
         return self._refitted(replace(self.state, labels=labels).select(labels >= 0))
 
     def resummed(self, z: Blocks, old: Tensor, row: int) -> Self:
-        """Return the fit to sums in which images count for another class, -1 for none. z: (N, d_b) by level; old: (N,).
+        """Return a fit to sums in which images move to class `row`; -1: removed. z: (N, d_b) by level; old: (N,), their classes.
 
-        Standardization, levels, ridge, temperature and threshold stay; so does what leave-one-out says of other images.
+        Standardization, levels, ridge, temperature, threshold and the leave-one-out predictions stay.
         """
-        z = kept(z)  # as they were added
+        z = kept(z)  # rounded, as when they were added
         assert isinstance(self.state, Sums)
         statistics, gamma, sample = self.state.statistics, self.state.gamma, self.state.sample
         expand, classes = self.fitted.expand, len(statistics.counts)
@@ -144,35 +143,35 @@ class ClosedForm(Classifier):
         return replace(self, fitted=replace(self.fitted, head=head, novelty=novelty), state=sums)
 
     def unfitted(self, labels: Tensor) -> Self:
-        """Return what is kept, under these labels, (N,), without a new fit: to be learned further."""
+        """Return the classifier with other labels (N,) of the kept features, as `relabelled`, but without a new fit."""
         assert isinstance(self.state, KeptFeatures)
         return replace(self, state=replace(self.state, labels=labels).select(labels >= 0))
 
     def _refitted(self, data: KeptFeatures) -> Self:
-        found = fit(data, int(data.labels.max()) + 1, self.fitted.expand.expansion.seed)
-        return replace(self, fitted=found.fitted, judged=found.left_out, state=data)
+        refit = fit(data, int(data.labels.max()) + 1, self.fitted.expand.expansion.seed)
+        return replace(self, fitted=refit.fitted, judged=refit.left_out, state=data)
 
-    def kept_rows(self, found: Features) -> Tensor:
-        """Return which of the kept features are of the same images, (N,), -1: none."""
+    def kept_rows(self, features: Features) -> Tensor:
+        """Return the rows (N,) of the kept features that are of the same images; -1: none."""
         assert isinstance(self.state, KeptFeatures)
         name, known = list(self.state.z.items())[-1]
-        return same_image(found.levels[name], known)
+        return same_image(features.levels[name], known)
 
     def tensors(self) -> Tensors:
-        """Return head, standardization, leave-one-out, and the kept features."""
-        found = self.fitted.to_tensors() | self.judged.to_tensors()
-        found["mirrors"] = torch.tensor(self.keeps)
-        found["turned"] = torch.tensor(self.turned, dtype=torch.int64)
+        """Return head, standardization, leave-one-out predictions and kept features."""
+        tensors = self.fitted.to_tensors() | self.judged.to_tensors()
+        tensors["mirrors"] = torch.tensor(self.keeps)
+        tensors["turned"] = torch.tensor(self.turned, dtype=torch.int64)
         if self.adapted is not None:
-            found |= self.adapted.to_tensors()
+            tensors |= self.adapted.to_tensors()
         if isinstance(self.state, KeptFeatures):
-            found |= self.state.to_tensors()
+            tensors |= self.state.to_tensors()
         elif self.state is not None and self.state.gamma is not None:
-            found["gamma"] = torch.tensor(self.state.gamma)
-        return found
+            tensors["gamma"] = torch.tensor(self.state.gamma)
+        return tensors
 
     def statistics(self) -> Tensors:
-        """Return the sums."""
+        """Return the sums and the sample."""
         if not isinstance(self.state, Sums):
             return {}
         sample = {} if self.state.sample is None else self.state.sample.to_tensors()
@@ -181,7 +180,7 @@ class ClosedForm(Classifier):
 
     @classmethod
     def from_tensors(cls, tensors: Tensors, config: RunConfig) -> Self:
-        """Undo `tensors` and `statistics`."""
+        """Return the classifier of `tensors` and `statistics`."""
         state: Sums | KeptFeatures | None = None
         if "labels" in tensors:
             state = KeptFeatures.from_tensors(tensors)
@@ -199,7 +198,7 @@ class ClosedForm(Classifier):
         if kept is not None and bool((kept.labels >= classes).any()):
             raise ValueError(f"an image of class {int(kept.labels.max())} of {classes}")
         if isinstance(state, KeptFeatures) and judged.rows is not None:
-            state.select(judged.rows)  # rows that are not there are an error
+            state.select(judged.rows)  # raises an error for rows out of range
         return cls(
             fitted,
             judged,
@@ -211,38 +210,38 @@ class ClosedForm(Classifier):
 
     @property
     def classes(self) -> int:
-        """How many classes are told apart."""
+        """The number of classes."""
         return self.fitted.head.shape[1]
 
     def left_out(self) -> LeftOut:
-        """Return what leave-one-out says of learned images."""
+        """Return the leave-one-out predictions of learned images."""
         return self.judged
 
-    def places(self, found: Features) -> Tensor:
-        """Return where in `left_out` images are, by their features, (N,), -1: not there."""
+    def places(self, features: Features) -> Tensor:
+        """Return the positions (N,) in `left_out` of images, found by their features; -1: not found."""
         if not isinstance(self.state, KeptFeatures) or self.judged.rows is None:
-            return torch.full((len(found.pooled),), -1)
+            return torch.full((len(features.pooled),), -1)
         name, known = list(self.state.z.items())[-1]
-        return same_image(found.levels[name], known[self.judged.rows])
+        return same_image(features.levels[name], known[self.judged.rows])
 
     def counts(self) -> Tensor:
-        """Return how many images of each class were learned, (classes,)."""
+        """Return the number of learned images of each class, (classes,)."""
         if isinstance(self.state, KeptFeatures):
             return torch.bincount(self.state.labels, minlength=self.fitted.head.shape[1])
         assert isinstance(self.state, Sums)
         return self.state.statistics.counts
 
     def kept_labels(self) -> Tensor | None:
-        """Return the classes of the images whose features are kept, (N,)."""
+        """Return the classes (N,) of the images whose features are kept; None with sums."""
         return self.state.labels if isinstance(self.state, KeptFeatures) else None
 
     def threshold(self) -> float | None:
-        """Return the measure below which an image is unknown, if there is one."""
-        found = self.fitted.threshold
-        return found if math.isfinite(found) else None
+        """Return the measure below which an image is unknown; None: no image is."""
+        threshold = self.fitted.threshold
+        return threshold if math.isfinite(threshold) else None
 
     def stored(self) -> Stored:
-        """Return how many images' features are kept, and their bytes."""
+        """Return the number of images whose features are kept, and their size."""
         if isinstance(self.state, KeptFeatures):
             return Stored(len(self.state.labels), self.state.nbytes)
         if self.state is None or self.state.sample is None:
@@ -250,20 +249,20 @@ class ClosedForm(Classifier):
         return Stored(len(self.state.sample.labels), self.state.sample.nbytes, sums=True)
 
     def notes(self, classes: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return a sentence each on how the network was adapted, and where mirroring changes the class."""
-        found = () if self.adapted is None else (str(self.adapted),)
+        """Return sentences about the adaptation of the network, and about classes that mirroring changes."""
+        notes = () if self.adapted is None else (str(self.adapted),)
         if self.keeps:
-            return found
+            return notes
         named = [classes[row] for row in self.turned if 0 <= row < len(classes)]
         return (
-            *found,
+            *notes,
             f"Mirrored images of {listed(named) or 'a class'} look like another class: images are not mirrored, "
             "neither in learning nor in prediction.",
         )
 
 
 def _turned(tensors: Tensors) -> tuple[int, ...]:
-    """Return the classes that mirroring changes; an earlier version has not kept which."""
+    """Return the classes that mirroring changes; version 0.2 stored only whether there are any."""
     if "turned" in tensors:
         return tuple(tensors["turned"].tolist())
     return () if bool(tensors.get("mirrors", torch.tensor(True)).all()) else (UNNAMED,)

@@ -1,4 +1,4 @@
-"""CNN: the head itself."""
+"""CNN: the head of the network."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -10,7 +10,7 @@ from geodl.nets import Network
 
 @dataclass(frozen=True)
 class Cnn(Classifier):
-    """argmax of the head's logits, BiC's correction included: it has no state of its own."""
+    """argmax of the head's logits, including BiC's correction; it has no state of its own."""
 
     name = "cnn"
     title = "CNN"
@@ -19,12 +19,12 @@ class Cnn(Classifier):
 
     @classmethod
     def fit(cls, phase: Phase) -> Self | None:
-        """Return it where the head was trained on all classes."""
+        """Return the classifier if the head was trained on all classes."""
         return cls() if phase.trained else None
 
     def scorer(self, network: Network) -> Scorer:
         """Return the logits as scores."""
-        return Scorer(lambda found: found.logits)
+        return Scorer(lambda features: features.logits)
 
     def without(self, row: int) -> Self:
         """Return itself: the head loses the row."""

@@ -1,4 +1,4 @@
-"""How the closed form is fitted in a phase: to sums over all images, or to the features of each, while there are at most `MOST`."""
+"""Fitting the closed form in a phase: to the features of all images, or to sums if there are more than `MOST`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,14 @@ from geodl.closed_form.doubts import doubts_at_sight
 from geodl.closed_form.dual import targets_of
 from geodl.closed_form.expansion import Blocks, Expansion, kept, selected
 from geodl.closed_form.fitted import Fitted, Judgement, LeftOut, calibrated
-from geodl.closed_form.kept_features import Fit, KeptFeatures, fit, share_of_each, turned_classes
+from geodl.closed_form.kept_features import (
+    Fit,
+    KeptFeatures,
+    fit,
+    none_of,
+    share_of_each,
+    turned_classes,
+)
 from geodl.closed_form.novelty import Novelty, left_out_nearness
 from geodl.closed_form.primal import Primal, Statistics
 from geodl.closed_form.random_features import RandomFeatures
@@ -27,15 +34,15 @@ if TYPE_CHECKING:
     from geodl.model.classifiers.analytic import ClosedForm
 
 JUDGED = 512
-"""Images of a phase that leave-one-out judges where sums are kept: fewer than twice as many."""
+"""With sums, leave-one-out validates at least this many images of a phase, and fewer than twice as many."""
 MIRRORED = 8
-"""Images of a class whose mirrored copies tell whether mirroring keeps the class."""
+"""Images per class whose mirrored copies decide whether mirroring keeps the class."""
 MOST = 5000
-"""Images whose features are kept one by one; of more, only the sums are kept."""
+"""The maximum number of images whose features are stored; of more images, only sums are."""
 PART = 3000
-"""Of more, levels, ridge and mirroring are chosen on about so many."""
+"""With more images, levels, ridge and mirroring are chosen on about this many."""
 WIDEST = 4096
-"""Random features in all where only sums are kept: these take 8 x WIDEST^2 bytes of memory, thrice while a fit is made."""
+"""The maximum number of random features with sums, which take 8 x WIDEST^2 bytes, three times that during a fit."""
 
 
 class ClosedFormOptions(Options):
@@ -47,21 +54,21 @@ class ClosedFormOptions(Options):
     gamma: float = Field(0.01, gt=0)
     """Ridge: lambda = gamma x the mean square of a random feature."""
     expansion: int = Field(4096, ge=1, le=65536)
-    """Random features in all, shared out by the widths of the levels."""
+    """Total number of random features, divided in proportion to the widths of the levels."""
     levels: tuple[str, ...] | None = None
-    """Levels of the network that are read, NAME or NAME@CELLS for a grid of CELLS x CELLS; unset: all."""
+    """Levels of the network to use, NAME or NAME@CELLS for a grid of CELLS x CELLS; unset: all."""
     mirror: bool = True
     """Average the scores of test images and their mirrored copies (needs flip)."""
     mirror_training: bool = False
-    """Fit to the mean of each training image and its mirrored copy: a second pass over them."""
+    """Fit to the mean of each training image and its mirrored copy, which takes a second pass over them."""
     keep_features: bool = False
-    """Keep all images' features: levels and ridge are chosen at each step."""
+    """Keep the features of all images: levels and ridge are chosen at each step."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse what contradicts mirrored copies of training images."""
+        """Raise an error if other options contradict mirror_training."""
         if self.mirror_training and self.keep_features:
             raise ValueError(
-                "mirror_training = True: not where the features of all images are kept"
+                "mirror_training = True: only false is allowed with keep_features, which keeps the features of all images"
             )
         if self.mirror_training and not (self.mirror and config.flip):
             raise ValueError(
@@ -71,9 +78,10 @@ class ClosedFormOptions(Options):
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over all images. gamma: the ridge chosen while features were kept; None: as configured.
+    """Sums over all images.
 
-    sample: features of whole series of each class, by which the fit is judged; None: images of the phase judge it.
+    gamma:  the ridge that was chosen while features were kept; None: as configured.
+    sample: features of whole series of each class, which validate the fit; None: images of the phase do.
     """
 
     statistics: Statistics
@@ -81,13 +89,13 @@ class Sums:
     sample: KeptFeatures | None = None
 
     def without(self, row: int) -> "Sums":
-        """Return the sums without a class: its images stay, as images of no class."""
+        """Return the sums without a class; its images still count, as images of no class."""
         sample = None if self.sample is None else self.sample.without(row)
         return replace(self, statistics=self.statistics.without(row), sample=sample)
 
 
 Fitting = tuple[Fitted, LeftOut, tuple[int, ...], Sums | KeptFeatures]
-"""The fields of a `ClosedForm` that a phase changes."""
+"""Fields of a `ClosedForm`: fitted, judged, turned and state."""
 
 
 def fit_sums(phase: Phase, last: "ClosedForm | None") -> Fitting:
@@ -98,14 +106,14 @@ def fit_sums(phase: Phase, last: "ClosedForm | None") -> Fitting:
     images, z, labels = _new(phase)
     adapted = _adapted_to(images, phase, last)
     if before is not None and before.gamma is not None:
-        z = kept(z)  # as those are that the sums began with
+        z = kept(z)  # rounded, as the first images' features were
     views: list[Blocks] = [z]
     if options.mirror_training:
         views.append(phase.read(images, mirror=True).levels)
     if last is None:
         expand = RandomFeatures.of(z, options.expansion, derive(config.seed, "expansion"))
     else:
-        # The first standardization for good: the images of earlier phases are gone.
+        # The standardization stays that of the first phase: earlier images are gone.
         expand = last.fitted.expand
     sums = Sums(expand.sums(views, labels, phase.classes, phase.ranks, phase.device))
     if before is not None:
@@ -120,60 +128,57 @@ def fit_sums(phase: Phase, last: "ClosedForm | None") -> Fitting:
         return phase.read(images.select(rows), mirror=True).levels
 
     averaged = mirrors(config) and not turned and not options.mirror_training
-    rows = _judges(len(labels), adapted)
-    some = _Some(views, labels, rows, copies if averaged else None)
+    rows = _validation_rows(adapted)
+    validation = _Validation(views, labels, rows, copies if averaged else None)
     novelty = last.fitted.novelty if last else Novelty.unfitted(z)
-    return *_solved(options.gamma, sums, expand, some, novelty), turned, sums
+    return *_solved(options.gamma, sums, expand, validation, novelty), turned, sums
 
 
 def fit_features(phase: Phase, last: "ClosedForm | None") -> Fitting:
-    """Fit to the features of all images (dual form), of which one that is given again counts once.
+    """Fit to the features of all images (dual form); an image that is learned again counts once.
 
-    Of more than MOST images only sums are kept: levels, ridge and mirroring are chosen on a part of
-    them, for good.
+    If there are more than MOST images, only sums are kept, and levels, ridge and mirroring are chosen on a part of the
+    images for the last time.
     """
     config, classes = phase.config, phase.classes
     data, latest = _joined(phase, last)
     rows = share_of_each(data.labels, MOST if len(data.labels) <= MOST else PART)
     part = data.select(rows)
-    found = fit(part, classes, derive(config.seed, "expansion"))
+    chosen = fit(part, classes, derive(config.seed, "expansion"))
     turned = last.turned if last else ()
     if config.flip and not turned:
-        turned = _turned_by_mirroring(phase, found, part, rows, latest)
-    fitted, judged, gamma = found.fitted, found.left_out, found.gamma
-    del found  # it takes as much memory as the sums
+        turned = _turned_by_mirroring(phase, chosen, part, rows, latest)
+    fitted, judged, gamma = chosen.fitted, chosen.left_out, chosen.gamma
+    del chosen  # it takes as much memory as the sums
     if len(data.labels) <= MOST:
         return fitted, replace(judged, latest=latest), turned, data
-    expand = replace(fitted.expand, expansion=_narrowed(fitted.expand.expansion))
-    gamma = float(torch.tensor(gamma))  # as it will be read from a file
+    expansion = fitted.expand.expansion
+    narrow = {
+        name: min(size, WIDEST // len(expansion.sizes)) for name, size in expansion.sizes.items()
+    }
+    expand = replace(fitted.expand, expansion=Expansion(narrow, expansion.seed))
+    gamma = float(torch.tensor(gamma))  # rounded to float32, as it is stored
     total = expand.sums([data.z], data.labels, classes, phase.ranks, phase.device)
     sums = Sums(total.rounded(), gamma, sample_of(data, expand, classes))
     del total
-    some = _Some([data.z], data.labels, _judges(len(data.labels), data.adapted))
+    validation = _Validation([data.z], data.labels, _validation_rows(data.adapted))
     doubts = judged.doubts and judged.doubts.at(rows)
     novelty = Novelty.unfitted(data.z)
     if fitted.novelty is not None:
         novelty = replace(novelty, slack=fitted.novelty.slack)
-    fitted, judged = _solved(gamma, sums, expand, some, novelty)
+    fitted, judged = _solved(gamma, sums, expand, validation, novelty)
     return fitted, replace(judged, latest=latest, doubts=doubts), turned, sums
 
 
 def mirrors(config: RunConfig) -> bool:
-    """Return whether scores are averaged over mirrored copies, where these keep the class."""
+    """Return whether scores are averaged over mirrored copies, if these keep the class."""
     return config.of(ClosedFormOptions).mirror and config.flip
 
 
-def _narrowed(expansion: Expansion) -> Expansion:
-    """Return an expansion of at most WIDEST random features in all, as many of each level."""
-    each = WIDEST // len(expansion.sizes)
-    sizes = {name: min(size, each) for name, size in expansion.sizes.items()}
-    return Expansion(sizes, expansion.seed)
-
-
 def _new(phase: Phase) -> tuple[Images, dict[str, Tensor], Tensor]:
-    """Return the phase's new images, their features by level and their labels.
+    """Return the phase's images, their features by level, and their labels.
 
-    Without exemplars of a returning class: they were counted when they were new.
+    Exemplars of returning classes are left out: they counted when they were new.
     """
     assert phase.now is not None
     count = len(phase.images)
@@ -181,49 +186,49 @@ def _new(phase: Phase) -> tuple[Images, dict[str, Tensor], Tensor]:
     return phase.images, z, phase.now.labels[:count]
 
 
-def _adapted_to(images: Images, phase: Phase, last: "ClosedForm | None") -> Tensor | None:
-    """Return which images the network was adapted to, (N,) bool, also where these were removed meanwhile; None: none."""
+def _adapted_to(images: Images, phase: Phase, last: "ClosedForm | None") -> Tensor:
+    """Return a mask (N,) of the images that the network was adapted to, even if they were removed since."""
     adapted = phase.adapted or (last.adapted if last else None)
-    return adapted.saw(images) if adapted else None
+    return adapted.saw(images) if adapted else none_of(images.labels)
 
 
 def _joined(phase: Phase, last: "ClosedForm | None") -> tuple[KeptFeatures, Tensor]:
-    """Return the features of all images, and the places of this phase's among them, (N,)."""
+    """Return the features of all images, and the positions (N,) of this phase's images among them."""
     images, z, labels = _new(phase)
-    known = KeptFeatures.of(z, labels, images.clues, _adapted_to(images, phase, last))
+    new = KeptFeatures.of(z, labels, images.clues, _adapted_to(images, phase, last))
     before = last.state if last else None
     if not isinstance(before, KeptFeatures):
-        return known, torch.arange(len(labels))
-    latest = before.places_of(known)
-    data = before + known.select(latest < 0)
+        return new, torch.arange(len(labels))
+    latest = before.places_of(new)
+    data = before + new.select(latest < 0)
     latest[latest < 0] = torch.arange(len(before.labels), len(data.labels))
     return data, latest
 
 
 def _turned_by_mirroring(
-    phase: Phase, found: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
+    phase: Phase, fit: Fit, part: KeptFeatures, rows: Tensor, latest: Tensor
 ) -> tuple[int, ...]:
-    """Return the classes whose mirrored copies, of this phase's images, look like another class."""
+    """Return the classes of this phase's images whose mirrored copies look like another class."""
     within = torch.isin(latest, rows).nonzero().squeeze(1)
     if not len(within):
         return ()
     images, _, labels = _new(phase)
     sample = within[first_of_each(labels[within], MIRRORED)]
     copies = phase.read(images.select(sample), mirror=True).levels
-    return turned_classes(found, part, torch.searchsorted(rows, latest[sample]), copies)
+    return turned_classes(fit, part, torch.searchsorted(rows, latest[sample]), copies)
 
 
-def _judges(count: int, adapted: Tensor | None) -> Tensor:
-    """Return about JUDGED rows of so many images, evenly spread; none that the network was adapted to, (N,) bool."""
-    rows = torch.arange(count) if adapted is None else (~adapted).nonzero().squeeze(1)
+def _validation_rows(adapted: Tensor) -> Tensor:
+    """Return about JUDGED rows of images, evenly spaced, without those that the network was `adapted` to: (N,) bool."""
+    rows = (~adapted).nonzero().squeeze(1)
     return rows[:: max(1, len(rows) // JUDGED)]
 
 
 @dataclass(frozen=True)
-class _Some:
-    """Images of a phase: their features by view, their labels, and the rows of those that leave-one-out judges.
+class _Validation:
+    """Images of a phase: features by view, labels, and the rows of those that leave-one-out validates.
 
-    copies: gives the features of mirrored copies, where prediction averages over them.
+    copies: returns the features of mirrored copies of some rows; None: prediction does not average over copies.
     """
 
     views: Sequence[Blocks]
@@ -234,8 +239,8 @@ class _Some:
     def judged(
         self, solved: Primal, counts: Tensor, expand: RandomFeatures, novelty: Novelty | None
     ) -> tuple[Tensor, Judgement]:
-        """Return which images are judged, each by the fit without it, and how. counts: (classes,), all images."""
-        # Without its only image nothing is known of a class; a single class leaves nothing to judge.
+        """Return the rows of the validated images and their leave-one-out judgement. counts: (classes,), all images."""
+        # A class with one image is unknown without it; a single class leaves nothing to validate.
         rows = self.rows[(counts[self.labels[self.rows]] > 1) & (len(counts) > 1)]
         labels = self.labels[rows]
         h, both, copies = expand(*(selected(view, rows) for view in self.views)), None, None
@@ -254,22 +259,26 @@ class _Some:
 
 
 def _solved(
-    gamma: float, sums: Sums, expand: RandomFeatures, some: _Some, novelty: Novelty | None
+    gamma: float,
+    sums: Sums,
+    expand: RandomFeatures,
+    validation: _Validation,
+    novelty: Novelty | None,
 ) -> tuple[Fitted, LeftOut]:
-    """Fit the head to sums, and temperature and novelty to leave-one-out of some of the images.
+    """Fit the head to sums, and temperature and novelty to leave-one-out predictions.
 
-    gamma: unless one was chosen; novelty: that of the phase before; None: version 0.2 kept none.
+    gamma: the ridge, unless `sums` has one; novelty: of the previous phase; None: a model of version 0.2.
     """
     counts = sums.statistics.counts
     solved = sums.statistics.solve(gamma if sums.gamma is None else sums.gamma)
     if novelty is not None:
-        novelty = novelty.learned(some.views[0], some.labels, len(counts))
-    rows, by_image = some.judged(solved, counts, expand, novelty)
-    found, scores = by_image, by_image.scores
-    if sums.sample is not None:  # whole series judge instead
-        found = judge_by_sample(solved, counts, sums.sample, expand, novelty)
-        scores = scores if found.offsets is None else scores + found.offsets
+        novelty = novelty.learned(validation.views[0], validation.labels, len(counts))
+    rows, by_image = validation.judged(solved, counts, expand, novelty)
+    judgement, scores = by_image, by_image.scores
+    if sums.sample is not None:  # leave whole series out instead
+        judgement = judge_by_sample(solved, counts, sums.sample, expand, novelty)
+        scores = scores if judgement.offsets is None else scores + judgement.offsets
         if novelty is not None and by_image.near is not None:
             novelty = novelty.fit(scores.amax(1), by_image.near).forgetful()
-    fitted, judged = calibrated(expand, solved.head, found, novelty)
-    return fitted, replace(judged, doubts=doubts_at_sight(scores, some.labels[rows]).at(rows))
+    fitted, judged = calibrated(expand, solved.head, judgement, novelty)
+    return fitted, replace(judged, doubts=doubts_at_sight(scores, validation.labels[rows]).at(rows))

@@ -1,4 +1,4 @@
-"""NCM: the nearest mean of all samples, moved by the drift that was seen since (SDC)."""
+"""NCM: the nearest mean of all samples, with semantic drift compensation (SDC)."""
 
 from typing import Self
 
@@ -6,18 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from geodl.core.errors import ConfigError, DataError
 from geodl.geometry import unit
 from geodl.model.classifiers.nearest import NearestMean
 from geodl.model.features import class_means, filled
 from geodl.model.phase import Phase
 
 PAIRS = 1 << 22
-"""The weights of a drift are formed for at most so many (sample, class) pairs at a time."""
+"""The maximum number of (sample, class) pairs whose weights are computed at a time."""
 
 
 class Ncm(NearestMean):
-    """Means of all samples, stored when a class is learned and moved along with the network."""
+    """Means of all samples, computed when a class is learned and later moved by the estimated drift."""
 
     name = "ncm"
     title = "NCM (SDC)"
@@ -30,7 +29,7 @@ class Ncm(NearestMean):
 
     @classmethod
     def fit(cls, phase: Phase) -> Self:
-        """Take the means of the classes at hand; the others drift along."""
+        """Compute the means of this phase's classes and move those of the others."""
         now, before = phase.now, phase.before
         assert now is not None
         taken = class_means(now.pooled, now.labels, phase.classes)
@@ -50,10 +49,6 @@ def drift(means: Tensor, old: Tensor, new: Tensor, width: float = 0.3) -> Tensor
     old distance to it, all on the unit sphere (Eq. 8 and 9). Returns (C, d) unit rows in the dtype of
     `means`; unknown means (zeros) stay unknown.
     """
-    if width <= 0:
-        raise ConfigError(f"drift width = {width}: it must be greater than 0")
-    if len(old) != len(new):
-        raise DataError(f"drift: {len(old)} old and {len(new)} new features; equal numbers needed")
     if len(old) == 0:
         return means
     centers, before = unit(means), unit(old)

@@ -1,4 +1,4 @@
-"""What the classifiers by nearest class mean share."""
+"""The base class of classifiers by the nearest class mean."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -13,24 +13,24 @@ from geodl.model.features import nearest_mean
 from geodl.nets import Network
 
 NO_SCALE = 10.0
-"""Cosines are multiplied by the head's learned scale, or by this where it has none."""
+"""The scale of cosines if the head has no learned scale."""
 
 
 @dataclass(frozen=True)
 class NearestMean(Classifier):
-    """The class whose mean is nearest in cosine. means: (C, d), zeros where one is unknown."""
+    """Predicts the class whose mean is nearest in cosine. means: (C, d), zeros for unknown ones."""
 
     means: Tensor
 
     @property
     def classes(self) -> int:
-        """How many classes are told apart."""
+        """The number of classes."""
         return len(self.means)
 
     def scorer(self, network: Network) -> Scorer:
         """Return the cosines with the means as scores."""
         scale = getattr(network.head, "scale", torch.tensor(NO_SCALE)).detach().item()
-        return Scorer(lambda found: nearest_mean(found.pooled, self.means), scale=scale)
+        return Scorer(lambda features: nearest_mean(features.pooled, self.means), scale=scale)
 
     def without(self, row: int) -> Self:
         """Return the classifier without a class."""
@@ -42,5 +42,5 @@ class NearestMean(Classifier):
 
     @classmethod
     def from_tensors(cls, tensors: Tensors, config: RunConfig) -> Self:
-        """Undo `tensors`."""
+        """Return the classifier of `tensors`."""
         return cls(shaped(tensors["means"], "means", None, None))

@@ -11,7 +11,7 @@ from geodl.model.phase import Phase
 
 
 class Nme(NearestMean):
-    """Means of the k exemplars and, where mirroring keeps the class, of their mirrored copies."""
+    """Means of the k exemplars and, if mirroring keeps the class, of their mirrored copies."""
 
     name = "nme"
     title = "k-NME"
@@ -20,8 +20,8 @@ class Nme(NearestMean):
 
     @classmethod
     def fit(cls, phase: Phase) -> Self | None:
-        """Take the means of the exemplars; a class without any stands by its NCM mean."""
-        images = phase.kept and phase.kept.images
+        """Compute the means of the exemplars; a class without exemplars has its NCM mean."""
+        images = phase.kept.images if phase.kept else None
         if images is None:
             return None
         sides = (False, True) if phase.config.flip else (False,)

@@ -21,7 +21,7 @@ from geodl.core.text import count, printable
 @cache
 def templates(package: str) -> Environment:
     """Return the templates of a package, with the shared ones."""
-    found = Environment(
+    environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("geodl.model.page")]),
         autoescape=True,
         undefined=StrictUndefined,
@@ -29,12 +29,12 @@ def templates(package: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
-    found.filters["count"] = count
-    script = found.get_template("page.js").render()
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
+    environment.filters["count"] = count
+    script = environment.get_template("page.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    found.globals |= {"version": __version__, "script": script, "digest": digest}
-    return found
+    environment.globals |= {"version": __version__, "script": script, "digest": digest}
+    return environment
 
 
 def _shown(value: Any) -> Any:

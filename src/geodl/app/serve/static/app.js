@@ -1,5 +1,5 @@
-// The page of a server: what happens at the start, and at every change that the server tells of.
-import { $, tell } from "./dom.js";
+// The page: its set-up, and its update at every event of the server.
+import { $, notify } from "./dom.js";
 import { recordable, shoot } from "./camera.js";
 import { chosen, droppable } from "./files.js";
 import { askToken, attempt, download, listen, token } from "./http.js";
@@ -12,20 +12,20 @@ import { drawJobs, loadTray, put, sort, teach } from "./teach.js";
 let tray = null; // the version of the tray that is shown
 let kept = null; // the state whose pictures are shown, and whether with the token
 
-async function heard(told) {
-  tell(told.busy ? "Another program is changing the model; its result will show here." : "");
-  page.jobs = told.jobs;
-  const another = told.state !== page.state;
-  page.state = told.state;
-  if (told.tray !== tray) { tray = told.tray; loadTray(tray !== undefined); }
+async function update(event) {
+  notify(event.busy ? "Another program is changing the model; its result will show here." : "");
+  page.jobs = event.jobs;
+  const changed = event.state !== page.state;
+  page.state = event.state;
+  if (event.tray !== tray) { tray = event.tray; loadTray(tray !== undefined); }
   drawJobs();
   drawAccess();
-  if (another) {
+  if (changed) {
     page.round += 1;
     await load();
     follow();
   }
-  const now = `${told.state} ${told.tray !== undefined}`;
+  const now = `${event.state} ${event.tray !== undefined}`;
   if (kept === now) return;
   kept = now;
   await loadPictures();
@@ -33,14 +33,14 @@ async function heard(told) {
 
 function lost() {
   page.state = tray = kept = null;
-  tell("The server does not answer; trying again.");
+  notify("The server does not answer; trying again.");
 }
 
 function start() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given) {
-    token.set(given);
-    history.replaceState(null, "", location.pathname); // so that it is neither seen nor kept as a bookmark
+  const secret = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (secret) {
+    token.set(secret);
+    history.replaceState(null, "", location.pathname); // so that it is neither visible nor bookmarked
   }
   $("choose").onclick = () => $("file").click();
   $("file").onchange = () => { recognize(chosen($("file"))); $("file").value = ""; };
@@ -71,8 +71,8 @@ function start() {
     const files = [...(event.clipboardData ? event.clipboardData.files : [])];
     if (files.length) recognize(files.map((file) => ({ file, folders: [] })));
   });
-  for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault()); // never open a file that missed
-  listen(heard, lost);
+  for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault()); // a file dropped elsewhere must not be opened
+  listen(update, lost);
 }
 
 start();

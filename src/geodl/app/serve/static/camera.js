@@ -1,16 +1,16 @@
-// The camera: what it shows is recognized live, pictures are taken, and frames are recorded for a class.
+// The camera: live predictions, taking pictures, and recording frames for a class.
 import { $, bar, count, el, percent, show } from "./dom.js";
 import { picker } from "./files.js";
 import { pause, send } from "./http.js";
 import { page, locked } from "./state.js";
 import { put } from "./teach.js";
 
-const FEW = 8; // classes whose bars stay in their places; of more, the likeliest are shown
+const FEW = 8; // up to this many classes have fixed bars; of more, the likeliest are shown
 const EVERY = 200; // milliseconds between two recorded frames
 const VIDEO = { facingMode: "environment", width: { ideal: 640 }, height: { ideal: 480 } };
-let stream = null, recording = null; // what is shown, and what is recorded, now
+let stream = null, recording = null; // the current video stream and recording
 
-// act: what to do with a picture that is taken; label: the class to record for.
+// act: called with a picture that is taken; label: the class to record for.
 export async function shoot(act, label = "") {
   if (!navigator.mediaDevices) return picker({ accept: "image/*", capture: "environment", multiple: false }, act); // no https
   stream = await navigator.mediaDevices.getUserMedia({ video: VIDEO }).catch(() => {
@@ -41,7 +41,7 @@ async function take(act) {
   note("Picture taken");
 }
 
-// What the camera shows now; null where it was closed meanwhile.
+// The current frame; null if the camera was closed meanwhile.
 async function frame() {
   const video = $("video");
   while (stream && !video.videoWidth) await pause(20);
@@ -54,7 +54,7 @@ async function frame() {
 
 // ---------------------------------------------------------------------------------------------------------------- live
 
-// Ask about one frame after the other while this stream is shown.
+// Predict one frame after the other while this stream is shown.
 async function watch(mine) {
   const times = [];
   while (stream === mine) {
@@ -81,7 +81,7 @@ function drawLive(found, classes) {
   const order = new Map(page.model.classes.map(({ name }, i) => [name, i]));
   const top = classes > FEW ? found.top : [...found.top].sort((one, other) => order.get(one.label) - order.get(other.label));
   const verdict = found.unknown ? "Unknown: unlike all classes" : show(found.label);
-  if ($("live-label").textContent !== verdict) $("live-label").textContent = verdict; // read out only when it changes
+  if ($("live-label").textContent !== verdict) $("live-label").textContent = verdict; // screen readers announce only changes
   const rows = $("live").children;
   while (rows.length > top.length) rows[rows.length - 1].remove();
   while (rows.length < top.length) $("live").append(el("li", {}, el("span"), bar(0), el("b")));
@@ -104,7 +104,7 @@ function drawProblem(text) {
 
 const note = (text) => { $("record-note").textContent = text; };
 
-// Record frames for a class until the button is let go, then collect them for teaching.
+// Record frames for a class until the button is released, then collect them for teaching.
 async function record() {
   const label = $("record-name").value.trim().normalize("NFC");
   if (recording || !$("record-name").reportValidity()) return;

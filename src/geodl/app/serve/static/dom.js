@@ -1,8 +1,8 @@
-// Elements and words. Everything that comes from a person or a model is shown as text, never as markup.
+// Elements and text. Everything that comes from users or models is shown as text, never as markup.
 
 export const $ = (id) => document.getElementById(id);
 
-// Characters that would act instead of being shown are shown as their escapes.
+// Control characters are shown as escapes.
 const hidden = /[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ufffe\uffff]/g;
 export const show = (text) => String(text).replace(hidden, (sign) => "\\u" + sign.charCodeAt(0).toString(16).padStart(4, "0"));
 
@@ -28,7 +28,7 @@ export function bar(part) {
   return el("i", { ariaHidden: "true" }, inner);
 }
 
-// Redraw, and keep the focus: on the same button, or on the one in its place.
+// Redraw, and keep the focus on the same button, or move it to the element `instead`.
 export function redraw(draw, instead) {
   const before = document.activeElement, label = before && before.ariaLabel;
   draw();
@@ -37,7 +37,7 @@ export function redraw(draw, instead) {
   (same || $(instead)).focus();
 }
 
-export function tell(text, bad = false) {
+export function notify(text, bad = false) {
   const place = $(bad ? "problem" : "notice");
   place.textContent = text ? show(text) : "";
   place.hidden = !text;

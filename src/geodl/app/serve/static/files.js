@@ -1,7 +1,7 @@
 // Files and folders that are dropped or chosen.
 import { el } from "./dom.js";
 
-// Give [{file, folders}] of what was dropped; folders: the names of the folders above it.
+// Return [{file, folders}] of what was dropped; folders: the names of the folders above the file.
 export async function dropped(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry()).filter(Boolean);
   if (!entries.length) return [...transfer.files].map((file) => ({ file, folders: [] }));

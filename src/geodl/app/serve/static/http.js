@@ -1,10 +1,10 @@
 // Requests to the server, the token, and the dialog that asks for it.
-import { $, el, show, tell } from "./dom.js";
+import { $, el, show, notify } from "./dom.js";
 
 const API = "/api/v1/";
 
 export const token = {
-  changed: () => {}, // called with every new one
+  changed: () => {}, // called with every new token
   get: () => sessionStorage.getItem("token") || "",
   set(value) { sessionStorage.setItem("token", value); token.changed(); },
 };
@@ -14,7 +14,7 @@ const authorized = () => (token.get() ? { Authorization: `Bearer ${token.get()}`
 async function answered(response) {
   const answer = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
   if (response.ok) return answer;
-  if (response.status === 401) askToken("This token is not the right one.");
+  if (response.status === 401) askToken("This token is wrong.");
   throw Object.assign(new Error(answer.error || `the server answered ${response.status}`), { status: response.status });
 }
 
@@ -32,24 +32,24 @@ export async function call(path, body, way = "POST") {
 
 export const get = (path) => call(path, undefined, "GET");
 
-export const attempt = (act) => async (...given) => {
+export const attempt = (act) => async (...args) => {
   try {
-    tell("", true);
-    return await act(...given);
+    notify("", true);
+    return await act(...args);
   } catch (error) {
-    tell(error.message, true);
+    notify(error.message, true);
     return null;
   }
 };
 
-// A file upload that tells how far it is; fetch cannot.
-export function send(path, form, told = () => {}) {
+// A file upload with progress, which fetch does not report.
+export function send(path, form, progress = () => {}) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("POST", API + path);
     for (const [name, value] of Object.entries(authorized())) request.setRequestHeader(name, value);
-    request.upload.onprogress = (event) => event.lengthComputable && told(event.loaded / event.total);
-    request.onerror = () => reject(new Error("the server does not answer, or refused so much at once"));
+    request.upload.onprogress = (event) => event.lengthComputable && progress(event.loaded / event.total);
+    request.onerror = () => reject(new Error("the server does not answer, or refused an upload of this size"));
     request.onload = () => answered(new Response(request.responseText, { status: request.status })).then(resolve, reject);
     request.send(form);
   });
@@ -78,8 +78,8 @@ export async function download(path, control) {
   }
 }
 
-// Read the event stream for good, with the token if there is one: only its owner is told all.
-export async function listen(heard, lost) {
+// Read the event stream until the page closes, with the token if there is one: some events need it.
+export async function listen(update, lost) {
   let listening = new AbortController();
   token.changed = () => listening.abort();
   for (;;) {
@@ -91,7 +91,7 @@ export async function listen(heard, lost) {
       for (let part; reader && !(part = await reader.read()).done; ) {
         const messages = (text + part.value).split("\n\n");
         text = messages.pop();
-        messages.filter((each) => each.startsWith("data: ")).forEach((each) => heard(JSON.parse(each.slice(6))));
+        messages.filter((each) => each.startsWith("data: ")).forEach((each) => update(JSON.parse(each.slice(6))));
       }
     } catch {
       if (listening.signal.aborted) continue; // another token
@@ -127,7 +127,7 @@ export function ask({ title, text = "", value = null, check = "", yes, kind = "t
 export async function askToken(text = "") {
   if ($("ask").open) return false;
   const found = await ask({
-    title: "Token", text: text || "Whoever changes the model needs the token that the server printed at its start.",
+    title: "Token", text: text || "Changing the model needs the token that the server printed at its start.",
     value: "", yes: "Use it", kind: "password",
   });
   if (found) token.set(found.value.trim());

@@ -1,19 +1,19 @@
-// What the model has learned: the pictures that it keeps, by class, the doubtful ones first, and what it mixes up.
+// What the model has learned: the kept pictures by class, the doubtful ones first, and the confusion matrix.
 import { $, bar, button, count, el, redraw, show } from "./dom.js";
 import { attempt, call, get, token } from "./http.js";
 import { locked, page } from "./state.js";
 
-const DOUBTS = 8, STRIP = 8; // doubtful pictures, and pictures of a class, that are shown at first
-const CLASSES = 12; // of more, the matrix has those that are mixed up most
+const DOUBTS = 8, STRIP = 8; // doubtful pictures and pictures of a class that are shown at first
+const CLASSES = 12; // of more, the matrix shows those that are confused most
 const images = new Map(); // the data addresses of pictures, by id
 const open = new Set(); // classes of which all pictures are shown
 let all = false; // whether all doubtful pictures are shown
-let asked = 0, mended = 0; // how often pictures were asked for; the round in which one was mended last
+let asked = 0, mended = 0; // number of requests for the list; the round of the last change of a picture
 
 export const loadPictures = attempt(async () => {
   const mine = (asked += 1);
   const found = token.get() && !locked() ? await get("pictures").catch(() => []) : [];
-  if (mine !== asked) return; // they were asked for again meanwhile
+  if (mine !== asked) return; // a newer request is under way
   page.pictures = found;
   if (page.round > mended + 1) $("mended").textContent = "";
   drawPictures();
@@ -92,15 +92,15 @@ function drawDoubt(each) {
 
 // ------------------------------------------------------------------------------------------------------------- mending
 
-// The picture leaves its place at once; how the others are doubted now follows with the new state of the model.
-const mend = (path, { id }, body, said) => attempt(async () => {
+// The picture disappears at once; the other doubts are updated with the new state of the model.
+const mend = (path, { id }, body, done) => attempt(async () => {
   $("picture").close();
   mended = page.round;
   page.pictures = page.pictures.filter((each) => each.id !== id);
   drawPictures();
   try {
     await call(`pictures/${path}`, { ids: [id], ...body });
-    $("mended").textContent = show(said);
+    $("mended").textContent = show(done);
   } catch (error) {
     await loadPictures();
     throw error;
@@ -109,7 +109,7 @@ const mend = (path, { id }, body, said) => attempt(async () => {
 
 const named = ({ name, label }) => name || `an image of ${label}`;
 const move = (each, label) => mend("move", each, { label }, `Moved ${named(each)} to ${label}. Undo takes it back.`);
-const keep = (each) => mend("move", each, { label: each.label }, `${named(each)} stays ${each.label}, and is no longer doubted.`);
+const keep = (each) => mend("move", each, { label: each.label }, `${named(each)} stays ${each.label}, and is confirmed.`);
 const forget = (each) => mend("forget", each, {}, `Forgot ${named(each)}. Undo takes it back.`);
 
 function look(each) {
@@ -119,8 +119,8 @@ function look(each) {
   $("picture-image").alt = show(each.name || each.label);
   $("picture-image").hidden = !each.use;
   if (each.use) load($("picture-image"), each.id);
-  const says = [looks(each) && `The others say: it ${looks(each)}.`, each.use ? "" : "The model keeps no picture of it."];
-  $("picture-says").textContent = says.filter(Boolean).join(" ");
+  const remarks = [looks(each) && `Judged by the other images, it ${looks(each)}.`, each.use ? "" : "The model keeps no picture of it."];
+  $("picture-remarks").textContent = remarks.filter(Boolean).join(" ");
   $("picture-file").textContent = show(each.name);
   $("picture-class").replaceChildren(...others.map(({ name }) => el("option", { value: name, textContent: show(name), selected: name === each.likely })));
   $("picture-move").hidden = !mendable;
@@ -137,7 +137,7 @@ function look(each) {
 export function drawMatrix() {
   const { classes, matrix, left_out: learned } = page.model, judged = matrix.reduce((sum, [, , number]) => sum + number, 0);
   const wrong = matrix.filter(([row, column]) => row !== column).sort((one, other) => other[2] - one[2]);
-  const total = `${count(judged, "image")}${learned ? ", each judged by the model without it" : " that were set aside to check"}`;
+  const total = `${count(judged, "image")}${learned ? ", each judged by the model without it" : " held out to measure accuracy"}`;
   $("mixed").hidden = !judged || classes.length < 2;
   $("judged").textContent = wrong.length ? `${total}. Rows: the class; columns: the predicted class.` : `Nothing, among ${total}.`;
   const some = chosen(classes, wrong), counts = new Map(matrix.map(([row, column, number]) => [`${row} ${column}`, number]));

@@ -1,11 +1,11 @@
-// What the model knows, its history, and what may be changed of it.
+// The classes of the model, its history, and changes of both.
 import { $, button, count, el, percent, redraw, show, when } from "./dom.js";
 import { ask, attempt, call, get, token, writable } from "./http.js";
 import { drawMatrix, meter, strip } from "./learned.js";
 import { page } from "./state.js";
 import { drawTrays } from "./teach.js";
 
-let reverted = 0; // the round in which a step was undone or redone last
+let reverted = 0; // the round of the last undo or redo
 
 export const change = (path, body) => attempt(async () => {
   if (await writable()) await call(path, body);
@@ -59,7 +59,7 @@ function drawClass(known) {
 
 const which = ({ image, images }) => (image ? show(image) : images > 1 ? count(images, "image") : "an image");
 
-// A step in words.
+// The description of a step.
 function described(step) {
   const words = {
     learn: () => `Learned ${[...step.new, ...step.returning].map(show).join(", ")} from ${count(step.images, "image")}${step.accuracy === null ? "" : `: ${percent(step.accuracy)} accuracy`}`,
@@ -83,11 +83,11 @@ export const revert = (path, done) => attempt(async () => {
 });
 
 async function rename(old) {
-  const found = await ask({ title: `Rename ${old}`, text: "What shall the class be called?", value: old, yes: "Rename" });
+  const found = await ask({ title: `Rename ${old}`, text: "The new name of the class", value: old, yes: "Rename" });
   if (found && found.value !== old) await change("classes/rename", { old, new: found.value.trim() })();
 }
 
 async function removeClass(name) {
-  const found = await ask({ title: `Remove ${name}?`, text: "The model will no longer know this class. Undo brings it back.", check: "For good: no image of it is kept anywhere, and there is no undo", yes: "Remove" });
+  const found = await ask({ title: `Remove ${name}?`, text: "The model will no longer know this class. Undo restores it.", check: "For good: no image of it is kept anywhere, and there is no undo", yes: "Remove" });
   if (found) await change("classes/remove", { name, for_good: found.checked })();
 }

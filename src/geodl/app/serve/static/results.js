@@ -1,4 +1,4 @@
-// Recognizing: every image that was handed over is answered, shown in pages, and asked again when the model changes.
+// Recognizing: images are predicted, shown in pages, and predicted again when the model changes.
 import { $, bar, count, el, show } from "./dom.js";
 import { pause, save, send, token } from "./http.js";
 import { locked, page } from "./state.js";
@@ -6,8 +6,8 @@ import { put } from "./teach.js";
 
 const BATCH = 8; // images in one request
 const PAGE = 24; // results on a page
-const UNSURE = 0.5; // the two likeliest classes are nearer to each other
-const cards = []; // the newest group first, and in it what to label next first
+const UNSURE = 0.5; // the margin between the two likeliest classes is smaller
+const cards = []; // the newest group first, in each group the best images to label next first
 let at = 0, working = false, groups = 0;
 
 const margin = ({ top }) => top[0].confidence - (top.length > 1 ? top[1].confidence : 0);
@@ -34,7 +34,7 @@ export function clear() {
 
 // ------------------------------------------------------------------------------------------------------------- answers
 
-// Ask for whatever is not answered yet, or was answered by another state of the model; what is seen comes first.
+// Predict the images without an up-to-date prediction, those on the current page first.
 export async function follow() {
   draw();
   if (working) return;
@@ -53,7 +53,7 @@ function next() {
   return (seen.length ? seen : cards.filter((card) => card.round !== page.round)).slice(0, BATCH);
 }
 
-// Images that are too large together are sent one by one; a server that is busy is asked again.
+// Images that are too large together are sent one by one; if the server is busy, they are sent again.
 async function predict(some) {
   const form = new FormData(), round = page.round, near = token.get() && onPage().includes(some[0]);
   for (const card of some) form.append("images", card.file, card.file.name || "image");
@@ -72,7 +72,7 @@ async function predict(some) {
 
 const settle = (card, round, found, flaw) => Object.assign(card, { round, found, flaw, drawn: false });
 
-// What to label next: images unlike all classes, then those between two classes; what cannot be used comes last.
+// What to label next: images unlike all classes, then those between two classes; unusable images come last.
 function sort() {
   const rank = ({ found }) => (!found ? 2 : found.unknown ? found.score - 1e6 : margin(found));
   cards.sort((one, other) => other.group - one.group || rank(one) - rank(other));
@@ -144,7 +144,7 @@ function drawCard(card) {
   drawNote(card);
 }
 
-// The mark follows the tray: whatever was taught or dropped, on any page, is no longer waiting.
+// The mark follows the tray: an image that was taught or dropped, on any page, no longer waits.
 function drawNote(card) {
   const item = page.tray.find((each) => each.id === card.id);
   card.note.hidden = !item;
@@ -187,7 +187,7 @@ function drawFound(card) {
   ].filter(Boolean));
 }
 
-// The image joins the tray of its right class, and leaves that of a wrong one.
+// Put the image into the tray of its right class, out of that of a wrong one.
 async function correct(card, label) {
   if (!label) return;
   const [item] = (await put(label, [card.file])) || [];
@@ -199,7 +199,7 @@ async function correct(card, label) {
 
 const cell = (value) => (/[",\r\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
 
-// The columns of `geodl predict --csv`; an image that cannot be used has a name alone.
+// The columns of `geodl predict --csv`; an unusable image has only a name.
 export function table() {
   const some = picked(), most = Math.max(1, ...some.map(({ found }) => (found ? found.top.length : 1)));
   const more = Array.from({ length: most - 1 }, (_, i) => [`label ${i + 2}`, `confidence ${i + 2}`]).flat();

@@ -1,5 +1,5 @@
-// Teaching: the images that are collected on the server, and the jobs that learn them.
-import { $, button, count, el, percent, redraw, show, tell } from "./dom.js";
+// Teaching: the images collected on the server, and the jobs that learn them.
+import { $, button, count, el, percent, redraw, show, notify } from "./dom.js";
 import { shoot } from "./camera.js";
 import { droppable, picker } from "./files.js";
 import { attempt, call, get, send, writable } from "./http.js";
@@ -9,11 +9,11 @@ import { page } from "./state.js";
 const SHOWN = 23; // thumbnails of a class
 const MANY = 50, LARGE = 5e7; // images and bytes in one request
 const pictures = new Map(), boxes = new Map(), dismissed = new Set();
-let sending = 0, told = null;
+let sending = 0, seen = false; // uploads in progress; whether jobs were drawn before
 
 // ------------------------------------------------------------------------------------------------------------ the tray
 
-// Collect images of a class on the server, some at a time; return what it has of them now.
+// Collect images of a class on the server, some at a time; return the collected images.
 export const put = attempt(async (label, files) => {
   page.shown.add(label);
   drawTrays();
@@ -52,9 +52,9 @@ function portion(pairs) {
   return end < 0 ? pairs : pairs.slice(0, end);
 }
 
-// ours: whether the server lets us see it.
-export async function loadTray(ours = true) {
-  page.tray = ours ? await get("tray").catch(() => page.tray) : [];
+// visible: whether this page may see the tray.
+export async function loadTray(visible = true) {
+  page.tray = visible ? await get("tray").catch(() => page.tray) : [];
   for (const { label } of page.tray) page.shown.delete(label);
   drawTrays();
   drawNotes();
@@ -66,7 +66,7 @@ const drop = attempt(async (what) => {
   drawNotes();
 });
 
-// Images in folders go to the classes that the folders are named after; others to the class they were dropped on.
+// Images in folders go to the classes named by the folders, others to the class on which they were dropped.
 export const sort = attempt(async (found, label) => {
   const deepest = Math.max(0, ...found.map(({ folders }) => folders.length));
   const top = new Set(found.map(({ folders }) => folders[0]));
@@ -74,7 +74,7 @@ export const sort = attempt(async (found, label) => {
   const pairs = found.map(({ file, folders }) => [(label || folders[Math.min(level, folders.length - 1)] || "").normalize("NFC"), file]);
   const lost = pairs.filter(([name]) => !name).length;
   await collect(pairs.filter(([name]) => name));
-  if (lost) tell(`${count(lost, "image")} without a class: drop them on a class, or in a folder named after it`, true);
+  if (lost) notify(`${count(lost, "image")} without a class: drop them on a class, or in a folder named after it`, true);
 });
 
 export function drawTrays() {
@@ -132,13 +132,13 @@ export const teach = attempt(async () => {
 
 const lasts = (job) => ["waiting", "running"].includes(job.state);
 
-// How a job ended is shown on every page, until the model is another one; not what ended before the page was opened.
+// The outcome of a job is shown on every page until the model changes, unless it ended before the page was opened.
 export function drawJobs() {
-  if (told === null) for (const job of page.jobs) if (!lasts(job)) dismissed.add(job.id);
-  told = page.jobs;
+  if (!seen) for (const job of page.jobs) if (!lasts(job)) dismissed.add(job.id);
+  seen = true;
   const shown = page.jobs.filter((job) => !dismissed.has(job.id) && (lasts(job) || job.version === page.state));
   const drawn = shown.map((job) => {
-    // A job that goes on is changed in place: a button that is being pressed must not be replaced.
+    // A running job is changed in place: a button must not be replaced while it is pressed.
     const old = boxes.get(job.id), key = `${job.state} ${job.advice.length}`;
     const made = old && old.key === key ? old : { key, box: drawJob(job) };
     boxes.set(job.id, made);
@@ -183,7 +183,7 @@ function outcome(job, what) {
   const result = job.result, parts = [];
   const learned = [...result.new, ...result.returning].map(show).join(", ");
   parts.push(el("p", {}, el("strong", { textContent: result.already ? "The model knows all of these images already." : `Learned ${learned} from ${count(result.images, "image")}.` })));
-  const judged = result.left_out ? "images, each judged by the model without it" : "images that were set aside to check";
+  const judged = result.left_out ? "images, each judged by the model without it" : "held-out images";
   if (result.accuracy !== null) parts.push(el("p", { textContent: `It recognizes ${percent(result.accuracy)} of ${result.judged} ${judged}.` }));
   for (const warning of result.warnings) parts.push(el("p", { className: "muted", textContent: show(warning) }));
   if (job.skipped.length) parts.push(el("details", { open: true }, el("summary", { textContent: `${count(job.skipped.length, "file")} left out` }),
