@@ -87,7 +87,10 @@ SEARCH = "--search random --over"
         ("--grid seed", "--grid seed: expected OPTION=A,B,..."),
         ("", "nothing to vary"),
         ("spec.toml", "spec.toml: No such file"),
-        ("--grid seed=1 --grid phases=2,4", "phases = 4: allowed for 6 classes after the base"),
+        (
+            "--grid seed=1 --grid phases=2,4",
+            "phases = 4: allowed values for 6 classes after the base",
+        ),
         ("--grid network=convnet,alexnet", "network = 'alexnet'"),
         ("--grid method=lucir+geodesic --grid distill=lwf", "method = lucir+geodesic: the distil"),
         ("--grid seed=1 -j 0", "jobs = 0"),
