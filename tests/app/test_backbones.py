@@ -1,14 +1,10 @@
 """Backbones of timm, pretrained or with weights from a file."""
 
-import sys
-
-import pytest
 import torch
 from safetensors.torch import save_file
 from tests.helpers.folders import QUICK
 
 from geodl.app import state
-from geodl.core.errors import MissingExtraError
 from geodl.store import Directory
 
 
@@ -31,10 +27,3 @@ def test_weights_from_a_file(classifier, weeks, timm_calls, tmp_path):
     assert timm_calls[0][1]["pretrained"] is False
     network = state.load(Directory(classifier.path)).model.network
     torch.testing.assert_close(network.backbone.model.conv.weight.detach(), weights)
-
-
-def test_without_the_extra_one_line_says_what_to_install(classifier, weeks, monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(MissingExtraError, match=r"\[timm\]"):
-        classifier.learn(weeks[0], network="timm:resnet18")
-    assert not classifier.path.exists()

@@ -1,5 +1,6 @@
 """What a classifier learns from: folders, arrays, datasets, pictures in memory; and what is no input."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -84,7 +85,7 @@ def test_pictures_in_memory_are_seen_as_files_are(taught, tmp_path):
 @pytest.mark.parametrize(
     ("source", "labels", "message"),
     [
-        (np.zeros((2, 8, 8), np.uint8), [1], "2 images with 1 label given"),
+        (np.zeros((2, 8, 8), np.uint8), [1], "2 images with 1 label"),
         ([1, 2], None, r"a dataset of \(image, label\) pairs"),
         (7, None, "expected a folder, .*got int"),
         (np.zeros((0, 8, 8), np.uint8), [], "no images given"),
@@ -99,11 +100,13 @@ def test_what_cannot_be_learned_is_named(classifier, source, labels, message):
 
 
 def test_a_network_that_does_not_exist_is_named_before_any_image_is_read(
-    classifier, weeks, tmp_path
+    classifier, weeks, tmp_path, monkeypatch
 ):
     heard = []
-    for options in ({"network": "resnet99"}, {"weights": tmp_path / "nothing.safetensors"}):
-        with pytest.raises(GeodlError, match=r"resnet99|nothing\.safetensors"):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    weights = {"weights": tmp_path / "nothing.safetensors"}
+    for options in ({"network": "resnet99"}, {"network": "timm:resnet18"}, weights):
+        with pytest.raises(GeodlError, match=r"resnet99|\[timm\]|nothing\.safetensors"):
             classifier.learn(weeks[0], listener=heard.append, **QUICK, **options)
     assert heard == []
     assert not classifier.path.exists()
@@ -131,10 +134,7 @@ def test_model_and_images_stay_apart(weeks, tmp_path):
     for path in (weeks[0], weeks[0] / "model", tmp_path):
         with pytest.raises(ConfigError, match="one is inside the other"):
             IncrementalClassifier(path).learn(weeks[0], **QUICK)
-
-
-def test_links_that_lead_in_a_circle_are_no_folder(tmp_path, weeks):
-    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "loop").symlink_to("loop")  # a circle of links
     with pytest.raises(DataError, match="loop"):
         IncrementalClassifier(tmp_path / "model").learn(tmp_path / "loop", **QUICK)
     with pytest.raises(GeodlError, match="loop"):

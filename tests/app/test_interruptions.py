@@ -26,6 +26,7 @@ def test_it_stops_while_images_are_read(classifier, weeks):
 
 
 def test_a_step_is_finished_with_the_threads_it_was_begun_with(classifier, weeks):
+    before = torch.get_num_threads()
     taken, continued, threads = Heard(StepTaken), Heard(StepContinued), set()
     with pytest.raises(Interrupted):
         classifier.learn(weeks[0], listener=taken, stop=lambda: bool(taken), **QUICK)
@@ -34,26 +35,13 @@ def test_a_step_is_finished_with_the_threads_it_was_begun_with(classifier, weeks
         continued(event)
         threads.update([torch.get_num_threads()] if isinstance(event, StepTaken) else [])
 
-    classifier.learn(weeks[0], listener=listener, **QUICK | {"threads": 2})
-    assert continued
-    assert threads == {1}
-
-
-def test_a_step_leaves_the_process_with_the_threads_it_had(classifier, weeks):
-    before = torch.get_num_threads()
     torch.set_num_threads(3)
-    classifier.learn(weeks[0], **QUICK)
+    classifier.learn(weeks[0], listener=listener, **QUICK | {"threads": 2})
     found = torch.get_num_threads()
     torch.set_num_threads(before)
-    assert found == 3
-
-
-def test_a_run_never_takes_the_place_of_a_model(taught):
-    before = kept(taught.path)
-    for fresh in (False, True):
-        with pytest.raises(StoreError, match="is the directory of a model; use another one"):
-            Directory.create_or_open(taught.path, {"method": "lucir"}, phases=3, fresh=fresh)
-    assert kept(taught.path) == before
+    assert continued
+    assert threads == {1}
+    assert found == 3  # as the process had them
 
 
 def test_stopped_and_continued_it_is_as_if_never_stopped(taught, weeks, tmp_path):
@@ -75,8 +63,13 @@ def test_stopped_and_continued_it_is_as_if_never_stopped(taught, weeks, tmp_path
 
 def test_a_stop_between_two_epochs_keeps_the_progress(taught, weeks):
     ended, continued = Heard(EpochEnded), Heard(StepContinued)
+    assert not taught.unfinished
     with pytest.raises(Interrupted, match="progress is saved"):
         taught.learn(weeks[1], listener=ended, stop=lambda: bool(ended), **QUICK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("geodl.store.directory.load_checkpoint", None)
+        assert taught.unfinished  # known without reading the checkpoint
+        assert taught.info()["unfinished"]
     taught.learn(weeks[1], listener=continued, **QUICK)
     assert continued
 
@@ -138,7 +131,12 @@ def test_others_see_the_old_state_while_one_learns(taught, weeks):
     assert len(taught.classes) == 4
 
 
-def test_other_directories_are_refused(tmp_path, weeks):
+def test_other_directories_are_refused(taught, tmp_path, weeks):
+    before = kept(taught.path)
+    for fresh in (False, True):
+        with pytest.raises(StoreError, match="is the directory of a model; use another one"):
+            Directory.create_or_open(taught.path, {"method": "lucir"}, phases=3, fresh=fresh)
+    assert kept(taught.path) == before
     Directory.create_or_open(tmp_path / "run", {"method": "icarl"})
     with pytest.raises(StoreError, match="is the directory of a run, not of a model"):
         IncrementalClassifier(tmp_path / "run").learn(weeks[0], **QUICK)
@@ -148,16 +146,3 @@ def test_other_directories_are_refused(tmp_path, weeks):
         IncrementalClassifier(tmp_path / "mine").learn(weeks[0], **QUICK)
     with pytest.raises(StoreError, match="no such model"):
         IncrementalClassifier(tmp_path / "nowhere").predict(weeks[0])
-
-
-def test_whether_a_step_was_stopped_is_seen_without_reading_how_far_it_came(
-    classifier, weeks, monkeypatch
-):
-    classifier.learn(weeks[0], **QUICK)
-    assert not classifier.unfinished
-    store = classifier.directory()
-    with store.lock():
-        store.save_progress({}, {})
-    monkeypatch.setattr("geodl.store.directory.load_checkpoint", None)
-    assert classifier.unfinished
-    assert classifier.info()["unfinished"]

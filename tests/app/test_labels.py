@@ -1,6 +1,7 @@
-"""Wrong labels: images that look mislabelled are named, moved, confirmed and forgotten."""
+"""Images that look mislabelled, and how learned images are moved, confirmed and forgotten."""
 
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,10 +11,10 @@ import torch
 from benchmarks.labels import learned, measure
 from tests.helpers.tiny import dataset, shown
 
-from geodl.app import state
+from geodl.app import edits, state
 from geodl.app.classifier import IncrementalClassifier
-from geodl.app.finding import find
 from geodl.app.ledger import UNKNOWN_KEY, Ledger
+from geodl.app.lookup import find
 from geodl.app.page import owner, render
 from geodl.cli.own_display import print_learned
 from geodl.closed_form import kept_features
@@ -49,44 +50,58 @@ def head(model):
     return state.load(Directory(model.path)).model.classifiers["analytic"].fitted.head.numpy()
 
 
-@pytest.fixture
-def model(tmp_path):
-    found = IncrementalClassifier(tmp_path / "model")
-    found.done = found.learn(PIXELS, given(), **CLOSED)
-    return found
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return what makes a model of given labels once, and copies it."""
+    root = tmp_path_factory.mktemp("labels")
+
+    def copy(name, labels, to):
+        if not (root / name).exists():
+            IncrementalClassifier(root / name).learn(PIXELS, labels, **CLOSED)
+        return IncrementalClassifier(shutil.copytree(root / name, to / name))
+
+    return copy
 
 
 @pytest.fixture
-def right(tmp_path):
-    found = IncrementalClassifier(tmp_path / "right")
-    found.learn(PIXELS, NAMES, **CLOSED)
-    return found
+def model(made, tmp_path):
+    """A model with wrong labels."""
+    return made("wrong", given(), tmp_path)
 
 
 @pytest.fixture
-def sums(tmp_path, monkeypatch):
+def right(made, tmp_path):
+    return made("right", NAMES, tmp_path)
+
+
+@pytest.fixture
+def sums(made, tmp_path, monkeypatch):
     """A model that keeps sums alone, with wrong labels."""
     monkeypatch.setattr(fitting, "MOST", 20)
     monkeypatch.setattr(kept_features, "EACH", 64)
-    found = IncrementalClassifier(tmp_path / "sums")
-    found.learn(PIXELS, given(), **CLOSED)
-    return found
+    return made("sums", given(), tmp_path)
 
 
-def test_wrong_labels_are_named_and_moved_as_if_never_wrong(model, right, tmp_path):
-    doubts = {(each.label, each.likely) for each in model.done.doubtful}
-    assert doubts == {("class 1", "class 0"), ("class 2", "class 1")}
-    named = sorted(model.doubtful(), key=lambda each: each.label)
-    assert [each.name for each in named] == ["class 1/image 3", "class 2/image 20"]
+def test_wrong_labels_are_named_and_moved_as_if_never_wrong(model, right):
+    doubts = {(each.name, each.label, each.likely) for each in model.doubtful()}
+    assert doubts == {
+        ("class 1/image 3", "class 1", "class 0"),
+        ("class 2/image 20", "class 2", "class 1"),
+    }
     assert not right.doubtful()
-    again = IncrementalClassifier(model.path)  # as read from the files
-    for each in again.doubtful():
-        images, row = again.kept_picture(each.id)
-        assert images.labels[row] == again.classes.index(each.label)
-        again.relabel(each.id, each.likely)
-    np.testing.assert_allclose(scores(again), scores(right), atol=1e-6)
-    assert not again.doubtful()
-    assert [each["images"] for each in again.info()["classes"]] == [14, 14, 14]
+    before = scores(model)
+    for each in model.doubtful():
+        images, row = model.kept_picture(each.id)
+        assert images.labels[row] == model.classes.index(each.label)
+        model.relabel(each.id, each.likely)
+    np.testing.assert_allclose(scores(model), scores(right), atol=1e-6)
+    assert not model.doubtful()
+    assert model.info()["accuracy"] == right.info()["accuracy"]
+    assert [each["images"] for each in model.info()["classes"]] == [14, 14, 14]
+    assert model.info()["steps"][-1]["time"]
+    model.undo()
+    model.undo()
+    np.testing.assert_array_equal(scores(model), before)
 
 
 def test_a_class_that_is_right_can_be_confirmed(model):
@@ -103,14 +118,41 @@ def test_a_class_that_is_right_can_be_confirmed(model):
     assert [each.id for each in model.doubtful()] == [second.id]
 
 
-def test_forgotten_by_identity_and_removed_with_its_class(model):
+def test_forgotten_images_were_never_learned(model, made, tmp_path):
     model.forget([each.id for each in model.doubtful()])
-    assert not model.doubtful()
-    assert model.info()["features"]["images"] == len(PIXELS) - 2
-    model.undo()
-    model.remove("class 0")
-    assert {each.likely for each in model.doubtful()} <= {"class 1", "class 2"}
-    model.relabel(PIXELS[20:21], "class 1")  # places have moved up with the rows
+    model.forget(PIXELS[[0, 1, 2]])
+    rest = [i for i in range(len(PIXELS)) if i not in (0, 1, 2, *WRONG)]
+    never = IncrementalClassifier(tmp_path / "never")
+    never.learn(PIXELS[rest], [NAMES[i] for i in rest], **CLOSED)
+    np.testing.assert_allclose(scores(model), scores(never), atol=1e-6)
+    for key in ("accuracy", "features"):
+        assert model.info()[key] == never.info()[key]
+    with pytest.raises(DataError, match="never learned"):
+        model.forget(PIXELS[:1])
+    with pytest.raises(ConfigError, match="no image left"):
+        model.forget(PIXELS[4:14])
+
+
+def test_the_order_of_the_steps_leaves_no_trace(right, tmp_path):
+    steps = IncrementalClassifier(tmp_path / "steps")
+    for rows in (slice(28, None), slice(0, 28)):
+        steps.learn(PIXELS[rows], NAMES[rows], **CLOSED)
+    np.testing.assert_allclose(scores(steps), scores(right), atol=2e-3)
+
+
+@pytest.mark.parametrize("gone", ["class 0", "class 2"])
+def test_removing_a_class_is_never_having_had_it(tmp_path, gone):
+    model, never = (IncrementalClassifier(tmp_path / name) for name in ("model", "never"))
+    # Whether mirroring keeps the classes is not decided again.
+    model.learn(PIXELS, given(), **CLOSED, flip=False)
+    rest = [i for i, name in enumerate(given()) if name != gone]
+    never.learn(PIXELS[rest], [given()[i] for i in rest], **CLOSED, flip=False)
+    assert model.remove(gone) == ""
+    np.testing.assert_allclose(scores(model), scores(never), atol=1e-6)
+    for key in ("accuracy", "confusions"):
+        assert model.info()[key] == never.info()[key]
+    assert {each.likely for each in model.doubtful()} <= set(model.classes)
+    model.forget(PIXELS[21:22])  # places have moved up with the rows
 
 
 def test_the_terminal_and_the_report_name_them(model, typed):
@@ -131,6 +173,9 @@ def test_the_terminal_and_the_report_name_them(model, typed):
     assert "Confirmed" in page
     assert "removed</p>" not in page
     assert f"confirming {facts['doubtful'][0]['name']} of class" in typed("undo", model.path).out
+    said = typed("forget", model.path, "class 0/image 5", "class 0/image 6").out
+    assert "2 images forgotten" in said
+    assert "forgetting 2 images" in typed("undo", model.path).out
 
 
 def test_a_report_without_images_names_none_of_the_steps(model):
@@ -153,19 +198,13 @@ def files_naming(model, name):
 
 def test_no_file_names_an_image_once_its_steps_are_no_longer_kept(model):
     model.forget("class 0/image 5")
-    model.undo()
-    model.redo()
-    assert "head.json" in files_naming(model, "class 0/image 5")
     assert model.undo()["image"] == model.redo()["image"] == "class 0/image 5"
+    assert "head.json" in files_naming(model, "class 0/image 5")
     model.remove("class 2", for_good=True)
     assert not files_naming(model, "class 0/image 5")
-
-
-def test_removed_for_good_a_second_time_the_names_of_later_steps_go_too(model):
-    model.remove("class 2")
-    model.forget("class 0/image 5")
-    model.remove("class 2", for_good=True)
-    assert not files_naming(model, "class 0/image 5")
+    model.forget("class 0/image 6")
+    model.remove("class 2", for_good=True)  # a second time
+    assert not files_naming(model, "class 0/image 6")
 
 
 def test_a_picture_known_under_another_class_is_moved_on_request(model, right):
@@ -184,9 +223,8 @@ def test_a_picture_known_under_another_class_is_moved_on_request(model, right):
     assert [each["images"] for each in model.info()["classes"]] == [14, 14, 14]
 
 
-def test_sums_give_an_image_back(sums, tmp_path):
-    right = IncrementalClassifier(tmp_path / "right")
-    right.learn(PIXELS, NAMES, **CLOSED)
+def test_sums_give_an_image_back(sums, made, tmp_path):
+    right = made("right sums", NAMES, tmp_path)
     assert {each.name for each in sums.doubtful()} == {"class 1/image 3", "class 2/image 20"}
     off = np.abs(scores(sums) - scores(right)).max()
     assert "class 0/image 13" not in {each["from"] for each in sums.info()["stored"]}
@@ -255,11 +293,8 @@ def test_learning_known_images_again_makes_no_step(kind, request):
     assert done.accuracy is not None
     assert found.info()["steps"] == steps
     assert not found.learn(255 - PIXELS[1:3], NAMES[1:3], **CLOSED).already
-
-
-def test_known_images_can_be_learned_again_where_asked(model):
-    model.learn(255 - PIXELS[:2], NAMES[:2], **CLOSED)
-    assert not model.learn(PIXELS, given(), again=True, **CLOSED).already
+    if kind == "model":
+        assert not found.learn(PIXELS, given(), again=True, **CLOSED).already
 
 
 def test_the_folder_of_a_renamed_class_makes_no_step(model):
@@ -286,16 +321,6 @@ def _flat(capsys):
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_sums_say_that_an_image_of_an_earlier_version_cannot_be_found(sums):
-    now = state.load(Directory(sums.path))
-    keys = torch.full_like(now.ledger.keys, UNKNOWN_KEY)
-    old = replace(now, ledger=replace(now.ledger, keys=keys))
-    with pytest.raises(DataError, match="an earlier version"):
-        find(old, PIXELS[:1])
-    with pytest.raises(DataError, match="never learned"):
-        find(old, 255 - PIXELS[:1])
-
-
 def older(model):
     """Take from a model what version 0.2 did not keep: of its images it knew no more than the features."""
     last = state.load(Directory(model.path))
@@ -305,33 +330,36 @@ def older(model):
         state.save(store, replace(last, ledger=ledger))
 
 
-@pytest.mark.parametrize("kind", ["model", "sums"])
-def test_an_image_of_an_older_model_is_moved_where_it_can_be(kind, request):
-    model = request.getfixturevalue(kind)
+def test_images_of_an_older_model_are_moved_and_forgotten(model):
     older(model)
+    before = model.kept()
     pictures = np.stack([PIXELS[3], 255 - PIXELS[4]])
-    done = model.learn(pictures, NAMES[3:5], **CLOSED, relabel=True)
-    if kind == "model":
-        assert not done.skipped
-        assert [each["images"] for each in model.info()["classes"]] == [15, 13, 15]
-        return
+    assert not model.learn(pictures, NAMES[3:5], **CLOSED, relabel=True).skipped
+    assert [each["images"] for each in model.info()["classes"]] == [15, 13, 15]
+    assert model.forget(before[0].id) == 1
+    assert before[0].id not in {each.id for each in model.kept()}
+
+
+def test_an_image_of_older_sums_cannot_be_taken_out(sums):
+    older(sums)
+    done = sums.learn(np.stack([PIXELS[3], 255 - PIXELS[4]]), NAMES[3:5], **CLOSED, relabel=True)
     ((_, reason),) = done.skipped
     assert "known as class 'class 1'" in reason
+    now = state.load(Directory(sums.path))
+    keys = torch.full_like(now.ledger.keys, UNKNOWN_KEY)
+    old = replace(now, ledger=replace(now.ledger, keys=keys))
+    with pytest.raises(DataError, match="an earlier version"):
+        find(old, PIXELS[:1])
 
 
 def test_new_images_come_after_all_of_an_older_model():
     ledger = Ledger.empty().beside(torch.tensor([0, 0, 1, 1]))
     nothing = torch.empty(0, dtype=torch.int64)
-    digests = ["1" * 64, "2" * 64]
-    found = ledger.learned(
-        digests, ["a", "b"], torch.tensor([2, 2]), LeftOut(nothing, nothing, None)
-    )
+    step = ["1" * 64, "2" * 64], ["a", "b"], torch.tensor([2, 2]), LeftOut(nothing, nothing, None)
+    found = ledger.learned(*step)
     assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert found.names[4:] == ("a", "b")
-    again = found.learned(
-        digests, ["a", "b"], torch.tensor([2, 2]), LeftOut(nothing, nothing, None)
-    )
-    assert len(again) == 6
+    assert len(found.learned(*step)) == 6
 
 
 def test_near_duplicates_of_learned_images_are_neither_counted_nor_shown(tmp_path):
@@ -348,20 +376,13 @@ def test_near_duplicates_of_learned_images_are_neither_counted_nor_shown(tmp_pat
     assert model.forget([each.id for each in shown[:1]]) == 1
 
 
-def test_a_kept_picture_of_an_older_model_is_found_by_its_identity(model):
-    older(model)
-    before = model.kept()
-    assert model.forget(before[0].id) == 1
-    assert before[0].id not in {each.id for each in model.kept()}
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_network_holds_a_class_only_where_it_was_adapted(kept, right, monkeypatch):
-    monkeypatch.setattr(state, "build", lambda config: SimpleNamespace(trains=lambda phase: True))
+    monkeypatch.setattr(edits, "build", lambda config: SimpleNamespace(trains=lambda phase: True))
     last = state.load(Directory(right.path))
     closed = replace(last.model.default, adapted=Adapted(torch.empty(0), 9, 5, 6, kept))
     last = replace(last, model=replace(last.model, classifiers={"analytic": closed}))
-    assert ("network" in state.traces(last, "class 1")) == kept
+    assert ("network" in edits.traces(last, "class 1")) == kept
 
 
 @pytest.mark.slow

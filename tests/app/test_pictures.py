@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.helpers.pictures import noise
+from tests.helpers.shapes import SHAPES, pictures
 
 from geodl import IncrementalClassifier
 from geodl.app import state as states
@@ -117,6 +119,16 @@ def test_a_kept_picture_is_named_moved_and_forgotten(taught, tmp_path):
     assert before[0] in kept(model, other)
     model.forget(name)
     assert before[0] not in kept(model, other)
+
+
+def test_mistaken_pictures_are_kept_first(tmp_path):
+    model = IncrementalClassifier(tmp_path / "model")
+    model.learn(*pictures(SHAPES[:1], 4), image_size=64)
+    # two classes that nobody can tell apart
+    model.learn(noise(30, 64, 64, 3), ["a", "b"] * 15, image_size=64, exemplars=3)
+    judged = model.state().model.judged(model.validation)
+    assert torch.bincount(judged.labels).tolist() == [4, 3, 3]
+    assert (judged.predictions != judged.labels)[judged.labels > 0].all()
 
 
 def test_squares_of_an_earlier_version_become_pictures_at_the_next_change(

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.directories import FILES, make_model, saved
-from tests.helpers.folders import QUICK, write_digits
-from torch.nn.functional import cosine_similarity, normalize
+from tests.helpers.folders import write_digits
+from torch.nn.functional import cosine_similarity
 
 from geodl.app import state
 from geodl.app.classifier import IncrementalClassifier
-from geodl.core.errors import ConfigError, DataError
+from geodl.core.errors import DataError, GeodlError
 from geodl.store import Directory
 
 
@@ -48,30 +48,17 @@ def test_predictions_are_those_of_the_formula(taught, weeks, digits):
             assert each.top[0][1] >= each.top[1][1]
 
 
-def test_class_means_count_mirrored_copies_only_where_pictures_are_mirrored(
-    taught, weeks, tmp_path
-):
-    flipped = IncrementalClassifier(tmp_path / "flipped")
-    flipped.learn(weeks[0], flip=True, **QUICK)
-    for each, mirror in ((taught, False), (flipped, True)):
-        now = state.load(Directory(each.path))
-        images = now.model.memory.images
-        views = torch.cat([images.pixels, images.pixels.flip(3)]) if mirror else images.pixels
-        with torch.no_grad():
-            features = now.model.network.double().features(normalized(views, now.transform))
-        labels, unit = images.labels.repeat(2 if mirror else 1), normalize(features)
-        means = normalize(torch.stack([unit[labels == label].mean(dim=0) for label in (0, 1)]))
-        found = now.model.classifiers["nme"].means.double()
-        torch.testing.assert_close(found, means, atol=1e-5, rtol=0)
-
-
-def test_wrong_ways_to_predict_are_named(taught, weeks):
-    with pytest.raises(ConfigError, match="top = 0"):
-        taught.predict(weeks[0], top=0)
-    with pytest.raises(ConfigError, match="classifier = 'svm'"):
-        taught.predict(weeks[0], classifier="svm")
-    with pytest.raises(DataError, match="no such file"):
-        taught.predict("nowhere.png", strict=True)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top": 0}, "top = 0"),
+        ({"classifier": "svm"}, "classifier = 'svm'"),
+        ({"images": "nowhere.png", "strict": True}, "no such file"),
+    ],
+)
+def test_wrong_ways_to_predict_are_named(taught, weeks, options, message):
+    with pytest.raises(GeodlError, match=message):
+        taught.predict(**{"images": weeks[0]} | options)
 
 
 def test_unknown_classes_are_skipped_in_an_evaluation(taught, weeks, tmp_path, digits):

@@ -63,15 +63,17 @@ def files(photographs):
 
 @pytest.fixture
 def alone(monkeypatch):
-    """Call this, and the model itself predicts no more."""
+    """Return what stops the model itself from predicting."""
 
-    def alone():
-        def refused(*arguments, **options):
-            raise AssertionError("predicted by torch")
+    def refused(*arguments, **options):
+        raise AssertionError("predicted by torch")
 
-        monkeypatch.setattr(IncrementalClassifier, "predict", refused)
+    return lambda: monkeypatch.setattr(IncrementalClassifier, "predict", refused)
 
-    return alone
+
+def entries():
+    """Return the converted models in the cache."""
+    return list(Cache().root.glob(f"entries/*{CONVERTED}"))
 
 
 def agree(found, wanted):
@@ -99,10 +101,22 @@ def test_the_second_command_loads_no_framework(model, files):
             assert first["confidence"] == pytest.approx(second["confidence"], abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [{}, {"whole": True}, {"flip": False}])
+TRAINED = {"method": "lucir", "epochs": 1, "image_size": 16}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"whole": True},
+        {"flip": False},
+        TRAINED | {"network": "resnet8"},
+        TRAINED | {"network": "convnet"},
+    ],
+)
 def test_answers_are_those_of_the_model(photographs, files, tmp_path, alone, options):
     model = IncrementalClassifier(tmp_path / "m")
-    model.learn(photographs, image_size=64, **options)
+    model.learn(photographs, **{"image_size": 64} | options)
     wanted = [model.predict(files, top=3), model.predict(files, top=1, threshold=1.1)]
     quick.predict(model.path, files)
     alone()
@@ -133,7 +147,7 @@ def test_a_change_while_a_model_is_converted_is_not_taken_for_what_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(IncrementalClassifier, "predict", overtaken)
         assert "disc" in quick.predict(model, files).labels
-    assert not list(Cache().root.glob(f"entries/*{CONVERTED}"))
+    assert not entries()
     IncrementalClassifier(model).undo()
     assert "disc" in quick.predict(model, files).labels
 
@@ -147,13 +161,6 @@ def test_a_strangers_model_with_the_same_ids_answers_for_itself_alone(model, fil
     (stranger / "head.json").write_text(json.dumps(signed(content)))
     assert "moon" in quick.predict(stranger, files).labels
     assert "disc" in quick.predict(model, files).labels
-
-
-def test_a_graph_that_cannot_be_run_is_not_used(model, files):
-    wanted = quick.predict(model, files)
-    (entry,) = Cache().root.glob(f"entries/*{CONVERTED}")
-    Cache().write(entry.name, b"of a later version")
-    agree(quick.predict(model, files), wanted)
 
 
 def test_what_it_does_not_know_the_model_predicts(model, files, photographs, tmp_path):
@@ -172,24 +179,11 @@ def test_what_it_does_not_know_the_model_predicts(model, files, photographs, tmp
     assert "top" in geodl("predict", str(model), str(files[0]), "--top", "0", status=2).stderr
 
 
-TRAINED = {"method": "lucir", "network": "resnet8", "epochs": 1, "image_size": 16}
-
-
-@pytest.mark.parametrize("network", ["resnet8", "convnet"])
-def test_a_trained_network_predicts_without_torch_too(files, photographs, tmp_path, alone, network):
-    model = IncrementalClassifier(tmp_path / "m")
-    model.learn(photographs, **TRAINED | {"network": network})
-    wanted = model.predict(files, top=3)
-    quick.predict(model.path, files)
-    alone()
-    agree(quick.predict(model.path, files, top=3), wanted)
-
-
 @pytest.mark.parametrize("reason", ["another square", "a difference", "a plug-in"])
 def test_what_cannot_be_converted_is_tried_once(files, photographs, tmp_path, monkeypatch, reason):
     model, tries = IncrementalClassifier(tmp_path / "m"), []
     crop = "resized" if reason == "another square" else "pad"
-    model.learn(photographs, **TRAINED | {"crop": crop})
+    model.learn(photographs, **TRAINED, network="resnet8", crop=crop)
     if reason == "a difference":
         monkeypatch.setattr(export, "TOLERANCE", -1.0)
     if reason == "a plug-in":
@@ -202,35 +196,34 @@ def test_what_cannot_be_converted_is_tried_once(files, photographs, tmp_path, mo
     for _ in range(2):
         agree(quick.predict(model.path, files), wanted)
     assert len(tries) == 1
-    (entry,) = Cache().root.glob(f"entries/*{CONVERTED}")
+    (entry,) = entries()
     assert Cache().read(entry.name) == b""
 
 
-def test_damage_is_found_in_the_cache_and_in_the_model(model, files, alone):
-    wanted = quick.predict(model, files)
-    (entry,) = Cache().root.glob(f"entries/*{CONVERTED}")
-    content = bytearray(entry.read_bytes())
+def flip(path):
+    """Flip a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    entry.write_bytes(content)
+    path.write_bytes(content)
+
+
+def test_damage_is_found_in_the_cache_and_in_the_model(model, files):
+    wanted = quick.predict(model, files)
+    (entry,) = entries()
+    flip(entry)
     agree(quick.predict(model, files), wanted)
-    agree(quick.predict(model, files), wanted)  # converted anew
-    largest = max((model / "objects").iterdir(), key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    content[-1] ^= 1
-    largest.write_bytes(content)
+    Cache().write(entry.name, b"of a later version")
+    agree(quick.predict(model, files), wanted)
+    flip(max((model / "objects").iterdir(), key=lambda path: path.stat().st_size))
     with pytest.raises(StoreError, match="damaged"):
         quick.predict(model, files)
 
 
-def test_few_are_kept_and_none_of_a_class_removed_for_good(model, files):
+def test_none_is_kept_of_a_class_removed_for_good(model, files):
     quick.predict(model, files)
-    cache = Cache()
-    for i in range(10):
-        cache.write(f"{i}{CONVERTED}", b"older")
-    cache.keep_latest(CONVERTED, 3)
-    assert len(list(cache.root.glob("entries/*"))) == 3
+    assert entries()
     IncrementalClassifier(model).remove("disc", for_good=True)
-    assert not list(cache.root.glob("entries/*"))
+    assert not entries()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(model, files, tmp_path, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""`geodl export --format web`: the page in a real browser resizes as Pillow does, and predicts what the model predicts."""
+"""`geodl export --format web`: in a real browser the page resizes as Pillow does, and predicts as the model does."""
 
 import functools
 import http.server
@@ -54,7 +54,7 @@ def runtime(pytestconfig):
     folder = Path(pytestconfig.cache.mkdir("onnxruntime-web"))
     if not all((folder / name).is_file() for name in web.RUNTIME):
         try:
-            found = web._packed()
+            found = web.fetched()
         except GeodlError as error:
             pytest.skip(str(error))
         for name, content in found.items():
@@ -111,10 +111,8 @@ def center(image, side, size):
 
 def recognized(page, files):
     """Return {name: (nearest class, confidence, answer)} of what the page makes of files."""
-    given = [
-        {"name": name, "mimeType": "image/png", "buffer": content}
-        for name, content in files.items()
-    ]
+    kind = {"mimeType": "image/png"}
+    given = [{"name": name, "buffer": content} | kind for name, content in files.items()]
     page.set_input_files("#file", given)
     page.locator(f"#results li[data-name]:nth-of-type({len(files)})").wait_for(timeout=600_000)
     items = page.locator("#results > li")
@@ -135,11 +133,8 @@ def compare(model, found, files, tolerance):
 
 def test_the_page_predicts_what_the_model_predicts(made, page):
     model, folder = made
-    files = {
-        f"{kind} {i}": encode(drawing(kind, 100 + i))
-        for kind in ("disc", "square")
-        for i in range(4)
-    }
+    kinds = ("disc", "square")
+    files = {f"{kind} {i}": encode(drawing(kind, 100 + i)) for kind in kinds for i in range(4)}
     clear = drawing("disc", 5).convert("RGBA")
     clear.putalpha(Image.fromarray(noise(70, 90)))
     files["transparent"] = encode(clear)

@@ -1,1 +1,1 @@
-"""What `IncrementalClassifier` is made of: taking images in, choosing defaults, a learn step, advice, export."""
+"""Models of a user's own images: `IncrementalClassifier` and its learn steps, edits, advice, page and export."""

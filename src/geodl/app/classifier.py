@@ -1,4 +1,4 @@
-"""``IncrementalClassifier``: a model directory that learns classes from images, again and again, and recognizes them."""
+"""``IncrementalClassifier``: a model directory that learns classes of images step by step, and predicts."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -6,10 +6,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from geodl.app import state as states
 from geodl.app.choices import checked
 from geodl.app.evaluation import Evaluation, evaluated
-from geodl.app.state import State
+from geodl.app.state import UNDO, State, load, save, unnamed
 from geodl.core.cache import CONVERTED, Cache
 from geodl.core.errors import ConfigError, GeodlError, Interrupted, StoreError
 from geodl.core.events import Listener, ignore
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Loaded(NamedTuple):
-    """A state that was read, its version, and the stamp of the directory before that."""
+    """A state, its version, and the stamp of the directory before it was read."""
 
     stamp: tuple[int, int, int] | None
     version: Any
@@ -34,9 +33,9 @@ class _Loaded(NamedTuple):
 
 
 class IncrementalClassifier(Predicting):
-    """A model in a directory that learns new classes without the old images.
+    """A model in a directory, which learns new classes without the old images.
 
-    The first `learn` creates the directory. Several processes may read it while one writes.
+    The first `learn` creates the directory. Several processes can read it while one writes.
 
     Args:
         path: the directory.
@@ -48,7 +47,7 @@ class IncrementalClassifier(Predicting):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of all classes, in the order in which they were learned."""
+        """The names of all classes, in learning order."""
         return tuple(self.state().names)
 
     def learn(
@@ -73,46 +72,47 @@ class IncrementalClassifier(Predicting):
                 `Intake`.
             labels: (N,) class names or numbers; 0, 0.0 and "0" are one class.
             classes: names for numbered labels.
-            again: learn also where the last step learned exactly these images, or a model in closed form knows all of them.
+            again: learn even if the last step learned exactly these images, or a model in closed form knows all of them.
             relabel: move images that are known under another class to the class that they have here,
                 instead of skipping them.
-            group_by: what tells which images are of one series, such as the frames of a video, which is left out as a whole
-                where accuracy is measured: auto, name, time, folder, none, or a regular expression with one group.
+            group_by: how images are grouped into series, such as the frames of a video, which are left out together
+                when accuracy is measured: auto, name, time, folder, none, or a regular expression with one group.
             strict: raise a DataError for the first image that cannot be used, instead of skipping it.
             listener: called with each event (`geodl.core.events`).
-            stop: asked after each step of training whether to stop; `Interrupted` is raised then.
-            confirm: asked with an estimate in seconds before a training, or early in reading, that takes over two minutes.
-            options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the choices made.
+            stop: called after each training step; if it returns True, `Interrupted` is raised.
+            confirm: called with an estimate in seconds before a training, or early in reading, that takes over two minutes.
+            options: options of a run (epochs, lr, image_size, exemplars, network, ...) that replace the automatic choices.
 
         Returns:
             A `geodl.app.learned.Learned`. A step that fails changes nothing; one that was stopped or killed
             resumes when it is called again with the same images and options.
         """
-        # Here, so that predicting never loads what trains.
+        # Imported here, so that predicting does not load what training needs.
         from geodl.app.learned import figures
-        from geodl.app.learning import LearnStep
-        from geodl.app.series import way_of_grouping
+        from geodl.app.series import check_grouping
+        from geodl.app.step import LearnStep
 
-        for name, given in (("listener", listener), ("stop", stop), ("confirm", confirm)):
-            if not callable(given):
-                raise ConfigError(f"{name}: {type(given).__name__} given, a function is needed")
-        wanted, group_by = checked(options), way_of_grouping(group_by)
+        for name, function in (("listener", listener), ("stop", stop), ("confirm", confirm)):
+            if not callable(function):
+                raise ConfigError(f"{name}: expected a function, got {type(function).__name__}")
+        chosen = checked(options)
+        check_grouping(group_by)
         if isinstance(images, str | Path):
             self._refuse_inside(Path(images))
         intake = take(images, labels, classes, strict=strict, series=group_by == "folder")
         made = not exists(self.path)
-        store = self.directory() if exists(self.path) else model_directory(self.path)
+        store = model_directory(self.path) if made else self.directory()
         self._refuse_run(store)
         try:
             with store.lock():
-                last = states.load(store)
+                last = load(store)
                 if last is not None and last.learned == intake.key and not again:
-                    return figures(last, last, repeatable=not last.stored_sums)
-                return LearnStep(
+                    return figures(last, last, repeatable=not last.model.default.stored().sums)
+                step = LearnStep(
                     store,
                     last,
                     intake,
-                    wanted,
+                    chosen,
                     again=again,
                     relabel=relabel,
                     group_by=group_by,
@@ -120,66 +120,62 @@ class IncrementalClassifier(Predicting):
                     listener=listener,
                     stop=stop,
                     confirm=confirm,
-                ).take()
+                )
+                return step.take()
         except Interrupted:
             raise
         except GeodlError:
             if made:
-                with suppress(StoreError):  # another process writes it by now
+                with suppress(StoreError):  # another process is writing it
                     remove_directory(self.path, unless_learned=True)
             raise
 
     def recognizer(self, classifier: str | None = None, accelerator: str = "auto") -> Recognizer:
-        """Return what predicts from the last complete state, for many calls; later steps do not change it."""
+        """Return a recognizer of the last complete state; later steps do not change it."""
         return self.state().model.recognizer(classifier, accelerator=accelerator)
 
     def directory(self) -> Directory:
-        """Open the model's directory; where there is none, the StoreError says how to make it."""
+        """Open the model's directory."""
         if not os.path.lexists(self.path):
-            raise StoreError(
-                f"{self.path}: no such model; `geodl learn {self.path} FOLDER` makes one"
-            )
+            remedy = f"`geodl learn {self.path} FOLDER` creates one"
+            raise StoreError(f"{self.path}: no such model; {remedy}")
         return Directory(self.path)
 
     def state(self) -> State:
-        """Return the last complete state; it is read again only where the model has changed."""
+        """Return the last complete state; it is read again only if the model has changed."""
         seen, loaded = stamp(self.path), self._loaded
         if loaded is not None and seen is not None and seen == loaded.stamp:
             return loaded.state
         store = self.directory()
         version = store.version
         if version is None:
-            hint = (
-                f"; `geodl redo {self.path}` brings back what was taken back"
-                if store.undone()
-                else ""
-            )
-            raise StoreError(
-                f"{self.path} has learned nothing yet; `geodl learn {self.path} FOLDER` teaches it{hint}"
-            )
-        found = loaded.state if loaded and loaded.version == version else states.load(store)
+            remedy = f"`geodl learn {self.path} FOLDER` teaches it"
+            if store.undone():
+                remedy += f"; `geodl redo {self.path}` restores what was undone"
+            raise StoreError(f"{self.path} has learned nothing yet; {remedy}")
+        found = loaded.state if loaded and loaded.version == version else load(store)
         assert found is not None
         self._loaded = _Loaded(seen, version, found)
         return found
 
     @property
     def version(self) -> Any:
-        """What tells the last complete state from any other; None where nothing is learned yet."""
+        """An identifier of the last complete state; None if nothing is learned yet."""
         return self.directory().version if exists(self.path) else None
 
     @property
     def validation(self) -> Images | None:
-        """The stored validation images, labels being positions in `classes`; None where none are stored."""
+        """The stored validation images, whose labels are positions in `classes`; None if there are none."""
         return self.state().validation
 
     def kept(self) -> "list[Kept]":
-        """Return the images with doubtful classes, as `doubtful` does, and all other pictures that the model keeps."""
+        """Return the doubtful images, as `doubtful` does, then all other pictures that the model keeps."""
         from geodl.app.kept import kept
 
         return kept(self.state())
 
     def kept_picture(self, key: str) -> tuple[Images, int]:
-        """Return the images among which a kept picture is, by its id, and its place there."""
+        """Return the images that contain a kept picture, by its id, and its position there."""
         from geodl.app.kept import find
 
         return find(self.state(), key)
@@ -196,20 +192,14 @@ class IncrementalClassifier(Predicting):
         workers: int | None = None,
         listener: Listener = ignore,
     ) -> Evaluation:
-        """Measure accuracy on labelled images, given as for `learn`; unknown classes are skipped."""
-        return evaluated(
-            self.state(),
-            take(images, labels, classes, strict=strict, series=True),
-            classifier=classifier,
-            strict=strict,
-            accelerator=accelerator,
-            workers=workers,
-            listener=listener,
-        )
+        """Measure the accuracy on labelled images, passed as to `learn`; unknown classes are skipped."""
+        state, intake = self.state(), take(images, labels, classes, strict=strict, series=True)
+        recognizer = state.model.recognizer(classifier, accelerator=accelerator)
+        return evaluated(state, recognizer, intake, strict, workers, listener)
 
     def info(self) -> dict[str, Any]:
         """Describe the model: classes, stored images with their origins, sizes, steps, accuracies."""
-        from geodl.app.about import describe
+        from geodl.app.info import describe
 
         store = self.directory()
         return describe(store, self.state())
@@ -222,45 +212,46 @@ class IncrementalClassifier(Predicting):
         """
         with self._writing() as store:
             record = store.undo()
-            store.events("undone", record=states.unnamed(record))
+            store.events("undone", record=unnamed(record))
             return record
 
     def redo(self) -> dict[str, Any]:
         """Restore the step that `undo` undid last; return its record."""
         with self._writing() as store:
             record = store.redo()
-            store.events("redone", record=states.unnamed(record))
+            store.events("redone", record=unnamed(record))
             return record
 
     def rename(self, old: str, new: str) -> None:
-        """Give a class another name."""
+        """Rename a class."""
+        from geodl.app.edits import renamed
+
         with self._writing() as store:
-            states.save(store, states.renamed(self.state(), old, new))
-            store.events("renamed", phase=store.completed() - 1, old=old, new=new)
+            self._commit(store, renamed(self.state(), old, new), "renamed", old=old, new=new)
 
     def remove(self, name: str, *, for_good: bool = False) -> str:
         """Remove a class with its images and features; return what stays of it, "" for nothing.
 
         Args:
             name: of the class.
-            for_good: remove it from all earlier states, the report and old uploads as well; a class that
-                was removed before, too.
+            for_good: remove it from all earlier states, the report and old uploads as well, even if it
+                was removed before.
         """
+        from geodl.app.edits import removed, traces
+
         with self._writing() as store:
-            stays = states.traces(self.state(), name)
-            rest = states.without(self.state(), name, again=for_good)
-            if (
-                for_good
-            ):  # first what is beside the states: where that fails, the model is as before
-                drop_uploads(self.path / "teaching")  # where 0.2 kept them
+            stays = traces(self.state(), name)
+            rest = removed(self.state(), name, again=for_good)
+            if for_good:  # first what is outside the states: if that fails, the model is unchanged
+                drop_uploads(self.path / "teaching")  # where version 0.2 kept them
                 unlink(self.path / "report.html")  # it may show images
-                Cache().clear((CONVERTED,))  # they know the class
-            states.save(store, rest, states=1 if for_good else states.UNDO + 1)
-            store.events("removed", phase=store.completed() - 1, name=name, for_good=for_good)
+                Cache().clear((CONVERTED,))  # converted models, which know the class
+            kept = 1 if for_good else UNDO + 1
+            self._commit(store, rest, "removed", states=kept, name=name, for_good=for_good)
         return stays
 
     def doubtful(self) -> "tuple[Kept, ...]":
-        """Return the learned images whose labels the rest of the data contradicts, the surest mistakes first.
+        """Return the learned images whose labels the rest of the data contradicts, the most certain mistakes first.
 
         `relabel` moves one, or confirms its class; `forget` removes it.
         """
@@ -269,50 +260,48 @@ class IncrementalClassifier(Predicting):
         return doubtful(self.state())
 
     def relabel(self, image: Any, label: str) -> dict[str, Any]:
-        """Move learned images to another known class, as if they had been learned so from the start; return the step's record.
+        """Move learned images to another known class, as if they had been learned so; return the step's record.
 
-        With the class that a doubtful image already has, its label is confirmed, and it is not listed again. Only a
-        model in closed form can.
+        If a doubtful image is of this class already, its label is confirmed, and it is not listed again. Needs a
+        model in closed form.
 
         Args:
             image: as for `predict`, the name of a learned image, `Kept.id`, or a list of these.
             label: the class.
         """
-        from geodl.app.mending import relabelled
+        from geodl.app.edits import relabelled
 
         with self._writing() as store:
             found = relabelled(self.state(), image, label)
-            states.save(store, found)
-            store.events("relabelled", phase=store.completed() - 1, name=label)
+            self._commit(store, found, "relabelled", name=label)
             return dict(found.history[-1])
 
     def forget(self, images: Any) -> int:
-        """Forget learned images, given as for `relabel`, as if they had never been learned; return how many.
+        """Forget learned images, passed as to `relabel`, as if they had never been learned; return how many.
 
-        Earlier states, which `undo` restores, still hold them.
+        Earlier states, which `undo` restores, still contain them.
         """
-        from geodl.app.mending import forgotten
+        from geodl.app.edits import forgotten
 
         with self._writing() as store:
             rest = forgotten(self.state(), images)
-            states.save(store, rest)
             number = int(rest.history[-1]["images"])
-            store.events("forgotten", phase=store.completed() - 1, images=number)
+            self._commit(store, rest, "forgotten", images=number)
             return number
 
     def export(self, path: str | Path, *, force: bool = False) -> dict[str, Any]:
-        """Export to an ONNX file with labels and preprocessing inside; `force` replaces a file."""
+        """Export to an ONNX file that includes labels and preprocessing; `force` replaces a file."""
         from geodl.app.export import export
 
         file = as_path(path, "file")
         if os.path.lexists(file) and not force:
-            raise ConfigError(f"{file} is there already; --force replaces it")
+            raise ConfigError(f"{file} exists already; --force replaces it")
         return export(self.state().model, file, self.state().pictures)
 
     def export_web(
         self, path: str | Path, *, runtime: str | Path | None = None, force: bool = False
     ) -> dict[str, Any]:
-        """Write a folder with one static page that recognizes images and the camera in the browser.
+        """Write a folder with a static page that predicts images and camera pictures in the browser.
 
         runtime: a directory with the files of onnxruntime-web; None: npm fetches them. force: write into a directory
         that is not empty.
@@ -326,11 +315,11 @@ class IncrementalClassifier(Predicting):
 
     @property
     def unfinished(self) -> bool:
-        """Whether a learn step was stopped, which the same `learn` would go on with; any other change gives it up."""
+        """Whether a learn step was interrupted, which the same `learn` resumes; any other change discards it."""
         return self.directory().unfinished
 
     def give_up(self) -> None:
-        """Give up a learn step that was stopped: how far it came is forgotten, the model is as before it."""
+        """Discard the checkpoint of an interrupted learn step."""
         with self._writing() as store:
             store.clear_progress()
 
@@ -341,26 +330,34 @@ class IncrementalClassifier(Predicting):
         with store.lock():
             yield store
 
+    @staticmethod
+    def _commit(
+        store: Directory, state: State, event: str, states: int = UNDO + 1, **facts: Any
+    ) -> None:
+        """Save an edited state, and log the event."""
+        save(store, state, states=states)
+        store.events(event, phase=store.completed() - 1, **facts)
+
     def _refuse_run(self, store: Directory) -> None:
-        """Refuse to change a run: one can predict with it, but it is the record of an experiment."""
+        """Refuse to change a run, which is the record of an experiment."""
         if store.kind != "model":
             raise StoreError(f"{self.path} is the directory of a {store.kind}, not of a model")
 
     def _refuse_inside(self, folder: Path) -> None:
-        # Not resolve(), which fails where links lead in a circle.
-        here, there = (Path(os.path.realpath(path)) for path in (self.path, folder))
-        if here == there or there in here.parents or here in there.parents:
+        # Not resolve(), which fails on circular links.
+        model, images = (Path(os.path.realpath(path)) for path in (self.path, folder))
+        if model == images or images in model.parents or model in images.parents:
             raise ConfigError(
-                f"model {self.path} and images {folder}: one is inside the other; keep them apart"
+                f"model {self.path} and images {folder}: one is inside the other; use separate folders"
             )
 
 
 def drop_uploads(folder: Path) -> int:
     """Remove the images that a killed server left in a folder; return how many there were."""
-    if not is_directory(folder):  # behind a link nothing is touched
+    if not is_directory(folder):  # nothing behind a link is touched
         return 0
     images = sum(each.name.isdigit() for each in folder.glob("*/*"))
     remove(folder)
     if is_directory(folder):
-        raise StoreError(f"{folder} cannot be removed; remove it yourself: it holds images")
+        raise StoreError(f"{folder} cannot be removed; remove it yourself: it contains images")
     return images

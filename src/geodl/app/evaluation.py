@@ -1,4 +1,4 @@
-"""How good a model is on labelled images."""
+"""The accuracy of a model on labelled images."""
 
 from dataclasses import dataclass
 
@@ -7,17 +7,18 @@ import torch
 from geodl.app.state import State
 from geodl.closed_form.offsets import unequal
 from geodl.core.errors import DataError
-from geodl.core.events import ImagesPredicted, Listener, ignore
+from geodl.core.events import ImagesPredicted, Listener
 from geodl.data.dataset import Skipped, insist
 from geodl.data.intake import Intake
 from geodl.model.metrics import Confusion, finite
+from geodl.model.recognizer import Recognizer
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good the model is on labelled images, in %; `confusion` holds the counts (C, C) with the true class first.
+    """Accuracies on labelled images in %, and the confusion matrix.
 
-    balanced: the accuracy in which each class counts the same, where some have much more images than others; else None.
+    balanced: the accuracy in which each class counts the same; None where the classes have about as many images each.
     """
 
     images: int
@@ -31,23 +32,20 @@ class Evaluation:
 
 def evaluated(
     state: State,
+    recognizer: Recognizer,
     intake: Intake,
-    *,
-    classifier: str | None = None,
-    strict: bool = False,
-    accelerator: str = "auto",
-    workers: int | None = None,
-    listener: Listener = ignore,
+    strict: bool,
+    workers: int | None,
+    listener: Listener,
 ) -> Evaluation:
-    """Measure accuracy on labelled images; options as for `IncrementalClassifier.evaluate`."""
-    rows = {
-        i: state.names.index(name) for i, name in enumerate(intake.classes) if name in state.names
-    }
-    strangers = [name for name in intake.classes if name not in state.names]
-    skipped = [
-        *intake.problems,
-        *((name, "the model does not know this class") for name in strangers),
-    ]
+    """Evaluate a model on labelled images; options as for `IncrementalClassifier.evaluate`."""
+    skipped = list(intake.problems)
+    rows = {}
+    for i, name in enumerate(intake.classes):
+        if name in state.names:
+            rows[i] = state.names.index(name)
+        else:
+            skipped.append((name, "the model does not know this class"))
     known = [i for i, label in enumerate(intake.images.labels.tolist()) if label in rows]
     if not known:
         raise DataError(f"{intake.title}: no image of a class that the model knows")
@@ -55,7 +53,6 @@ def evaluated(
     pictures = intake.images.select(known)
     true: list[int] = []
     predicted: list[int] = []
-    recognizer = state.model.recognizer(classifier, accelerator=accelerator)
     for positions, answers, bad in recognizer.stream(pictures, workers):
         skipped += [(intake.names[known[i]], reason) for i, reason in bad]
         insist(strict, skipped)
@@ -66,19 +63,15 @@ def evaluated(
         first = f"{skipped[-1][0]}: {skipped[-1][1]}"
         raise DataError(f"{intake.title}: no image could be read, such as {first}")
     confusion = Confusion.of(torch.tensor(true), torch.tensor(predicted), state.names)
-    return _evaluation(state, confusion, tuple(skipped))
-
-
-def _evaluation(state: State, confusion: Confusion, skipped: Skipped) -> Evaluation:
-    learned_in: dict[int, list[int]] = {}
-    for step, i in sorted((known.step, i) for i, known in enumerate(state.classes)):
-        learned_in.setdefault(step, []).append(i)
+    steps: dict[int, list[int]] = {}
+    for step, row in sorted((known.step, row) for row, known in enumerate(state.classes)):
+        steps.setdefault(step, []).append(row)
     return Evaluation(
         images=confusion.images,
         accuracy=confusion.accuracy,
         balanced=confusion.balanced if unequal(confusion.counts.sum(dim=1)) else None,
         per_class={name: finite(value) for name, value in confusion.per_class.items()},
-        per_step={step: finite(confusion.rate(rows)) for step, rows in learned_in.items()},
+        per_step={step: finite(confusion.rate(rows)) for step, rows in steps.items()},
         confusion=confusion,
-        skipped=skipped,
+        skipped=tuple(skipped),
     )

@@ -1,4 +1,4 @@
-"""A model as one ONNX file: normalization of colors, network, classifiers and labels inside, and checked."""
+"""Export of a model to one ONNX file with normalization, network, classifiers and labels, checked against the model."""
 
 import importlib.util
 import io
@@ -29,14 +29,12 @@ from geodl.nets.backbone import PlainBackbone
 
 TOLERANCE = 1e-4
 CHECKED = 20
-"""Images that the file is checked with: more than the two that the graph is traced with, so that the batch size is seen to be free."""
+"""Images that the file is checked with: not as many as it is traced with, which proves that the batch size is free."""
 FEW = 3
 """Images that a graph for the cache is checked with."""
 KEPT = 8
 """Converted models in the cache."""
 SCORE = "score"
-NEEDED = ("onnx", "onnxruntime")
-"""Packages that writing and checking a graph needs."""
 _log = logging.getLogger("geodl")
 
 
@@ -51,14 +49,15 @@ class Exported(nn.Module):
 
     def __init__(self, model: Model, *, quick: bool = False) -> None:
         super().__init__()
-        ranked = sorted(model.classifiers.values(), key=lambda each: each.preference)
-        ranked = [model.default] if quick else ranked
+        ranked = [model.default]
+        if not quick:
+            ranked = sorted(model.classifiers.values(), key=lambda each: each.preference)
         self.scorers = {each.name: each.scorer(model.network) for each in ranked}
         self.default = model.default.name
         self.rejects, self.quick = model.default.rejects, quick
         levels = [name for scorer in self.scorers.values() for name in scorer.levels]
         self.levels = tuple(dict.fromkeys(levels))
-        self.network = folded(model.network).cpu()  # predicting may have moved it to a GPU
+        self.network = folded(model.network).cpu()  # it may be on a GPU
         transform = model.transform
         self.network.backbone.fix_size(transform.size)
         # As in the batches: x / (255 std) - mean / std.
@@ -68,7 +67,7 @@ class Exported(nn.Module):
 
     @property
     def outputs(self) -> list[str]:
-        """The names of what `forward` returns."""
+        """The names of the outputs of `forward`."""
         if self.quick:
             return [self.default, SCORE]
         return [*self.scorers, *([UNKNOWN] if self.rejects else [])]
@@ -76,7 +75,7 @@ class Exported(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Map pixels: uint8 (B, 3, size, size) to each classifier's confidences (B, C).
 
-        Where the default classifier rejects images, unknown: bool (B,) comes last; of a quick graph its score (B,).
+        The last output is unknown: bool (B,) if the default classifier rejects images; of a quick graph, its score (B,).
         """
         x = pixels.float() * self.factor - self.offset
         mirrors = any(scorer.mirrors for scorer in self.scorers.values())
@@ -97,14 +96,14 @@ class Exported(nn.Module):
 def export(model: Model, path: Path, pictures: Images | None = None) -> dict[str, Any]:
     """Write a model to an ONNX file that holds no image, and compare its predictions with the model's.
 
-    pictures: to compare them on, images like those that the model learned; made-up ones where there are none.
+    pictures: images like those that the model learned, to compare on; None: random pixels.
     """
     if path.suffix.lower() != ".onnx":
         raise ConfigError(f"export to {path}: the file must end in .onnx")
     if not can_export():
         raise MissingExtraError("onnx", "export")
     graph = Exported(model).eval()
-    make_directory(path.parent)  # before tracing, which takes its time
+    make_directory(path.parent)  # before tracing, which takes long
     data = _file(model, graph)
     pixels, real = _pixels(model.transform, pictures)
     difference = _compare(model, graph, data, pixels)
@@ -121,19 +120,16 @@ def export(model: Model, path: Path, pictures: Images | None = None) -> dict[str
 
 def can_export() -> bool:
     """Return whether the packages that exporting needs are installed."""
-    return all(map(importlib.util.find_spec, NEEDED))
+    return all(map(importlib.util.find_spec, ("onnx", "onnxruntime")))
 
 
 def keep_converted(model: Model, name: str) -> None:
-    """Put the graph that `geodl.app.quick` predicts by into the cache under a name.
-
-    Where there can be none, the entry is empty, so that nobody tries again; nothing is lost but time.
-    """
+    """Put the graph for `geodl.app.quick` into the cache; an empty entry, if there can be none, saves another try."""
     if not can_export():
         return
     try:
         graph = _converted(model)
-    except Exception as error:  # of a library that converts
+    except Exception as error:  # whatever the converting libraries raise
         _log.debug("not converted: %s", error)
         graph = b""
     with suppress(StoreError):
@@ -142,7 +138,7 @@ def keep_converted(model: Model, name: str) -> None:
 
 
 def _converted(model: Model) -> bytes:
-    """Return the graph of the default classifier; b"" where its code, or the square that it sees, is not fixed here."""
+    """Return the graph of the default classifier; b"" for a plug-in, or a crop that `geodl.app.quick` does not do."""
     parts = (model.network.backbone, model.default)
     ours = all(type(each).__module__.startswith("geodl.") for each in parts)
     transform = model.transform
@@ -155,7 +151,7 @@ def _converted(model: Model) -> bytes:
 
 
 def _file(model: Model, graph: Exported) -> bytes:
-    """Return a graph with what is known of it as an ONNX file."""
+    """Return a graph with its metadata as an ONNX file."""
     import onnx
 
     file = onnx.load_from_string(_traced(graph, model.transform.size))
@@ -170,14 +166,14 @@ def _traced(model: Exported, size: int) -> bytes:
     """Return the ONNX graph, for any number of images."""
     pixels, file = torch.zeros(2, 3, size, size, dtype=torch.uint8), io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        # torch prefers its other exporter, which takes fifteen times as long; all sizes but the batch's are fixed.
+        # The exporter that torch recommends takes fifteen times as long; all sizes but the batch's are fixed.
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
-        model(pixels)  # the expansion draws its weights at the first use: not while it is traced
+        model(pixels)  # draws the weights of the expansion, which must not be traced
         torch.onnx.export(
             model,
             (pixels,),
-            file,  # type: ignore[arg-type]  # which it takes
+            file,  # type: ignore[arg-type]  # it accepts buffers
             dynamo=False,
             input_names=["pixels"],
             output_names=model.outputs,
@@ -188,7 +184,7 @@ def _traced(model: Exported, size: int) -> bytes:
 
 
 def _share_constants(graph: Any) -> None:
-    """Let equal constants be one: an image and its mirrored copy pass the same large weights."""
+    """Merge equal constants: an image and its mirrored copy are multiplied by the same large weights."""
     first: dict[bytes, str] = {}
     names: dict[str, str] = {}
     nodes = []
@@ -205,12 +201,16 @@ def _share_constants(graph: Any) -> None:
 
 def _metadata(model: Model, graph: Exported) -> dict[str, str]:
     transform, size = model.transform, model.transform.size
+    if transform.whole:
+        seen = f"the picture's longer side resized to {size} (bilinear, antialiased), in the middle of gray {GRAY}"
+    else:
+        seen = f"the picture's shorter side resized to {transform.shorter_side} (bilinear, antialiased), then its center"
     meanings = {name: model.classifiers[name].meaning for name in graph.scorers}
     outputs = {name: f"confidences (batch, classes): {each}" for name, each in meanings.items()}
     found = {
         "labels": json.dumps(model.classes, ensure_ascii=False),
         "preprocessing": json.dumps(transform.to_dict()),
-        "input": f"pixels: uint8 (batch, 3, {size}, {size}), RGB, 0..255: {_seen(transform)}; colors are "
+        "input": f"pixels: uint8 (batch, 3, {size}, {size}), RGB, 0..255: {seen}; colors are "
         "normalized inside",
         "default": graph.default,
         "producer": "geodl",
@@ -224,16 +224,8 @@ def _metadata(model: Model, graph: Exported) -> dict[str, str]:
     return found | {"outputs": json.dumps(outputs)}
 
 
-def _seen(transform: Transform) -> str:
-    """Say what the network sees of a picture."""
-    if transform.whole:
-        size = transform.size
-        return f"the picture's longer side resized to {size} (bilinear, antialiased), in the middle of gray {GRAY}"
-    return f"the picture's shorter side resized to {transform.shorter_side} (bilinear, antialiased), then its center"
-
-
 def _pixels(transform: Transform, pictures: Images | None) -> tuple[Tensor, bool]:
-    """Return pixels, uint8 (N, 3, size, size), of some pictures that can be read; or made-up ones, and False."""
+    """Return pixels, uint8 (N, 3, size, size), of some pictures, and True; random ones, and False, if none can be read."""
     size, side = transform.size, transform.shorter_side
     if pictures is not None and len(pictures):
         some = pictures.select(torch.arange(0, len(pictures), -(-len(pictures) // CHECKED)))
@@ -250,8 +242,7 @@ def _compare(model: Model, graph: Exported, data: bytes, pixels: Tensor) -> floa
     """Run the file on pixels; return the largest difference from the model's confidences."""
     import onnxruntime
 
-    # The pictures have the size of the input.
-    transform = replace(model.transform, crop="pad")
+    transform = replace(model.transform, crop="pad")  # the pixels have the size of the input
     images = ArrayImages(pixels, torch.zeros(len(pixels), dtype=torch.int64))
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     answers = map(torch.from_numpy, session.run(graph.outputs, {"pixels": pixels.numpy()}))
@@ -262,7 +253,7 @@ def _compare(model: Model, graph: Exported, data: bytes, pixels: Tensor) -> floa
         worst = max(worst, float((theirs[name] - ours.probabilities).abs().max()))
         if graph.quick:
             worst = max(worst, float((theirs[SCORE] - ours.measure).abs().max()))
-        # Nearer to the threshold rounding may decide.
+        # Closer to the threshold, rounding may decide.
         clear = (ours.measure - recognizer.scorer.threshold).abs() > TOLERANCE
         rejects = UNKNOWN in theirs and name == graph.default
         if rejects and not torch.equal(theirs[UNKNOWN][clear], ours.unknown[clear]):

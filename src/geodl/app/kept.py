@@ -1,4 +1,4 @@
-"""The pictures that a model keeps, and the learned images whose class the others contradict."""
+"""The pictures that a model keeps, and the learned images whose labels are doubtful."""
 
 import re
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from geodl.core.errors import DataError
 from geodl.data.images import Images, short_hashes
 
 IDENTITY = re.compile("[0-9a-f]{16}")
-"""How `Kept.id` names an image."""
+"""The form of `Kept.id`."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A picture that the model keeps, or a doubtful image of which it keeps the features alone: `use` is None then.
+    """A picture that the model keeps, or a doubtful image of which only the features are kept (`use` is None).
 
-    id:         what `relabel` and `forget` know it by.
+    id:         by which `relabel` and `forget` find it.
     label:      its class.
     name:       where it came from.
     use:        what the picture is kept for.
-    likely:     the class that it looks like, where its own is doubtful.
-    confidence: in that, 0 to 1, by a fit without it and without all other suspects.
+    likely:     the class that a doubtful image looks like.
+    confidence: in that class, 0 to 1, by a fit without this image and all other doubtful ones.
     """
 
     id: str
@@ -42,17 +42,17 @@ class Kept:
 
 
 def doubtful(state: State) -> tuple[Kept, ...]:
-    """Return the doubtful images, the surest mistakes first."""
+    """Return the doubtful images, the most certain mistakes first."""
     ledger, names = state.ledger, state.names
     rows = ((ledger.likely >= 0) & (ledger.keys != UNKNOWN_KEY)).nonzero().squeeze(1)
     rows = rows[ledger.confidences[rows].argsort(descending=True, stable=True)]
-    uses = {each.id: each.use for each in _pictures(state)} if len(rows) else {}
+    uses = {each.id: each.use for each in kept_pictures(state)} if len(rows) else {}
     return tuple(
         Kept(
-            id=(key := _id(int(ledger.keys[i]))),
+            id=(identity := f"{int(ledger.keys[i]):016x}"),
             label=names[int(ledger.labels[i])],
             name=ledger.names[i],
-            use=uses.get(key),
+            use=uses.get(identity),
             likely=names[int(ledger.likely[i])],
             confidence=float(ledger.confidences[i]),
         )
@@ -61,31 +61,30 @@ def doubtful(state: State) -> tuple[Kept, ...]:
 
 
 def kept(state: State) -> list[Kept]:
-    """Return the doubtful images, the surest mistakes first, then all other pictures by class."""
+    """Return the doubtful images, the most certain mistakes first, then all other pictures by class."""
     doubts = doubtful(state)
     known = {each.id for each in doubts}
-    rest = [each for each in _pictures(state) if each.id not in known]
+    rest = [each for each in kept_pictures(state) if each.id not in known]
     return [*doubts, *sorted(rest, key=lambda each: state.model.row(each.label))]
 
 
-def find(state: State, key: str) -> tuple[Images, int]:
-    """Return the images among which a kept picture is, by its id, and its place there."""
-    found = state.picture(int(key, 16)) if IDENTITY.fullmatch(key) else None
-    if found is None:
-        raise DataError("no such picture is kept")
-    return found
-
-
-def _pictures(state: State) -> list[Kept]:
-    found = []
+def kept_pictures(state: State) -> list[Kept]:
+    """Return the pictures in the order in which they are stored."""
+    pictures = []
     for use, images in state.parts():
         digests = images.item_digests()
         rows = zip(digests, short_hashes(digests).tolist(), images.labels.tolist(), strict=True)
         for digest, key, row in rows:
             name = state.stored.get(digest, "")
-            found.append(Kept(_id(key), state.names[row], name, use))
-    return found
+            pictures.append(Kept(f"{key:016x}", state.names[row], name, use))
+    return pictures
 
 
-def _id(key: int) -> str:
-    return f"{key:016x}"
+def find(state: State, identity: str) -> tuple[Images, int]:
+    """Return the images that contain a kept picture, by its id, and its position there."""
+    key = int(identity, 16) if IDENTITY.fullmatch(identity) else None
+    for _, images in state.parts():
+        keys = short_hashes(images.item_digests()).tolist()
+        if key in keys:
+            return images, keys.index(key)
+    raise DataError("the picture is not stored")

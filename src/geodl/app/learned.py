@@ -1,4 +1,4 @@
-"""What a learn step did, in figures."""
+"""The result of a learn step: its figures, advice, and what was skipped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,25 @@ from geodl.closed_form.offsets import unequal
 from geodl.data.dataset import Skipped
 from geodl.model.metrics import finite
 
-REPEATABLE = "No step was made, and no option of this command is applied; with --again the images are learned once more."
-"""What to know where all images are known, but not by sums alone."""
+REPEATABLE = "No step was made, and no option of this command was applied; --again learns the images once more."
+"""Said where all images are known, unless only sums are kept of them."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What a learn step did; accuracies in %, on the validation images; None where there are none.
+    """The result of a learn step; accuracies in %, None where they were not measured.
 
-    already: the model knew all images; nothing was changed.
-    balanced: the accuracy in which each class counts the same, where some have much more images than others; else None.
-    interval: of the accuracy, 95 %; judged: on how many images it rests; left_out: whether these were learned too, each judged
-    by the model without it; series: how many series of several images there are among these, each left out as a whole;
-    in_series: how many images these hold.
-    before, after: the accuracy on the classes that were known before the step, and on those that it added.
-    stored_features: of how many images the features are kept.
-    earlier_images: whether the state before the step, which `undo` would bring back, holds images.
-    doubtful: learned images whose labels the rest of the data contradicts.
+    already:         the model knew all images; nothing was changed.
+    accuracy:        on validation images, or by leave-one-out.
+    balanced:        the accuracy in which each class counts the same; None where the classes have about as many images each.
+    interval:        95 % interval of the accuracy.
+    judged:          the number of images that the accuracy was measured on.
+    series:          the number of series of several images among these, each left out as a whole; in_series: their images.
+    left_out:        whether the images were learned too, each judged by the model without it.
+    before, after:   the accuracy on the classes known before the step, and on those that it added.
+    stored_features: the number of images whose features are stored.
+    earlier_images:  whether the state before the step, which `undo` restores, contains images.
+    doubtful:        learned images whose labels the rest of the data contradicts.
     """
 
     already: bool
@@ -65,17 +67,22 @@ def figures(
     problems: Skipped = (),
     repeatable: bool = False,
 ) -> Learned:
-    """Return the figures of a step from the state `last`, which learned so many images, of the classes `present`.
+    """Return the result of a step that led from `last` to `state`; if both are the same object, all images were known.
 
-    Where both states are the same object the model knew all images. problems: the images that were skipped; repeatable:
-    whether the others can be learned once more.
+    present: the step's classes; images: the number learned; problems: the images that were skipped; repeatable: whether
+    the known ones can be learned again.
     """
     already, known = state is last, len(last.classes) if last else 0
-    switched = state.stored_sums and not (last is not None and last.stored_sums)
-    notes = [REPEATABLE] if repeatable else [ONLY_SUMS] if switched else []
     names, confusion, default = state.names, state.confusion, state.model.default
-    series, in_series = _series(state)
+    stored, left_out = default.stored(), default.left_out()
+    switched = stored.sums and not (last is not None and last.model.default.stored().sums)
+    notes = [REPEATABLE] if repeatable else [ONLY_SUMS] if switched else []
     advice = at_end_of_step(confusion, state.classes, state.config, present)
+    series = torch.empty(0, dtype=torch.int64)
+    if left_out is not None and left_out.series is not None:
+        sizes = torch.unique(left_out.series, return_counts=True)[1]
+        series = sizes[sizes > 1]
+    is_unequal = unequal(torch.tensor([each.images for each in state.classes]))
     return Learned(
         already=already,
         step=state.steps,
@@ -84,34 +91,20 @@ def figures(
         returning=tuple(names[i] for i in present if i < known),
         images=images,
         accuracy=finite(confusion.accuracy),
-        balanced=finite(confusion.balanced) if _unequal(state) else None,
+        balanced=finite(confusion.balanced) if is_unequal else None,
         interval=confusion.interval,
         judged=confusion.images,
-        series=series,
-        in_series=in_series,
-        left_out=default.left_out() is not None,
+        series=len(series),
+        in_series=int(series.sum()),
+        left_out=left_out is not None,
         before=finite(confusion.rate(range(known))),
         after=finite(confusion.rate(range(known, len(names)))),
         per_class={name: finite(value) for name, value in confusion.per_class.items()},
         stored_images=state.stored_images,
         stored_bytes=state.stored_bytes,
-        stored_features=state.stored_features,
+        stored_features=stored.images,
         earlier_images=not already and last is not None and last.stored_images > 0,
         warnings=(*notes, *advice, *default.notes(names)),
         skipped=problems,
         doubtful=doubtful(state),
     )
-
-
-def _unequal(state: State) -> bool:
-    return unequal(torch.tensor([each.images for each in state.classes]))
-
-
-def _series(state: State) -> tuple[int, int]:
-    """Return in how many series of several images the judged images are, and how many images these hold."""
-    left_out = state.model.default.left_out()
-    if left_out is None or left_out.series is None:
-        return 0, 0
-    _, sizes = torch.unique(left_out.series, return_counts=True)
-    several = sizes[sizes > 1]
-    return len(several), int(several.sum())

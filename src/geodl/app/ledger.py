@@ -1,7 +1,7 @@
-"""Which images a model in closed form has learned: known by their pixels, with their class and where each came from."""
+"""The images that a model in closed form has learned: hashes of their pixels, classes, doubts and origins."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -13,7 +13,7 @@ from geodl.data.images import short_hashes
 from geodl.model.classifiers import LeftOut
 
 UNKNOWN_KEY = 0
-"""The key of an image that an earlier version learned and of which the features alone are known."""
+"""The key of an image of version 0.2, which kept only its features."""
 NONE = -1
 """No class."""
 GONE = -2
@@ -26,9 +26,9 @@ class Ledger:
 
     keys:        int64 (N,), short hashes of the pixels that the network sees.
     labels:      int64 (N,), the rows of their classes.
-    likely:      int64 (N,), the class that an image with a doubtful label looks like; -1: not doubted.
+    likely:      int64 (N,), the class that an image with a doubtful label looks like; -1: not doubtful.
     confidences: float32 (N,), in that class.
-    confirmed:   bool (N,), images whose class a person has set or confirmed: never doubted.
+    confirmed:   bool (N,), images whose class the user has set or confirmed: never doubtful.
     names:       where each came from.
     """
 
@@ -41,25 +41,22 @@ class Ledger:
 
     @classmethod
     def empty(cls, size: int = 0) -> Self:
-        """Return so many images that nothing is known of."""
-        nothing = torch.full((size,), NONE, dtype=torch.int64)
-        unsure = torch.zeros(size)
+        """Return `size` images of which nothing is known."""
         keys = torch.full((size,), UNKNOWN_KEY, dtype=torch.int64)
-        return cls(keys, nothing, nothing, unsure, unsure.bool(), ("",) * size)
+        no_class, zeros = torch.full((size,), NONE, dtype=torch.int64), torch.zeros(size)
+        return cls(keys, no_class, no_class, zeros, zeros.bool(), ("",) * size)
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def padded(self, size: int) -> "Ledger":
-        """Return at least so many images, nothing being known of those that are added."""
-        more = Ledger.empty(max(0, size - len(self)))
-        joined = {
-            name: torch.cat([mine, more._columns[name]]) for name, mine in self._columns.items()
-        }
-        return Ledger(**joined, names=self.names + more.names)
+        """Return at least `size` images; nothing is known of those that are added."""
+        more = Ledger.empty(max(0, size - len(self)))._columns
+        columns = {name: torch.cat([each, more[name]]) for name, each in self._columns.items()}
+        return Ledger(**columns, names=self.names + ("",) * len(more["keys"]))
 
     def beside(self, labels: Tensor | None) -> "Ledger":
-        """Return as many images as features are kept; nothing but the class, (N,), is known of those that others have learned."""
+        """Return one image for each label (N,) of the kept features; only the class of those of version 0.2 is known."""
         return self if labels is None else replace(self.padded(len(labels)), labels=labels)
 
     def select(self, rows: Tensor) -> "Ledger":
@@ -71,38 +68,33 @@ class Ledger:
     def learned(
         self, digests: Sequence[str], names: Sequence[str], labels: Tensor, left_out: LeftOut
     ) -> "Ledger":
-        """Return the images after a step that learned some, as leave-one-out places and doubts them."""
-        keys = short_hashes(digests)
+        """Return the images after a step that learned some, with the places and doubts of leave-one-out."""
+        keys, doubts = short_hashes(digests), left_out.doubts
         places = self._places(keys) if left_out.latest is None else left_out.latest
         if not len(places):
             return self
         found = self.padded(int(places.max()) + 1)
         new = found.keys[places] == UNKNOWN_KEY
-        all_keys, all_labels, all_names = (
-            found.keys.clone(),
-            found.labels.clone(),
-            list(found.names),
-        )
-        all_keys[places[new]] = keys[new]
-        all_labels[places[new]] = labels[new]
+        all_keys, all_labels, origins = found.keys.clone(), found.labels.clone(), list(found.names)
+        all_keys[places[new]], all_labels[places[new]] = keys[new], labels[new]
         for i in new.nonzero().squeeze(1).tolist():
-            all_names[int(places[i])] = names[i]
-        found = replace(found, keys=all_keys, labels=all_labels, names=tuple(all_names))
-        if left_out.doubts is None:
-            return found
-        if left_out.latest is None:
-            return found.doubting(left_out.doubts.at(places), places)
-        return found.doubting(left_out.doubts)
+            origins[int(places[i])] = names[i]
+        found = replace(found, keys=all_keys, labels=all_labels, names=tuple(origins))
+        if left_out.latest is None and doubts is not None:
+            return found.doubting(doubts.at(places), places)
+        return found.doubting(doubts)
 
     def _places(self, keys: Tensor) -> Tensor:
-        """Return the place of each key, (n,): where it is, or after all that are there."""
+        """Return the place of each key, (n,); new ones come after all others."""
         known = {key: i for i, key in enumerate(self.keys.tolist()) if key != UNKNOWN_KEY}
         unknown = len(self) - len(known)
         places = [known.setdefault(key, unknown + len(known)) for key in keys.tolist()]
         return torch.tensor(places, dtype=torch.int64)
 
-    def doubting(self, doubts: Doubts, among: Tensor | None = None) -> "Ledger":
-        """Return the images with these doubts, instead of those before; among: of these images, (n,), alone."""
+    def doubting(self, doubts: Doubts | None, among: Tensor | None = None) -> "Ledger":
+        """Return the images with these doubts, or the old ones for None; among: only those of these images, (n,), change."""
+        if doubts is None:
+            return self
         likely, confidences = self.likely.clone(), self.confidences.clone()
         likely[slice(None) if among is None else among] = NONE
         likely[doubts.rows], confidences[doubts.rows] = doubts.likely, doubts.confidences
@@ -110,13 +102,13 @@ class Ledger:
         return replace(self, likely=likely, confidences=torch.where(likely >= 0, confidences, 0.0))
 
     def moved(self, places: Tensor, row: int) -> "Ledger":
-        """Return the images with the class that a person has set for some of them."""
+        """Return the images after the user has set the class of some of them."""
         labels, confirmed, likely = self.labels.clone(), self.confirmed.clone(), self.likely.clone()
         labels[places], confirmed[places], likely[places] = row, True, NONE
         return replace(self, labels=labels, confirmed=confirmed, likely=likely)
 
     def without_class(self, row: int) -> "Ledger":
-        """Return the images of the other classes; those after it move up."""
+        """Return the images of the other classes; the rows of later ones move up."""
         rest = self.select(self.labels != row)
         likely = torch.where(rest.likely == row, NONE, rest.likely)
         labels, likely = (each - (each > row).long() for each in (rest.labels, likely))
@@ -124,25 +116,24 @@ class Ledger:
 
     @property
     def _columns(self) -> dict[str, Tensor]:
-        return {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name != "names"
-        }
+        """Return all but the names, by name."""
+        return {key: each for key, each in vars(self).items() if key != "names"}
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return all but the names, by name."""
+        """Return the columns as tensors to store."""
         return {f"learned.{name}": each for name, each in self._columns.items()}
 
     @classmethod
     def from_tensors(
         cls, tensors: Mapping[str, Tensor], names: Sequence[Any], classes: int
     ) -> Self:
-        """Undo `to_tensors`; nothing is known where an earlier version wrote none."""
-        found = part(tensors, "learned")
-        if not found:
+        """Undo `to_tensors`; a model of version 0.2 has no such tensors."""
+        columns = part(tensors, "learned")
+        if not columns:
             return cls.empty()
-        ledger = cls(**found, names=tuple(str(name) for name in names))
+        ledger = cls(**columns, names=tuple(map(str, names)))
         for name, empty in cls.empty()._columns.items():
-            shaped(found[name], name, len(ledger.names), dtype=empty.dtype)
+            shaped(columns[name], name, len(ledger.names), dtype=empty.dtype)
         for rows in (ledger.labels, ledger.likely):
             if bool((rows < NONE).any() or (rows >= classes).any()):
                 raise ValueError(f"a learned image of none of {classes} classes")

@@ -1,4 +1,4 @@
-"""The page of a model, for the person whose images it learned."""
+"""The HTML page of a model for its owner."""
 
 import math
 from collections.abc import Mapping
@@ -6,52 +6,46 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from markupsafe import Markup
 
 from geodl.app import state as states
-from geodl.app.about import describe
 from geodl.app.advice import advice, mixed_up, uncertain
+from geodl.app.info import describe
 from geodl.app.kept import doubtful, find
 from geodl.app.state import State
 from geodl.core.content import interpreting
 from geodl.core.errors import GeodlError
 from geodl.core.text import count, readable
+from geodl.data.images import Images
 from geodl.model.classifiers import LeftOut
 from geodl.model.metrics import Confusion, finite
 from geodl.model.model import Model
 from geodl.model.page import templates, thumbnail, webp
 from geodl.store import Directory
 
-PAIRS = 8
-"""Pairs of classes that are shown as mixed up."""
-PICTURES = 60
-"""Wrongly classified pictures that are shown."""
+SHOWN = {"pairs": 8, "pictures": 60, "bars": 40, "names": 12}
+"""The number of items that are shown of a long list: pairs mixed up, pictures, bars of classes, names of a step."""
 SIDE = 160
-"""Largest side of such a picture in pixels."""
+"""Largest side of a picture in pixels."""
 TINY = 48
-"""Pictures with fewer pixels a side are shown as squares of color, not smoothed."""
-BARS = 40
-"""Of more classes than these the best are folded."""
-NAMED = 12
-"""Of more classes than these in a step the others are folded."""
+"""Pictures with fewer pixels a side are enlarged without smoothing."""
 BANDS = (0.95, 0.9, 0.8, 0.6, 0.0)
-"""Confidences from which on images are counted together."""
+"""Lower ends of the ranges of confidence."""
 MEASURED = 20
-"""With fewer images, nothing is said about how sure the model is."""
+"""With fewer images, confidence and accuracy are not compared."""
 
 
 def render(path: Path, *, with_images: bool | None = None, research: str = "") -> str:
-    """Return the page as text. research: more, for researchers.
+    """Return the page. research: HTML for researchers.
 
-    with_images: show pictures; None: only name the doubtful ones; False: no image is named.
+    with_images: True shows pictures, None only names the doubtful ones, False names no image.
     """
     page = templates("geodl.app").get_template("owner.html")
     return page.render(owner=owner(path, with_images), research=Markup(research))
 
 
 def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
-    """Return what is shown of a model; with_images: as for `render`."""
+    """Return the content of the page; with_images: as for `render`."""
     store = Directory(path)
     name, state = path.resolve().name, states.load(store)
     if state is None:
@@ -59,7 +53,7 @@ def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
     with interpreting(path):
         facts = describe(store, state)
         model, problem = _usable(state)
-        # As it was measured in the last step, or by leave-one-out.
+        # As measured in the last step, or by leave-one-out.
         left_out = model.left_out() if model and not state.metrics else None
         confusion = left_out or state.confusion
         images = {each["name"]: each["images"] for each in facts["classes"]}
@@ -69,17 +63,12 @@ def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
             "images": sum(images.values()),
             "left_out": facts["left_out"],
             "confusion": confusion,
-            "accuracy": finite(confusion.accuracy),
-            "interval": confusion.interval,
+            "measured": len(confusion.classes) > 1 and confusion.images > 0,
             "steps": _steps(store, facts, confusion, named=with_images is not False),
             "sure": how_sure(_judged(state, model)),
             "advice": [*advice(confusion, images), *uncertain(confusion)],
             "pairs": mixed_up(confusion),
-            "most": PAIRS,
-            "bars": confusion.weakest,
-            "shown": BARS,
-            "named": NAMED,
-            "named_doubts": PICTURES,
+            "shown": SHOWN,
             "pictures": _pictures(state, model, bool(with_images)),
             "doubtful": [] if with_images is False else _doubtful(state, bool(with_images)),
             "problem": problem,
@@ -88,16 +77,16 @@ def owner(path: Path, with_images: bool | None = None) -> dict[str, Any]:
 
 
 def _usable(state: State) -> tuple[Model | None, str]:
-    """Return the model, or why it cannot predict: what its network needs may not be installed here."""
+    """Return the model, or why it cannot predict: a package that its network needs may be missing."""
     try:
-        state.model.network  # noqa: B018  # built here, so that a package it lacks is named
+        state.model.network  # noqa: B018  # built here, so that the missing package is named
         return state.model, ""
     except GeodlError as error:
         return None, str(error)
 
 
 def _judged(state: State, model: Model | None) -> LeftOut | None:
-    """Return what is known image by image: by leave-one-out, or of the validation images."""
+    """Return the predictions of single images: by leave-one-out, or of the validation images."""
     if model is None:
         return None
     found, checks = model.default.left_out(), state.validation
@@ -107,9 +96,9 @@ def _judged(state: State, model: Model | None) -> LeftOut | None:
 def _steps(
     store: Directory, facts: Mapping[str, Any], now: Confusion, *, named: bool
 ) -> list[dict[str, Any]]:
-    """Return what was done to the model, oldest first, and what each step brought; named: to which image."""
+    """Return the steps, oldest first, with their accuracies; named: with the names of images."""
     steps: list[dict[str, Any]] = []
-    # A learner that was saved by itself has left a phase, but no record.
+    # `Learner.save` adds a phase, but no record.
     for phase, record in enumerate(facts["steps"], store.completed() - len(facts["steps"])):
         when = datetime.fromisoformat(record["time"]) if record["time"] else None
         day = f"{when.day} {when:%B %Y}" if when else ""
@@ -119,37 +108,30 @@ def _steps(
             known = enumerate(facts["classes"])
             mine = [i for i, each in known if each["step"] == record["step"]]
             several = then is not None and len(then.classes) > 1  # one class alone is always right
-            step["judged"] = then.images if then and several else 0
+            step["judged"] = then.images if then is not None and several else 0
             step["now"] = finite(now.rate(mine)) if len(now.classes) > 1 else None
         steps.append(step)
     return steps
 
 
 def how_sure(judged: LeftOut | None) -> dict[str, Any] | None:
-    """Return how often the model is right when it is so sure, from the surest images to the least sure ones."""
+    """Return the accuracy by ranges of confidence, the highest first; None if too few images were judged."""
     if judged is None or judged.confidences is None:
         return None
     known = judged.predictions >= 0
-    right, said = (
-        (judged.predictions == judged.labels)[known].double(),
-        judged.confidences[known].double(),
-    )
-    if len(said) < MEASURED:
+    confidences = judged.confidences[known].double()
+    right = (judged.predictions == judged.labels)[known].double()
+    if len(right) < MEASURED:
         return None
-    bands = []
+    bands, apart = [], 0.0
     for low, high in zip(BANDS, (math.inf, *BANDS), strict=False):
-        rows = (said >= low) & (said < high)
+        rows = (confidences >= low) & (confidences < high)
         if rows.any():
-            found = (
-                int(rows.sum()),
-                100 * float(right[rows].mean()),
-                100 * float(said[rows].mean()),
-            )
-            bands.append((_band(low, high), *found))
-    apart = sum(
-        images * abs(accuracy - confidence) for _, images, accuracy, confidence in bands
-    ) / len(said)
-    return {"bands": bands, "apart": apart}
+            images, accuracy = int(rows.sum()), 100 * float(right[rows].mean())
+            confidence = 100 * float(confidences[rows].mean())
+            bands.append((_band(low, high), images, accuracy, confidence))
+            apart += images * abs(accuracy - confidence)
+    return {"bands": bands, "apart": apart / len(right)}
 
 
 def _band(low: float, high: float) -> str:
@@ -158,53 +140,52 @@ def _band(low: float, high: float) -> str:
     return f"{100 * low:.0f} to {100 * high:.0f} %" if low else f"under {100 * high:.0f} %"
 
 
-def _pictures(state: State, model: Model | None, wanted: bool) -> dict[str, Any] | None:
-    """Return the pictures among the validation images that are wrongly classified, the surest mistakes first."""
+def _pictures(state: State, model: Model | None, visible: bool) -> dict[str, Any] | None:
+    """Return the misclassified pictures among the validation images, the most certain mistakes first."""
     checks = state.validation
     if model is None or checks is None or not len(checks):
         return None
-    if not wanted:
-        return {"wanted": False}
+    if not visible:
+        return {"visible": False}
     judged = model.judged(checks)
-    confidences = judged.confidences if judged.confidences is not None else torch.zeros(len(checks))
+    sure = judged.confidences
     wrong = ((judged.predictions != judged.labels) & (judged.predictions >= 0)).nonzero().squeeze(1)
-    order = wrong[confidences[wrong].argsort(descending=True, stable=True)].tolist()
+    if sure is not None:
+        wrong = wrong[sure[wrong].argsort(descending=True, stable=True)]
     digests, shown = checks.item_digests(), []
-    for i in order[:PICTURES]:
+    for i in wrong.tolist()[: SHOWN["pictures"]]:
         picture = {
             "own": model.classes[int(judged.labels[i])],
             "other": model.classes[int(judged.predictions[i])],
-            "sure": 100 * float(confidences[i]) if judged.confidences is not None else None,
+            "sure": None if sure is None else 100 * float(sure[i]),
             "file": state.stored.get(digests[i], ""),
-            "data": webp(thumbnail(checks.decode(i), SIDE)),
-            "tiny": state.transform.size < TINY,
         }
-        shown.append(picture)
+        shown.append(picture | _shown(state, checks, i))
     judged_images = int((judged.predictions >= 0).sum())
-    return {"wanted": True, "judged": judged_images, "wrong": len(order), "shown": shown}
+    return {"visible": True, "judged": judged_images, "wrong": len(wrong), "shown": shown}
 
 
-def _doubtful(state: State, wanted: bool) -> list[dict[str, Any]]:
-    """Return the images that look mislabelled, the surest mistakes first, with their pictures where they are wanted and stored."""
+def _doubtful(state: State, visible: bool) -> list[dict[str, Any]]:
+    """Return the images that look mislabelled, the most certain mistakes first; `visible`: with the stored pictures."""
     found = []
     for each in doubtful(state):
-        picture = {
-            "own": each.label,
-            "other": each.likely,
-            "sure": 100 * (each.confidence or 0),
-            "file": each.name,
-            "data": "",
-            "tiny": state.transform.size < TINY,
-        }
-        if wanted and each.use:
-            images, row = find(state, each.id)
-            picture["data"] = webp(thumbnail(images.decode(row), SIDE))
+        sure = 100 * (each.confidence or 0)
+        picture = {"own": each.label, "other": each.likely, "sure": sure, "file": each.name}
+        picture["data"] = ""
+        if visible and each.use:
+            picture |= _shown(state, *find(state, each.id))
         found.append(picture)
     return found
 
 
+def _shown(state: State, images: Images, row: int) -> dict[str, Any]:
+    """Return a picture as data, and whether it is tiny."""
+    data = webp(thumbnail(images.decode(row), SIDE))
+    return {"data": data, "tiny": state.transform.size < TINY}
+
+
 def _kept(facts: Mapping[str, Any]) -> str:
-    """Return what the model keeps of the images."""
+    """Return what the model stores of the images."""
     pictures, features = facts["stored_images"], facts["features"]["images"]
     size = readable(facts["stored_bytes"])
     kept = f"{count(pictures, 'picture')}, {size}" if pictures else "no picture"

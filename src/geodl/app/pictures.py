@@ -1,6 +1,7 @@
-"""The pictures that a model in closed form keeps to show: encoded files of a phase, shared by all states that keep them."""
+"""The pictures that a model in closed form keeps to show: encoded files, shared by all states that keep them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,12 @@ from geodl.data.squares import square
 from geodl.store import File, SavedPhase
 
 KINDS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png"}
-"""The first bytes of the formats in which pictures are kept, and how the names of their files end."""
+"""The first bytes of the formats in which pictures are kept, and the suffixes of their files."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A picture in a directory: its content is read, and verified, when it is needed."""
+    """A picture in a directory, whose content is read and verified when it is needed."""
 
     phase: SavedPhase
     name: str
@@ -31,14 +32,15 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Pictures(FileImages):
-    """Encoded pictures, with the hashes of their squares."""
+    """Encoded pictures, with the hashes of the squares that the network sees."""
 
     items: tuple[bytes | Stored, ...]
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes that they take."""
-        return sum(_size(item) for item in self.items)
+        """The number of bytes of all files."""
+        stored = [item.phase.files[item.name][1] for item in self.items if isinstance(item, Stored)]
+        return sum(stored) + sum(len(item) for item in self.items if isinstance(item, bytes))
 
 
 def pictures_of(
@@ -46,43 +48,44 @@ def pictures_of(
 ) -> Pictures:
     """Return images as pictures to keep.
 
-    A JPEG or PNG file is kept as it came where that takes less than a PNG file of the square that the network sees and
-    reads back as the same pixels; of other images, the square is kept. So a large photograph takes little.
+    A JPEG or PNG file is kept unchanged if it is smaller than a PNG file of the square that the network sees, and is
+    decoded to the same pixels; otherwise the square is kept. So a large photograph takes little space.
 
     Args:
         originals: the images as they were given.
         learned: the same images as they were learned.
         size: of the square, in pixels.
-        as_they_came: False keeps squares alone.
+        as_they_came: False keeps only squares.
         whole: the network sees all of an image, not its center square.
     """
     seen = resized(learned, size, whole=whole)
     items = []
     for i in range(len(seen)):
         png = seen.encoded(i)
-        came = _readable(originals, i) if as_they_came else png
-        items.append(came if len(came) < len(png) and _same(came, seen.pixels[i], whole) else png)
+        came = _original(originals, i) if as_they_came else None
+        keeps = came is not None and len(came) < len(png) and _shows(came, seen.pixels[i], whole)
+        items.append(came if came is not None and keeps else png)
     return Pictures(tuple(items), learned.labels, digests=tuple(seen.item_digests()))
 
 
-def _readable(images: Images, i: int) -> bytes:
-    """Return image i as it came; nothing where it is gone meanwhile, or in a format that is not kept."""
-    try:
-        found = images.encoded(i)
-    except DataError:
-        return b""
-    return found if found.startswith(tuple(KINDS)) else b""
+def _original(images: Images, i: int) -> bytes | None:
+    """Return image i as it came; None if the file is gone, or in a format that is not kept."""
+    with suppress(DataError):
+        content = images.encoded(i)
+        if content.startswith(tuple(KINDS)):
+            return content
+    return None
 
 
-def _same(content: bytes, pixels: Tensor, whole: bool) -> bool:
-    """Return whether an encoded picture reads back as a square, (3, size, size)."""
+def _shows(content: bytes, pixels: Tensor, whole: bool) -> bool:
+    """Return whether an encoded picture is decoded to a square, (3, size, size)."""
     images = FileImages((content,), torch.zeros(1, dtype=torch.int64))
     found = square(images, 0, pixels.shape[1], whole, reduced=True)
     return isinstance(found, Tensor) and torch.equal(found, pixels)
 
 
 def as_pictures(images: Images) -> Pictures:
-    """Return what is kept to show as pictures: squares, as models kept before, become PNG files."""
+    """Return what is kept to show as pictures; the squares of version 0.2 become PNG files."""
     if isinstance(images, Pictures):
         return images
     assert isinstance(images, ArrayImages)
@@ -94,18 +97,23 @@ def together(parts: Sequence[Pictures]) -> Pictures:
     items = [item for part in parts for item in part.items]
     digests = [digest for part in parts for digest in part.digests]
     labels = torch.cat([part.labels for part in parts])
-    found = Pictures(tuple(items), labels, digests=tuple(digests))
-    return found.select(labels.argsort(stable=True))
+    joined = Pictures(tuple(items), labels, digests=tuple(digests))
+    return joined.select(labels.argsort(stable=True))
 
 
 def to_files(pictures: Pictures) -> tuple[list[dict[str, Any]], dict[str, bytes | File]]:
-    """Return what a record says of pictures, and their files by name."""
+    """Return the record of pictures, and their files by name."""
     record: list[dict[str, Any]] = []
     files: dict[str, bytes | File] = {}
     rows = zip(pictures.items, pictures.labels.tolist(), pictures.digests, strict=True)
     for i, (item, label, digest) in enumerate(rows):
-        name = f"pictures/{i:04d}.{_kind(item)}"
-        files[name] = item.phase.files[item.name] if isinstance(item, Stored) else item
+        content: bytes | File
+        if isinstance(item, Stored):
+            kind, content = item.name.rpartition(".")[2], item.phase.files[item.name]
+        else:
+            kind = next(kind for start, kind in KINDS.items() if item.startswith(start))
+            content = item
+        files[name := f"pictures/{i:04d}.{kind}"] = content
         record.append({"file": name, "label": label, "image": digest})
     return record, files
 
@@ -115,13 +123,3 @@ def from_files(phase: SavedPhase, record: Sequence[Mapping[str, Any]]) -> Pictur
     items = [Stored(phase, each["file"]) for each in record]
     labels = torch.tensor([each["label"] for each in record], dtype=torch.int64)
     return Pictures(tuple(items), labels, digests=tuple(each["image"] for each in record))
-
-
-def _kind(item: bytes | Stored) -> str:
-    if isinstance(item, Stored):
-        return item.name.rpartition(".")[2]
-    return next(kind for start, kind in KINDS.items() if item.startswith(start))
-
-
-def _size(item: bytes | Stored) -> int:
-    return item.phase.files[item.name][1] if isinstance(item, Stored) else len(item)

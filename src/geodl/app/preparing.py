@@ -1,14 +1,14 @@
-"""From what was handed over to what is learned: internal labels, no contradictions, validation images set aside."""
+"""The images of a step are prepared: labels become rows, repeats and contradictions are skipped, validation images set aside."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from geodl.app.choices import VALIDATION, in_closed_form
-from geodl.app.finding import placed
+from geodl.app.lookup import placed
 from geodl.app.series import clues_of
 from geodl.app.state import KnownClass, State
 from geodl.closed_form.kept_features import mirroring_changes_nothing
@@ -25,18 +25,19 @@ from geodl.model.herding import first_of_each
 
 SIDE = 16
 ALIKE = 0.99
-"""Pictures whose thumbnails of SIDE pixels correlate more than this are of one series (burst shots, copies)."""
+"""Images whose thumbnails of SIDE pixels a side correlate more than this are near-duplicates (burst shots, copies)."""
 THUMBNAILS, MOST_THUMBNAILS = 30, 1500
-"""Of each class, and about so many in all, that tell whether mirroring keeps the class."""
+"""Thumbnails of each class, and about how many in all, by which is decided whether mirroring keeps the class."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The images of a step, cleaned: labels are internal; `known` counts the classes known before.
+    """The images that a step learns; labels are rows of the model.
 
-    originals: the same images as they were given.
-    rows: their places among the images that could be decoded.
-    fresh: (N,) bool, the images that were never trained on.
+    originals:   the same images as they were given.
+    rows:        their places among the images that could be decoded.
+    known:       the number of classes before the step.
+    fresh:       (N,) bool, the images that were never trained on.
     nothing_new: whether a model in closed form has learned all of them as these classes.
     """
 
@@ -53,25 +54,25 @@ class Prepared:
 
     @property
     def names_of_classes(self) -> tuple[str, ...]:
-        """The names of all classes known with this step, in the order of their labels."""
+        """The names of all classes after this step, by row."""
         return tuple(known.name for known in self.classes)
 
     @property
     def present(self) -> list[int]:
-        """The classes that the step brings images of."""
+        """The rows of the classes in this step."""
         return sorted(set(self.images.labels.tolist()))
 
 
 def prepare(
     intake: Intake, decoded: Decoded, last: State | None, step: int, group_by: str = "auto"
 ) -> Prepared:
-    """Return the images with internal labels, without what would contradict or repeat what is stored.
+    """Return the images to learn, without those that contradict or repeat others.
 
-    group_by: what tells which images are of one series (`geodl.app.series`).
+    group_by: as for `geodl.app.series.clues_of`.
     """
     known = last.names if last else ()
     position = {name: i for i, name in enumerate(known)}
-    problems = [*intake.problems, *decoded.problems, *_clashes(intake.classes, list(position))]
+    problems = [*intake.problems, *decoded.problems, *_clashes(intake.classes, known)]
     for name in intake.classes:
         position.setdefault(name, len(position))
     images = decoded.images
@@ -98,7 +99,7 @@ def prepare(
         digests=digests,
         names=tuple(names[i] for i in rows),
         classes=classes,
-        known=len(last.classes) if last else 0,
+        known=len(known),
         fresh=fresh,
         nothing_new=nothing_new,
         problems=tuple(problems),
@@ -108,7 +109,7 @@ def prepare(
 def _all_learned(
     digests: Sequence[str], labels: Sequence[int], rows: Sequence[int], last: State | None
 ) -> bool:
-    """Return whether a model in closed form has learned some of the images as these classes, and all at `rows`."""
+    """Return whether a model in closed form has learned some of the images as these classes, and all of `rows`."""
     if last is None:
         return False
     ledger, keys = last.ledger, short_hashes(digests).tolist()
@@ -120,10 +121,10 @@ def _all_learned(
 def _with_classes(
     images: Images, names: Sequence[str], fresh: Tensor, last: State | None, step: int
 ) -> tuple[Images, tuple[KnownClass, ...]]:
-    """Return the images with their final labels, and all classes known with this step.
+    """Return the images with their final labels, and all classes after this step.
 
-    A class of which every image was skipped is not learned: the others move up. names: of the classes, by label, those that the
-    model knows first; fresh: (N,) bool, the images that were never trained on.
+    A new class of which every image was skipped is not learned: the rows of later ones move up. names: of the classes by label,
+    known ones first; fresh: (N,) bool, the images that were never trained on.
     """
     old = list(last.classes) if last else []
     counts = torch.bincount(images.labels, minlength=len(names))
@@ -132,69 +133,66 @@ def _with_classes(
     final = present.long().cumsum(0) - 1
     more = torch.bincount(images.labels[fresh], minlength=len(names)).tolist()
     classes = [replace(each, images=each.images + more[i]) for i, each in enumerate(old)]
-    # Of a new class every image counts, also one that was learned from before the class was removed.
+    # All images of a new class count, even those that were trained on before the class was removed.
     new = (present & ~known).nonzero().squeeze(1).tolist()
     classes += [KnownClass(names[i], step, int(counts[i])) for i in new]
     return images.relabel(final.where(present, -1)), tuple(classes)
 
 
-def _clashes(names: Sequence[str], known: Sequence[str]) -> list[tuple[str, str]]:
-    """Say which new names are easily mistaken for others."""
+def _clashes(names: Sequence[str], known: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the new names that are easily mistaken for others."""
     folded = {name.casefold(): name for name in known}
     remedy = "undo this step, rename the folder and learn again"
-    found = []
     for name in names:
         if name in known:
             continue
         if name.casefold() in folded:
-            words = f"a new class, although the model knows {folded[name.casefold()]!r}; if they are one, {remedy}"
-            found.append((name, words))
+            other = folded[name.casefold()]
+            yield (
+                name,
+                f"a new class, although the model knows {other!r}; if they are one, {remedy}",
+            )
         elif name == UNKNOWN:
-            words = f"a class whose name is also said of images unlike all classes; to tell them apart, {remedy}"
-            found.append((name, words))
-    return found
+            yield name, f"also the label of images unlike all classes; to tell them apart, {remedy}"
 
 
 def _without_repeats(
     labels: Sequence[int], digests: Sequence[str], names: Sequence[str], last: State | None
 ) -> tuple[list[int], list[tuple[str, str]]]:
-    """Choose the rows to learn: no picture twice, none under two classes, none that is set aside or in sums."""
-    # In closed form the pictures that are kept to show are learned like all others.
-    aside = last is not None and not in_closed_form(last.config.method)
-    checks = _labels_of(last.validation) if last and aside else {}
-    summed = _summed(last)
+    """Return the rows to learn, and what is skipped: images given twice, or under two classes."""
     known = known_labels(last) if last else {}
+    not_again: Set[int] = _never_again(last) if last else set()
     keys = short_hashes(digests).tolist()
     equal: dict[str, list[int]] = {}
     for i, digest in enumerate(digests):
         equal.setdefault(digest, []).append(i)
     rows, problems = [], []
-    for i, (label, digest) in enumerate(zip(labels, digests, strict=True)):
-        twins = equal[digest]
+    for i, (label, key) in enumerate(zip(labels, keys, strict=True)):
+        twins = equal[digests[i]]
         elsewhere = [j for j in twins if labels[j] != label]
-        if known.get(keys[i], label) != label:
-            assert last is not None
-            problems.append((names[i], _known_as(last, known[keys[i]])))
+        if last is not None and known.get(key, label) != label:
+            problems.append((names[i], _known_as(last, known[key])))
         elif elsewhere:  # one of the labels is wrong, and nobody knows which
-            problems.append(
-                (names[i], f"the same picture as {names[elsewhere[0]]} in another class")
-            )
+            other = names[elsewhere[0]]
+            problems.append((names[i], f"the same picture as {other} in another class"))
         elif twins[0] != i:
             problems.append((names[i], f"the same picture as {names[twins[0]]}"))
-        elif keys[i] not in checks and keys[i] not in summed:
+        elif key not in not_again:
             rows.append(i)
     return rows, problems
 
 
-def _summed(last: State | None) -> set[int]:
-    """Return the short hashes of the images that sums hold already: in these each would count twice."""
-    if last is None or not last.stored_sums:
+def _never_again(last: State) -> Set[int]:
+    """Return the short hashes of images that are not learned again: validation images, and those that sums contain."""
+    if last.model.default.stored().sums:  # each would count twice
+        return set(last.ledger.keys.tolist())
+    if in_closed_form(last.config.method):  # pictures to show are learned like all others
         return set()
-    return set(last.ledger.keys.tolist())
+    return _labels_of(last.validation).keys()
 
 
 def _known_as(last: State, label: int) -> str:
-    """Say that a picture is known under another class, and what moves it."""
+    """Return why a picture that is known under another class is skipped, and how to move it."""
     words = f"the same picture is known as class {last.names[label]!r} already"
     if not in_closed_form(last.config.method):
         return words
@@ -215,21 +213,20 @@ def _labels_of(images: Images | None) -> dict[int, int]:
 
 
 def moving(intake: Intake, decoded: Decoded, last: State) -> list[int]:
-    """Return the positions among the decoded images of those that a model in closed form has learned as another class.
+    """Return the positions of the decoded images that a model in closed form has learned as another class.
 
-    Not of a picture that is given under several classes: nobody knows which is right.
+    A picture that is given under several classes is not among them: nobody knows which is right.
     """
     known, keys = known_labels(last), short_hashes(decoded.digests).tolist()
-    names = [intake.classes[label] for label in decoded.images.labels.tolist()]
-    given: dict[int, set[str]] = {}
-    for key, name in zip(keys, names, strict=True):
-        given.setdefault(key, set()).add(name)
-    first = {key: i for i, key in reversed(list(enumerate(keys)))}
+    first: dict[int, int] = {}
+    classes: dict[int, set[str]] = {}
+    for i, (key, label) in enumerate(zip(keys, decoded.images.labels.tolist(), strict=True)):
+        first.setdefault(key, i)
+        classes.setdefault(key, set()).add(intake.classes[label])
     found = []
     for key, i in first.items():
-        if key in known and len(given[key]) == 1 and last.names[known[key]] != names[i]:
+        if key in known and len(classes[key]) == 1 and last.names[known[key]] not in classes[key]:
             found.append(i)
-    found.sort()
     if not found:
         return found
     hashes = short_hashes([decoded.digests[i] for i in found])
@@ -240,36 +237,36 @@ def moving(intake: Intake, decoded: Decoded, last: State) -> list[int]:
 def set_aside(ready: Prepared, last: State | None) -> Tensor:
     """Choose the validation images, (N,) bool, by their content: up to ten a class and a fifth of it.
 
-    A series of near-duplicates stays on one side. A class that comes back gives more as long as it has fewer than ten.
+    Near-duplicates stay on one side. A returning class gives more as long as it has fewer than ten.
     """
-    have = last.checks if last else Counter[int]()
+    counts = last.checks if last else Counter[int]()
     held = torch.zeros(len(ready.images), dtype=torch.bool)
     for label in ready.present:
         mine = (ready.images.labels == label).nonzero().squeeze(1)
-        wanted = min(VALIDATION, ready.classes[label].images // 5) - have[label]
+        lacking = min(VALIDATION, ready.classes[label].images // 5) - counts[label]
         fresh = [int(i) for i in mine if ready.fresh[i]]
-        limit = min(wanted, len(fresh) // 2)
+        limit = min(lacking, len(fresh) // 2)
         if limit <= 0:
             continue
-        # Near-duplicates are alike even when they are tiny.
         pixels = resized(ready.images.select(mine), SIDE).pixels.flatten(1).float()
         groups = near_duplicates(pixels - pixels.mean(1, keepdim=True), ALIKE)
         series: dict[int, list[int]] = {}
         for i, group in zip(mine.tolist(), groups.tolist(), strict=True):
             series.setdefault(group, []).append(i)
-        old = {i for i, fresh in enumerate(ready.fresh) if not fresh}
-        whole = [rows for rows in series.values() if old.isdisjoint(rows)]
-        for rows in sorted(
-            whole,
-            key=lambda rows: min(derive(0, "validation image", ready.digests[i]) for i in rows),
-        ):
-            if int(held[mine].sum()) + len(rows) <= limit:
+        for rows in sorted(series.values(), key=lambda rows: _draw(ready, rows)):
+            unseen = bool(ready.fresh[rows].all())
+            if unseen and int(held[mine].sum()) + len(rows) <= limit:
                 held[rows] = True
     return held
 
 
+def _draw(ready: Prepared, rows: Sequence[int]) -> int:
+    """Return the random number of a series, which depends on its content alone."""
+    return min(derive(0, "validation image", ready.digests[i]) for i in rows)
+
+
 def mirrors(images: Images) -> bool:
-    """Return whether mirroring keeps the class, as far as thumbnails tell it: False where copies are predicted as another class."""
+    """Return whether mirroring keeps the class: False if mirrored thumbnails are predicted as another one."""
     classes = torch.tensor(sorted(set(images.labels.tolist())))
     labels = torch.searchsorted(classes, images.labels)
     rows = first_of_each(labels, THUMBNAILS)

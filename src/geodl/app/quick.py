@@ -1,7 +1,7 @@
-"""Predict a few photographs without torch, which takes longer to load than they to predict.
+"""Prediction of a few photographs without torch, which takes longer to load than they take to predict.
 
-The network and the classifier of a model are converted into one ONNX graph by the first prediction after a change, and cached
-for the next ones. Where there is no such graph, `IncrementalClassifier` predicts.
+The first prediction after a change converts the network and the classifier of a model into one ONNX graph, which is cached
+for the next ones. Without such a graph, `IncrementalClassifier` predicts.
 """
 
 import json
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,28 +25,21 @@ from geodl.model.predictions import Predictions, check_wishes, named
 from geodl.store import Directory, reading
 
 VERSION = 2
-"""To be raised whenever a converted model is another than before."""
+"""To be raised when the conversion changes."""
 FEW = 16
-"""Photographs; of more, decoding and the network by several threads save more than the start costs."""
+"""The most photographs; for more, several threads save more time than loading torch costs."""
 READ = ("model.safetensors", "memory.safetensors", "extra.json")
-"""What predicting reads of a model: verified here too, so that damage is found by whoever predicts first."""
+"""The files that predicting reads of a model; verified here too, so that damage is detected."""
 
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a converted model: class names, the square that it sees, and the threshold below which an image is unknown."""
+    """The metadata of a converted model: class names, the square that it sees, and the threshold for unknown images."""
 
     classes: tuple[str, ...]
     size: int
     whole: bool
     threshold: float
-
-
-class Entry(NamedTuple):
-    """A model's graph in the cache: its name, which all that predicting reads determines, and the state of the model."""
-
-    name: str
-    version: Any
 
 
 def predict(
@@ -63,10 +56,9 @@ def predict(
 ) -> Predictions:
     """Predict files or folders of images, as `IncrementalClassifier.predict` does."""
     check_wishes(top, threshold, workers)
-    path, images = Path(path), [Path(image) for image in images]
     few = len(images) <= FEW and all(map(os.path.isfile, images))
     entry = _entry(path) if few and classifier is None and accelerator != "cuda" else None
-    graph = None if entry is None else Cache().read(entry.name)
+    graph = None if entry is None else Cache().read(entry)
     found = None if graph is None else _predicted(graph, images, top, threshold)
     if found is not None:
         listener(ImagesPredicted(len(images), len(images)))
@@ -88,39 +80,39 @@ def predict(
         from geodl.app.export import keep_converted
 
         learned = model.state().model
-        if _entry(path) == entry:  # else another process has changed the model meanwhile
-            keep_converted(learned, entry.name)
+        if _entry(path) == entry:  # else another process has changed the model
+            keep_converted(learned, entry)
     return answer
 
 
-def _entry(path: Path) -> Entry | None:
-    """Return a model's graph in the cache; None where the model cannot be read: whoever predicts says why."""
+def _entry(path: Path) -> str | None:
+    """Return the name of a model's graph in the cache, a fingerprint of what predicting reads; None if that fails."""
 
-    def verified(here: Directory) -> Entry:
+    def verified(here: Directory) -> str:
         phase = here.phase(-1)
         for name in READ:
             phase.read(name)
-        # Not by its ID, which a stranger's model can share.
+        # Not its ID, which a stranger's model can share.
         files = [phase.files[name] for name in READ]
-        return Entry(fingerprint([VERSION, __version__, files]) + CONVERTED, here.version)
+        return fingerprint([VERSION, __version__, files]) + CONVERTED
 
     try:
         return reading(path, verified)
-    except GeodlError:
+    except GeodlError:  # reported by the prediction that follows
         return None
 
 
 def _predicted(
     graph: bytes, images: Sequence[Path], top: int, threshold: float | None
 ) -> Predictions | None:
-    """Predict by a graph; None where an image cannot be read, or the graph not be run."""
+    """Predict by a graph; None if an image cannot be read or the graph cannot be run."""
     began = time.perf_counter()
     try:
-        session = session_of(graph)
-        about = about_of(session)
-        pixels = [seen(image, about) for image in images]
-        answers = [run(session, each[None]) for each in pixels]
-    except Exception:  # the errors of onnxruntime have no other kind in common
+        session = _session(graph)
+        about = _about(session)
+        pixels = [np.ascontiguousarray(seen(image, about)[None]) for image in images]
+        answers = [session.run(None, {"pixels": each}) for each in pixels]
+    except Exception:  # the errors of onnxruntime have no other base class
         return None
     probabilities, scores = (np.concatenate(each) for each in zip(*answers, strict=True))
     if not (np.isfinite(probabilities).all() and np.isfinite(scores).all()):
@@ -142,8 +134,8 @@ def seen(image: Path, about: About) -> NDArray[np.uint8]:
     return pixels.transpose(2, 0, 1)
 
 
-def session_of(graph: bytes) -> Any:
-    """Return what runs a graph, by one thread: that of a photograph takes less time than others to wake up."""
+def _session(graph: bytes) -> Any:
+    """Return a session with one thread: a photograph takes less time than waking up more."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -152,15 +144,9 @@ def session_of(graph: bytes) -> Any:
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def about_of(session: Any) -> About:
-    """Return what a graph says of itself."""
+def _about(session: Any) -> About:
+    """Return the metadata of a graph."""
     found = session.get_modelmeta().custom_metadata_map
-    seen, classes = json.loads(found["preprocessing"]), tuple(json.loads(found["labels"]))
-    lowest = float(found.get("threshold", "-inf"))
-    return About(classes, seen["size"], seen["crop"] == "whole", lowest)
-
-
-def run(session: Any, pixels: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return probabilities (N, C) and scores (N,) for pixels: uint8 (N, 3, size, size)."""
-    probabilities, scores = session.run(None, {"pixels": np.ascontiguousarray(pixels)})
-    return probabilities, scores
+    classes, transform = tuple(json.loads(found["labels"])), json.loads(found["preprocessing"])
+    threshold = float(found.get("threshold", "-inf"))
+    return About(classes, transform["size"], transform["crop"] == "whole", threshold)

@@ -1,4 +1,4 @@
-"""Write the folder: the ONNX file, what the page must know about it, the page, and the files of onnxruntime-web."""
+"""Export to a folder: the ONNX file, its description, the page, and the files of onnxruntime-web."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from geodl.data.images import Images
 from geodl.model.model import Model
 
 PACKAGE = "onnxruntime-web@1.30.0"
-"""Where the runtime comes from; other versions are given as a directory."""
+"""The npm package of the runtime; another version is used from a directory."""
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 _STATIC = Path(__file__).parent / "static"
 
@@ -29,12 +29,12 @@ def export_web(
     force: bool = False,
     pictures: Images | None = None,
 ) -> dict[str, Any]:
-    """Write a folder that any web server can serve; it holds no image of the model's.
+    """Write a folder that any web server can serve; it contains none of the model's images.
 
     name:     shown on the page.
     runtime:  a directory with the files of onnxruntime-web; None: npm fetches them.
     force:    write into a directory that is not empty.
-    pictures: to check the file with, as for `export`.
+    pictures: as for `export`.
     """
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise ConfigError(f"{folder} is not empty; --force writes into it")
@@ -42,17 +42,8 @@ def export_web(
     for file, content in _runtime(runtime).items():
         atomic_write(folder / file, content)
     done = export(model, folder / "model.onnx", pictures)
-    about = json.dumps(_about(model, name), ensure_ascii=False, indent=1)
-    atomic_write(folder / "model.json", about.encode())
-    for part in _STATIC.iterdir():
-        atomic_write(folder / part.name, part.read_bytes())
-    return done | {"file": str(folder), "bytes": directory_size(folder)}
-
-
-def _about(model: Model, name: str) -> dict[str, Any]:
-    """Return what the page must know: class names, sizes, and which outputs to read."""
     graph = Exported(model)
-    return {
+    about = {
         "name": name,
         "labels": list(model.classes),
         "size": model.transform.size,
@@ -62,23 +53,28 @@ def _about(model: Model, name: str) -> dict[str, Any]:
         "unknown": UNKNOWN if graph.rejects else None,
         "runtime": PACKAGE,
     }
+    atomic_write(folder / "model.json", json.dumps(about, ensure_ascii=False, indent=1).encode())
+    for part in _STATIC.iterdir():
+        atomic_write(folder / part.name, part.read_bytes())
+    return done | {"file": str(folder), "bytes": directory_size(folder)}
 
 
-def _runtime(given: Path | None) -> dict[str, bytes]:
+def _runtime(directory: Path | None) -> dict[str, bytes]:
     """Return the files of onnxruntime-web by name."""
-    if given is None:
-        return _packed()
-    places = (given, given / "dist", given / "node_modules" / "onnxruntime-web" / "dist")
+    if directory is None:
+        return fetched()
+    dist = directory / "node_modules" / "onnxruntime-web" / "dist"
+    places = (directory, directory / "dist", dist)
     for place in places:
         if all((place / file).is_file() for file in RUNTIME):
             return {file: (place / file).read_bytes() for file in RUNTIME}
     raise ConfigError(
-        f"--runtime {given}: {', '.join(RUNTIME)} of onnxruntime-web are needed there"
+        f"--runtime {directory}: {', '.join(RUNTIME)} of onnxruntime-web are needed there"
     )
 
 
-def _packed() -> dict[str, bytes]:
-    """Fetch the package with npm, which checks its hash; nothing in it is executed."""
+def fetched() -> dict[str, bytes]:
+    """Download the files of onnxruntime-web with npm, which checks their hash; nothing is executed."""
     npm = shutil.which("npm")
     hint = "--runtime DIR takes the files from a directory"
     if npm is None:

@@ -1,9 +1,9 @@
-// Recognizes images and what the camera shows, in the browser: nothing is sent anywhere.
+// Predicts images and camera pictures in the browser: nothing is sent anywhere.
 import * as ort from "./ort.wasm.min.mjs";
 import { seen } from "./resize.js";
 
 const $ = (id) => document.getElementById(id);
-const BARS = 5; // classes that are shown
+const BARS = 5; // the most classes shown
 
 ort.env.wasm.numThreads = 1;
 ort.env.wasm.wasmPaths = new URL("./", import.meta.url).href;
@@ -14,11 +14,11 @@ async function open() {
   const session = await ort.InferenceSession.create("./model.onnx", { executionProviders: ["wasm"] });
   document.title = about.name;
   $("name").textContent = about.name;
-  $("lead").textContent = `Tells ${about.labels.length} classes apart. Images stay on this device.`;
+  $("lead").textContent = `Distinguishes ${about.labels.length} classes. Images stay on this device.`;
   return { about, session };
 }
 
-// Pixels of a picture or a frame of the camera, on white where they are transparent.
+// The pixels of a picture or a camera frame; transparent ones become white.
 function pixels(source, width, height) {
   const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d", { willReadFrequently: true });
   context.fillStyle = "white";
@@ -27,9 +27,9 @@ function pixels(source, width, height) {
   return { data: context.getImageData(0, 0, width, height).data, width, height, step: 4 };
 }
 
-let busy = Promise.resolve(); // a session answers one after the other
+let busy = Promise.resolve(); // a session predicts one image at a time
 
-// Confidences of all classes, the likeliest first, and whether the image is unlike all of them.
+// The confidences of all classes, the highest first, and whether the image is unlike all classes.
 function recognize(image) {
   busy = busy.catch(() => {}).then(async () => {
     const { about, session } = await opening, { size } = about;
@@ -60,12 +60,12 @@ function draw(place, { top, unknown }) {
 }
 
 async function look(file) {
-  const body = el("div", {}, el("p", { className: "muted", textContent: "looking…" }));
+  const body = el("div", {}, el("p", { className: "muted", textContent: "predicting…" }));
   const picture = el("img", { className: "picture", src: URL.createObjectURL(file), alt: file.name });
   const item = el("li", {}, picture, body);
   $("results").prepend(item);
   try {
-    // The picture is upright; its colors are taken as they are stored, as Pillow takes them.
+    // Upright, and with colors as stored: as Pillow decodes it.
     const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
     const found = await recognize(pixels(bitmap, bitmap.width, bitmap.height));
     bitmap.close();
@@ -110,7 +110,7 @@ function stop() {
 const problem = (error) => { $("problem").textContent = error.message; $("problem").hidden = false; };
 
 opening.catch(problem);
-$("camera").hidden = !navigator.mediaDevices; // browsers give it to pages over https alone
+$("camera").hidden = !navigator.mediaDevices; // browsers allow it only over https
 $("camera").onclick = () => watch().catch((error) => { stream = null; problem(error); });
 $("choose").onclick = () => $("file").click();
 $("file").onchange = () => { all([...$("file").files]); };

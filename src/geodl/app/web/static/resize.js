@@ -1,11 +1,11 @@
-// Resizing as Pillow does it (Resample.c, bilinear, 8 bits a channel), so that the network sees the pixels that it has
-// learned from: a canvas resizes otherwise, and that changes confidences.
+// Resizing as in Pillow (Resample.c, bilinear, 8 bits a channel), so that the network sees the same pixels as in training:
+// a canvas resizes differently, which changes confidences.
 // An image is {data, width, height, step}: `step` bytes a pixel, red, green and blue first.
 
-const BITS = 22; // of a weight, after the point
+const BITS = 22; // of a weight, after the binary point
 
-// The weights that each of `size` outputs gives to its inputs, between `from` and `to` of all `inputs`.
-// Pillow takes the box in single precision.
+// The weights of the inputs for each of `size` outputs, between `from` and `to` of all `inputs`.
+// Pillow computes the box in single precision.
 function weights(inputs, from, to, size) {
   const start = Math.fround(from), scale = Math.fround(Math.fround(to) - start) / size;
   const support = Math.max(scale, 1), inverse = 1 / support;
@@ -19,8 +19,8 @@ function weights(inputs, from, to, size) {
   });
 }
 
-// One pass along `lines`: the pixels of each, `pixel` bytes apart, become as many as there are weights. The lines of `data`
-// are `line` bytes apart, those of `made` `madeLine`, and its pixels `madePixel`.
+// One pass over `lines`: the pixels of each are resized to one a list of weights. In `data`, pixels are `pixel` and lines `line`
+// bytes apart; in `made`, `madePixel` and `madeLine`.
 function pass(data, { pixel, line }, made, { madePixel, madeLine }, lines, weighted) {
   for (let y = 0; y < lines; y += 1) {
     weighted.forEach(({ first, parts }, i) => {
@@ -34,7 +34,7 @@ function pass(data, { pixel, line }, made, { madePixel, madeLine }, lines, weigh
 }
 
 // The box from (left, top) to (right, bottom) at wide x high: first along the rows, then along the columns, rounded in between. Pillow 13
-// begins with the columns of tall images, where a value may then differ by 1.
+// starts with the columns of tall images, where a value may differ by 1.
 function resized({ data, width, height, step }, [left, top, right, bottom], wide, high) {
   const rows = new Uint8ClampedArray(height * wide * 3), made = new Uint8ClampedArray(high * wide * 3);
   pass(data, { pixel: step, line: width * step }, rows, { madePixel: 3, madeLine: wide * 3 }, height, weights(width, left, right, wide));
@@ -58,7 +58,7 @@ function letterboxed(image, size) {
   return made;
 }
 
-// Rounded as Python does it: halves to the even neighbor.
+// Rounds as Python does: halves to the even neighbor.
 function even(value) {
   const low = Math.floor(value);
   return value - low === 0.5 ? low + (low % 2) : Math.round(value);

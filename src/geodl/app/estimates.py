@@ -1,4 +1,4 @@
-"""How long a learn step will take: estimated before a training begins, and early in reading."""
+"""Estimates of how long a learn step takes: before a training begins, and while images are read."""
 
 import time
 from collections.abc import Callable
@@ -10,27 +10,27 @@ from geodl.learning.timing import Shape, measure, reading_speed
 from geodl.methods.adaptation import APART, BATCH
 
 LOOK = 2.0
-"""Seconds of reading after which it is estimated how long it takes."""
+"""Seconds of reading before its duration is estimated."""
 
 
 def timed(
-    total: int, tell: Callable[[float], None], clock: Callable[[], float] = time.perf_counter
+    total: int, report: Callable[[float], None], clock: Callable[[], float] = time.perf_counter
 ) -> Callable[[int], None]:
-    """Return what is called with the number of images read so far, and once tells an estimate in seconds for all."""
-    began, told = clock(), False
+    """Return a callback for the number of images read so far, which reports one estimate in seconds for all."""
+    began, reported = clock(), False
 
     def read(done: int) -> None:
-        nonlocal told
+        nonlocal reported
         elapsed = clock() - began
-        if not told and elapsed >= LOOK and 0 < done < total:
-            told = True
-            tell(elapsed / done * total)
+        if not reported and elapsed >= LOOK and 0 < done < total:
+            reported = True
+            report(elapsed / done * total)
 
     return read
 
 
 def step_seconds(config: RunConfig, images: int, classes: int) -> float:
-    """Estimate how long a network is trained or adapted, from a few passes over made-up images."""
+    """Estimate how long training or adapting a network takes, from a few passes over random images."""
     adapts = in_closed_form(config.method) and config["adapt"] != "no"
     shape = Shape(
         config.network,
@@ -44,5 +44,5 @@ def step_seconds(config: RunConfig, images: int, classes: int) -> float:
     if adapts:  # all images are read three times, and most of them trained on
         passes: float = (1 - APART) * config["adapt_epochs"]
         return images * (3 / reading_speed(replace(shape, batch=4)) + passes / speed)
-    # A teacher looks on in all steps but the first: a third of a student's work.
+    # In all steps but the first a teacher runs as well: a third of a student's work.
     return 1.3 * images * config.epochs / speed

@@ -1,14 +1,14 @@
-"""One learn step: images in, a state out. Nothing is kept of it until it is complete, except where to go on."""
+"""One learn step: images in, a new state out. Nothing is saved before it is complete, except a checkpoint to resume from."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from geodl.app import before
+from geodl.app import estimates
 from geodl.app.choices import (
     choose,
     explain,
@@ -19,13 +19,15 @@ from geodl.app.choices import (
     threads_of,
     training_asked,
 )
+from geodl.app.edits import released
 from geodl.app.learned import Learned, figures
-from geodl.app.mending import released
+from geodl.app.outcome import Outcome
 from geodl.app.preparing import Prepared, mirrors, moving, prepare, set_aside
 from geodl.app.state import State, save
 from geodl.app.training import Training
 from geodl.config import RunConfig
 from geodl.core import events
+from geodl.core.content import fingerprint
 from geodl.core.devices import available_cores
 from geodl.core.errors import ConfigError, Interrupted, install
 from geodl.core.text import count
@@ -39,9 +41,9 @@ from geodl.methods import build
 from geodl.store import Directory
 
 PANORAMAS = 0.2
-"""From this share of long pictures on it is said that their ends are not seen."""
+"""From this share of long pictures on, the user is told that their ends are cut off."""
 LONG = 120.0
-"""Seconds of training after which a person is asked first."""
+"""Estimated seconds from which on the user is asked to confirm."""
 FROM_SCRATCH = (
     "The network will be trained from scratch, which takes minutes to hours and many images. With pre-trained features "
     f"({install('pretrained')}, 17 MB) photographs are learned in seconds, usually far better."
@@ -50,7 +52,7 @@ FROM_SCRATCH = (
 
 @contextmanager
 def _keeping_threads() -> Iterator[None]:
-    """Leave the process with as many threads as it had."""
+    """Restore the number of torch's threads at the end."""
     before = torch.get_num_threads()
     try:
         yield
@@ -60,29 +62,23 @@ def _keeping_threads() -> Iterator[None]:
 
 @dataclass
 class LearnStep:
-    """A learn step to be taken; whoever takes it holds the lock.
+    """A learn step, which runs under the lock of the directory.
 
-    last:     the state before; None: the step makes the model.
-    options:  those that the user set.
-    again:    learn also where the model in closed form knows all images.
-    relabel:  move images that the model knows under another class to the class that they have here.
-    group_by: what tells which images are of one series (`geodl.app.series`).
-    strict:   the first image that cannot be used is an error.
-    stop:     asked now and then whether to stop.
-    confirm:  asked with an estimate in seconds before a training, or early in reading, that takes long.
+    last:    the state before; None if the step creates the model.
+    options: those that the user set; all else as for `IncrementalClassifier.learn`.
     """
 
     store: Directory
     last: State | None
     intake: Intake
     options: Mapping[str, Any]
-    again: bool = False
-    relabel: bool = False
-    group_by: str = "auto"
-    strict: bool = False
-    listener: events.Listener = events.ignore
-    stop: Callable[[], bool] = lambda: False
-    confirm: Callable[[float], bool] = lambda seconds: True
+    again: bool
+    relabel: bool
+    group_by: str
+    strict: bool
+    listener: events.Listener
+    stop: Callable[[], bool]
+    confirm: Callable[[float], bool]
 
     def __post_init__(self) -> None:
         self.before = self.last.config if self.last else None
@@ -91,19 +87,15 @@ class LearnStep:
         method = self.before.method if self.before else self.start.get("method")
         self.closed = in_closed_form(method)
 
-    @property
-    def number(self) -> int:
-        """The number of the step in the model's life, from 1."""
-        return (self.last.steps if self.last else 0) + 1
-
     @_keeping_threads()
     def take(self) -> Learned:
         """Learn the images and save the new state."""
+        number = (self.last.steps if self.last else 0) + 1
         reader = self._reader()
         decoded = self._decoded(reader)
         if self.relabel and self.last is not None:
             self.last = self._released(decoded, self.last)
-        ready = prepare(self.intake, decoded, self.last, self.number, self.group_by)
+        ready = prepare(self.intake, decoded, self.last, number, self.group_by)
         insist(self.strict, ready.problems)
         found = (len(ready.images), len(self.intake.classes), self.sizes.side, ready.problems)
         self.listener(events.IntakeDone(self.intake.title, *found))
@@ -114,21 +106,27 @@ class LearnStep:
         none = torch.zeros(len(ready.images), dtype=torch.bool)
         held = none if self.closed else set_aside(ready, self.last)
         config = self._chosen(ready, held, decoded.colors, asks=reader is None)
-        now = reader.features(torch.tensor(ready.rows), ready.images.labels) if reader else None
-        training = Training(self, ready, held, config, now)
-        state, images = training.learn(), len(training.train)
+        model = self._training(config).learn(
+            self.last.model if self.last else None,
+            replace(ready.images.select(~held), names=ready.names_of_classes),
+            ready.digests,
+            reader.features(torch.tensor(ready.rows), ready.images.labels) if reader else None,
+        )
+        outcome = Outcome(self.last, ready, held, config, model)
+        state = outcome.state(number, self.store.completed(), self.intake.key)
         if self.stop():
             raise Interrupted("stopped before anything was changed")
         save(self.store, state)
+        images = int((~held).sum())
         result = figures(
             state, self.last, present=ready.present, images=images, problems=ready.problems
         )
-        done = {"step": self.number, "classes": list(result.new), "images": images}
+        done = {"step": number, "classes": list(result.new), "images": images}
         self.store.events("learned", phase=self.store.completed() - 1, **done)
         return result
 
     def _reader(self) -> FeatureReader | None:
-        """Return what takes features while images are decoded, where the network stands still."""
+        """Return what computes features while images are decoded, if the network does not change."""
         if not self.closed or not (self.last is not None or stands_still(self.start, self.options)):
             return None
         config = choose(None, len(self.intake.images), self.options, self.start, self.before).config
@@ -147,26 +145,25 @@ class LearnStep:
             remedy = "a new model with --whole sees all of each"
             words = f"{share}, or more, and only their middle square is seen; {remedy}."
             self.listener(events.Advised(words))
-        chosen = self.options.get("workers")
+        chosen, total = self.options.get("workers"), len(self.intake.images)
         workers = available_cores() if chosen is None else int(chosen)
+        estimate = estimates.timed(total, self._ask)
 
-        timed = before.timed(len(self.intake.images), self._ask)
-
-        def told(done: int, problems: Skipped) -> None:
-            self.listener(events.ImagesRead(done, len(self.intake.images)))
-            if reader is not None:  # that is nearly all of the step
-                timed(done)
+        def report(done: int, problems: Skipped) -> None:
+            self.listener(events.ImagesRead(done, total))
+            if reader is not None:  # reading is nearly all of the step
+                estimate(done)
             insist(self.strict, problems)
             if self.stop():
                 raise Interrupted("stopped while the images were read")
 
         if reader is None:
-            return decode(self.intake, size, workers, told, whole=whole)
+            return decode(self.intake, size, workers, report, whole=whole)
         use = reader.add
-        return decode(self.intake, size, workers, told, whole=whole, colors=False, use=use)
+        return decode(self.intake, size, workers, report, whole=whole, colors=False, use=use)
 
     def _released(self, decoded: Decoded, last: State) -> State:
-        """Forget the images that the model knows under another class than they have here, and say so."""
+        """Forget the images that the model knows under another class than they have here."""
         moved = moving(self.intake, decoded, last)
         if not moved:
             return last
@@ -177,8 +174,9 @@ class LearnStep:
     def _chosen(
         self, ready: Prepared, held: Tensor, colors: Colors | None, *, asks: bool
     ) -> RunConfig:
-        """Choose the options of the step and show them. held: (N,) bool, images that are set aside; asks: whether to ask now."""
-        images = int((~held).sum()) + (self.last.stored_exemplars if self.last else 0)
+        """Choose the options of the step and report them; `asks`: whether the user has yet to be asked to confirm."""
+        exemplars = self.last.stored_exemplars if self.last else 0
+        images = int((~held).sum()) + exemplars
         mirrored = self.closed or "flip" in self.options or mirrors(ready.images)
         found = choose(colors, images, self.options, self.start, self.before, mirrors=mirrored)
         classes = len(ready.classes)
@@ -187,20 +185,28 @@ class LearnStep:
             self._announce(found.config, images, classes)
         return found.config
 
+    def _training(self, config: RunConfig) -> Training:
+        identity = {
+            "images": self.intake.key,
+            "config": config.identity(),
+            "phase": self.store.completed(),
+        }
+        return Training(self.store, config, fingerprint(identity), self.listener, self.stop)
+
     def _announce(self, config: RunConfig, images: int, classes: int) -> None:
-        """Say what would serve better and how long the step will take, and ask where that is long."""
+        """Advise on better choices, estimate how long training takes, and ask if that is long."""
         first, closed = self.last is None, in_closed_form(config.method)
         asked = {"method", "weights"} & self.options.keys() or training_asked(self.options)
         if first and not asked and not closed and not has_pretrained():
             self.listener(events.Advised(FROM_SCRATCH))
         if config.exemplars and (few := build(config).advice(classes)) is not None:
             self.listener(events.Advised(few))
-        # Where nothing is trained, reading is timed while it lasts.
+        # Without training, the estimate comes from the first images that are read.
         if classes > 1 and build(config).trains(0 if first else 1):
-            self._ask(before.step_seconds(config, images, classes))
+            self._ask(estimates.step_seconds(config, images, classes))
 
     def _ask(self, seconds: float) -> None:
-        """Say how long the step will take, and ask where that is long."""
+        """Report an estimate, and ask the user to confirm if it is long."""
         self.listener(events.TimeEstimated(seconds))
         if seconds > LONG and not self.confirm(seconds):
             raise ConfigError("not confirmed: nothing was learned")
