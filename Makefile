@@ -25,9 +25,10 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# benchmarks.photographs is left out: it needs a directory of photographs (docs/photographs.md).
+# Benchmarks that need a directory of images (docs/photographs.md) are left out.
+WITH_DATA = $(patsubst %,benchmarks/%.py,labels photographs series unequal unknown)
 benchmarks: $(READY)  ## speed and memory, side by side; run it on a quiet machine
-	for part in $(filter-out benchmarks/photographs.py,$(wildcard benchmarks/[a-z]*.py)); do echo "== $$part"; $(BIN)/python -m benchmarks.$$(basename $$part .py) || exit 1; done
+	for part in $(filter-out $(WITH_DATA),$(wildcard benchmarks/[a-z]*.py)); do echo "== $$part"; $(BIN)/python -m benchmarks.$$(basename $$part .py) || exit 1; done
 
 docs: $(TOOLS)  ## the documentation site, docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going docs docs/_build/html

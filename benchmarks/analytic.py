@@ -1,8 +1,8 @@
-"""What a phase of closed-form learning costs beside the network's pass over its images: time, memory, size of the file.
+"""The cost of a phase of closed-form learning without the network's pass over its images: time, memory, file size.
 
 Run with `python -m benchmarks.analytic [--threads 1] [--turns 3]`: features of a ResNet-32 at three stages (448 numbers) expanded
-to M = 4096. Aims: 5000 images of 10 new classes take at most 10 s on two cores, twice the images twice the time of adding
-them, whatever the number of classes seen; the file is below 45 MB.
+to M = 4096. Goals: 5000 images of 10 new classes take at most 10 s on two cores; the time to add images is proportional to
+their number and independent of the number of classes seen; the file is smaller than 45 MB.
 """
 
 import argparse
@@ -22,11 +22,11 @@ WIDTHS = {"stage1": 64, "stage2": 128, "stage3": 256}
 BATCH = 500
 NEW = 10
 SHAPES = (2500, 60), (5000, 60), (10_000, 60), (5000, 10), (5000, 100), (5000, 1000)
-"""Images of the phase, classes seen after it."""
+"""Images of the phase, and classes seen after it."""
 
 
 def features(images):
-    """Return features like those of a ResNet: not negative, many of them zero."""
+    """Return features like those of a ResNet: nonnegative and sparse."""
     generator = torch.Generator().manual_seed(images)
     return {
         name: torch.randn(images, width, generator=generator).relu()
@@ -35,7 +35,7 @@ def features(images):
 
 
 def phase(earlier, expansion, standardization, z, labels, classes):
-    """Learn a phase; return the seconds for adding its images, rounding the statistics, and fitting the head."""
+    """Learn a phase; return the seconds of adding its images, rounding the statistics, and fitting the head."""
     times = [time.perf_counter()]
     for start in range(0, len(labels), BATCH):
         part = {name: block[start : start + BATCH] for name, block in z.items()}
@@ -49,7 +49,7 @@ def phase(earlier, expansion, standardization, z, labels, classes):
 
 
 def peak_memory():
-    """Return the largest memory of this process so far, in MB; nan where the system does not tell."""
+    """Return the peak memory of this process in MB; nan if the system does not report it."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return next(
@@ -58,7 +58,7 @@ def peak_memory():
 
 
 def main():
-    """Print a line for each size of a phase, then memory and the size of the file."""
+    """Print a line for each size of a phase, then memory and file size."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +72,7 @@ def main():
     before = peak_memory()
     print(f"M = {options.width}, {options.threads} threads, median of {options.turns} turns")
     times = {shape: [] for shape in SHAPES}
-    for _ in range(options.turns):  # all shapes take turns, so that a busy machine slows them alike
+    for _ in range(options.turns):  # in turns, so that load affects all shapes equally
         for images, seen in SHAPES:
             z, labels = features(images), torch.arange(images) % NEW + seen - NEW
             standardization, expansion = (

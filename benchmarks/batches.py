@@ -1,7 +1,7 @@
-"""What the input pipelines cost: in memory against a ResNet-32 step; from files with 0, 1 and 2 threads.
+"""The cost of the input pipelines: in memory beside a ResNet-32 step; from files with 0, 1 and 2 threads.
 
-Run with `python -m benchmarks.batches`. Aims: the in-memory pipeline takes less than 3 % of a training step; the file
-pipeline keeps both cores busy.
+Run with `python -m benchmarks.batches`. Goals: the in-memory pipeline takes less than 3 % of a training step; the file
+pipeline keeps two cores busy.
 """
 
 import argparse
@@ -12,11 +12,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
+from benchmarks.pictures import write_photographs
 from geodl.data import ArrayImages, Batches, FileImages, Transform
 from geodl.learning.timing import take_turns
 from geodl.nets import build_network
@@ -26,7 +25,7 @@ IMAGENET = Transform(224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), crop="re
 
 
 def in_memory(repeats, batch_size=128, images=25_000):
-    """Return ms for a batch (plain, and with color jitter) and for a ResNet-32 training step on it."""
+    """Return the milliseconds of a batch (plain, and with color jitter) and of a ResNet-32 training step."""
     pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8)
     data = ArrayImages(pixels, torch.arange(images) % 50)
     plain = Batches(data, CIFAR, batch_size, 0).epoch(0)
@@ -51,52 +50,30 @@ def in_memory(repeats, batch_size=128, images=25_000):
     }
 
 
-def write_photos(folder, count, size):
-    """Write JPEG files with the detail of photographs: noise at several scales."""
-    random = np.random.default_rng(0)
-    paths = []
-    for i in range(count):
-        layers = [
-            random.integers(0, 256, (size[1] // k + 1, size[0] // k + 1, 3), dtype=np.uint8)
-            for k in (4, 16, 64)
-        ]
-        scaled = [
-            np.asarray(Image.fromarray(layer).resize(size), dtype=np.float32) for layer in layers
-        ]
-        paths.append(folder / f"{i}.jpg")
-        Image.fromarray((sum(scaled) / 3).astype(np.uint8)).save(paths[-1], quality=90)
-    return FileImages(tuple(paths), torch.arange(count) % 10)
-
-
-def from_files(count=256, batch_size=64, sizes=((500, 375), (4000, 3000))):
+def from_files(count=256, batch_size=64, sides=(500, 4000)):
     """Return images/s and busy cores for photographs of each size with 0, 1 and 2 threads."""
     rows = []
-    for size in sizes:
+    for side in sides:
         with tempfile.TemporaryDirectory() as folder:
-            used = count if size[0] < 1000 else count // 8
-            images = write_photos(Path(folder), used, size)
+            used = count if side < 1000 else count // 8
+            paths = sorted(write_photographs(Path(folder), used, side).rglob("*.jpg"))
+            images = FileImages(tuple(paths), torch.arange(used) % 10)
             for workers in (0, 1, 2):
                 batches = Batches(images, IMAGENET, min(batch_size, used // 4), 0, workers=workers)
                 wall, cpu = time.perf_counter(), time.process_time()
                 seen = sum(len(batch.labels) for batch in batches.epoch(0))
                 wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-                rows.append(
-                    {
-                        "size": size,
-                        "workers": workers,
-                        "images/s": seen / wall,
-                        "cores busy": cpu / wall,
-                    }
-                )
+                row = {"side": side, "workers": workers}
+                rows.append(row | {"images/s": seen / wall, "cores busy": cpu / wall})
     return rows
 
 
 def main():
-    """Measure, print, and write the figures if a file is given."""
+    """Measure, print, and write the results to a file on request."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--quick", action="store_true", help="few repeats, to see that it runs")
     arguments = parser.parse_args()
     memory = in_memory(2 if arguments.quick else 20)
@@ -108,10 +85,9 @@ def main():
         )
     files = from_files(32 if arguments.quick else 256)
     for row in files:
-        size = " x ".join(map(str, row["size"]))
-        print(
-            f"JPEG {size}, {row['workers']} threads: {row['images/s']:.0f} images/s, {row['cores busy']:.2f} cores busy"
-        )
+        rate, busy = row["images/s"], row["cores busy"]
+        size = f"{row['side']} x {row['side'] * 3 // 4}"
+        print(f"JPEG {size}, {row['workers']} threads: {rate:.0f} images/s, {busy:.2f} cores busy")
     if arguments.json:
         arguments.json.write_text(json.dumps({"in memory (ms)": memory, "files": files}, indent=2))
 

@@ -1,9 +1,9 @@
-"""How many answers a second the live camera of the page of `geodl serve` gets.
+"""The frame rate of the live camera on the page of `geodl serve`.
 
     python -m benchmarks.camera [--seconds 20] [--network efficientnet-lite0] [--image-size 224]
 
-Chromium shows its fake camera, 640 x 480, on the page of a server in a process of its own; both share the cores. An answer is a frame
-that was drawn, encoded, sent, predicted and shown. Needs playwright and Chromium.
+Chromium plays its fake camera, 640 x 480, on the page of a server in another process; both share the cores. An answer is a frame
+that was drawn, encoded, sent, predicted and displayed. Needs playwright and Chromium.
 """
 
 import argparse
@@ -15,14 +15,14 @@ import numpy as np
 from playwright.sync_api import Page, sync_playwright
 from tests.helpers.browser import BROWSER, FLAGS
 
-from benchmarks.predict import write_photographs
+from benchmarks.pictures import write_photographs
 from benchmarks.serve import served
 from geodl.app.classifier import IncrementalClassifier
 from geodl.core.devices import available_cores
 from geodl.core.text import count
 
 WARM = 10
-"""Answers that are not counted."""
+"""First answers, which are not counted."""
 
 
 def answers(page: Page, address: str, seconds: float) -> list[float]:

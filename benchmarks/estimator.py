@@ -1,8 +1,8 @@
-"""`geodl.ClosedFormClassifier` beside the classifiers of scikit-learn, all on the same pixels: accuracy and time.
+"""`geodl.ClosedFormClassifier` beside classifiers of scikit-learn on the same pixels: accuracy and time.
 
 Run with `python -m benchmarks.estimator [omniglot28.npz] [--threads 1] [--only WORD] [--out docs/estimator.md]`; without a file on the embedded
-digits. The file has x_train, y_train, x_test and y_test; Omniglot has 1623 classes with 15 images to learn from, and shifted copies of these make up
-larger sizes. Seconds are processor time, so that other work on the machine does not count.
+digits. The file has x_train, y_train, x_test and y_test; Omniglot has 1623 classes with 15 training images each, extended by shifted copies for
+larger sizes. Seconds are processor time, which does not count other work on the machine.
 """
 
 import argparse
@@ -34,15 +34,14 @@ Rows = tuple[np.ndarray, np.ndarray]
 PAGE = """# The closed form as an estimator
 
 Written by `python -m benchmarks.estimator omniglot28.npz --out docs/estimator.md`, do not edit. `geodl.ClosedFormClassifier` beside classifiers of
-scikit-learn, on the same pixels (14 x 14, gray) of handwritten characters; the 15 images of a class and shifted copies of them are learned. Classes
-arrive in ten groups:
+scikit-learn, on the same pixels (14 x 14, gray) of handwritten characters: 15 images per class and shifted copies of them. Classes arrive in ten groups:
 
-- *groups*: the rows of each group are seen once, in this order;
-- *at once*: all rows are fitted together, and each further group costs as much again.
+- *groups*: the rows of each group are seen once, in order;
+- *at once*: all rows are fitted together, and every further group costs as much again.
 
-Accuracy is on test images of all classes, seconds are processor time of one thread: for all groups, and for the last one. `ClosedFormClassifier` chooses
-its ridge by leave-one-out, which the others do not; random features, also those of Nystroem, are 4,096. With more rows than that `partial_fit` keeps sums: then
-standardization and ridge stay those of the first groups. `SGDClassifier.partial_fit` forgets earlier groups.
+Accuracy is on test images of all classes; seconds are processor time of one thread, for all groups and for the last one. `ClosedFormClassifier` chooses
+its ridge by leave-one-out, unlike the others. There are 4,096 random features, also for Nystroem; with more rows than that, `partial_fit` stores sums,
+and standardization and ridge remain those of the first groups. `SGDClassifier.partial_fit` forgets earlier groups.
 """
 
 
@@ -75,7 +74,7 @@ def pixels(images: Images) -> np.ndarray:
 
 
 def of_classes(x: np.ndarray, y: np.ndarray, classes: int, rows: int) -> Rows:
-    """Return about `rows` rows of the first classes, as many of each: images, then copies shifted by a pixel or two."""
+    """Return about `rows` rows of the first classes, equally many of each: images, then copies shifted by a pixel or two."""
     x, y = x[y < classes], y[y < classes]
     parts: list[Rows] = []
     while rows > 0:

@@ -1,8 +1,8 @@
-"""Wrong labels: how many of them `learn` names, and how many right ones.
+"""Detection of wrong labels: how many `learn` reports, and how many correct ones.
 
-Run with `python -m benchmarks.labels DATA [--draws 3] [--out docs/labels.md]`. DATA has the folders flowers20 and signs12. Of each, all images to
-learn from are learned once; then, for each draw, a share of them gets wrong labels and the closed form is fitted again, which gives the model that
-would have learned them so from the start.
+Run with `python -m benchmarks.labels DATA [--draws 3] [--out docs/labels.md]`. DATA has the folders flowers20 and signs12. The training images of
+each are learned once; then, for each draw, a share of them gets wrong labels and the closed form is fitted again, which yields the same model as
+learning them with these labels.
 """
 
 import argparse
@@ -20,18 +20,18 @@ from geodl.store import Directory
 SHARE = 0.05
 TABLE = """# Wrong labels
 
-Written by `python -m benchmarks.labels DATA --out docs/labels.md`, do not edit. Some images of two sets of photographs are moved into the folder of
-another class, drawn at random: 20 kinds of flowers, and frames of 12 kinds of traffic signs from drive-bys of 30 frames each. "Found" are the moved
-ones that `learn` names as mislabelled; "wrongly named" are those of the named that were not moved, some of which look wrong in the original data, too.
-Means over {draws}.
+Written by `python -m benchmarks.labels DATA --out docs/labels.md`, do not edit. In two sets of photographs, randomly drawn images are moved into
+the folder of another class: 20 kinds of flowers, and frames of 12 kinds of traffic signs from drive-bys of 30 frames each. "Found" is the share of moved
+images that `learn` reports as mislabeled; "wrongly reported" is the number of reported images that were not moved, some of which look wrong in the
+original data, too. Means over {draws}.
 
-| images | moved | found | wrongly named |
+| images | moved | found | wrongly reported |
 |---|---|---|---|
 """
 
 
 def learned(weeks: list[Path], scratch: Path) -> Path:
-    """Learn all class folders of some folders as one; return the model."""
+    """Learn the class folders of several folders in one step; return the model."""
     images = scratch / "images"
     for file in sorted(each for week in weeks for each in week.glob("*/*")):
         link = images / file.parent.name / file.name
@@ -42,7 +42,7 @@ def learned(weeks: list[Path], scratch: Path) -> Path:
 
 
 def moved(count: int, units: Tensor, labels: Tensor, draw: int) -> Tensor:
-    """Return labels (N,) of which a share is wrong. units: (N,), numbers of images that are moved together."""
+    """Return labels (N,) of which a share is wrong. units: (N,), equal for images that are moved together."""
     generator = torch.Generator().manual_seed(draw)
     some = units.unique()
     some = some[torch.randperm(len(some), generator=generator)[: round(SHARE * len(some))]]
@@ -54,7 +54,7 @@ def moved(count: int, units: Tensor, labels: Tensor, draw: int) -> Tensor:
 
 
 def measure(model: Path, by_track: bool, draws: int) -> dict[str, float]:
-    """Return how many images were moved, found and wrongly named, on average."""
+    """Return the mean numbers of images that were moved, reported, and correctly reported."""
     state = load(Directory(model))
     assert state is not None
     closed, names = state.model.default, state.ledger.names
@@ -85,7 +85,7 @@ def row(title: str, found: dict[str, float]) -> str:
 
 
 def main() -> None:
-    """Measure; print the table, or write it."""
+    """Measure, print the table, and write it to a page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--draws", type=int, default=3)
@@ -101,7 +101,7 @@ def main() -> None:
             for kind in kinds:
                 found = measure(model, kind == "tracks", arguments.draws)
                 what = f"one {'image' if kind == 'images' else 'drive-by'} in {1 / SHARE:.0f}"
-                title = f"{name}, {what} moved ({clean} named before)"
+                title = f"{name}, {what} moved ({clean} reported before)"
                 lines.append(row(title, found))
                 print(lines[-1], flush=True)
     if arguments.out:

@@ -1,4 +1,4 @@
-"""Parts of sets of photographs by the features of their images, and pictures of nothing that anybody learns."""
+"""Cached features of parts of image sets, and meaningless pictures."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ OTHERS = 400
 
 @dataclass(frozen=True)
 class Part:
-    """Images by the levels of their features and of those of their mirrored copies, their classes, and their files' names."""
+    """Features of images and of their mirrored copies by level, with their classes and file names."""
 
     features: dict[str, Tensor]
     mirrored: dict[str, Tensor]
@@ -41,7 +41,7 @@ class Part:
         return Part(views[0], views[1], labels, files)
 
     def where(self, wanted: Callable[[str], bool]) -> "Part":
-        """Return the images whose class is wanted."""
+        """Return the images of the selected classes."""
         return self.select([i for i, label in enumerate(self.labels) if wanted(label)])
 
     def __add__(self, other: "Part") -> "Part":
@@ -62,13 +62,13 @@ class Part:
 
 
 def as_features(levels: dict[str, Tensor], labels: Tensor) -> Features:
-    """Return levels as the features that a classifier reads."""
+    """Return levels as Features for a classifier."""
     deepest = list(levels.values())[-1]
     return Features(deepest, torch.empty(len(deepest), 0), labels, levels)
 
 
 def odd_pictures() -> dict[str, Image.Image]:
-    """Return pictures of nothing that anybody learns."""
+    """Return meaningless pictures by name."""
     generator, shape = np.random.default_rng(0), (480, 640, 3)
     noise = generator.integers(0, 256, shape)
     flat = {"black": 0, "white": 255, "gray": 128}
@@ -105,7 +105,7 @@ def images_of(root: Path, name: str) -> tuple[Images, tuple[str, ...]]:
 
 
 class Reader:
-    """Takes features of images once, by the way that `predict` takes; kept in a folder where one is named."""
+    """Reads features of images once, as `predict` does, and caches them in a folder if one is given."""
 
     def __init__(self, cache: Path | None) -> None:
         network = build_network(PRETRAINED, 1, head="linear", pretrained=True)
@@ -113,7 +113,7 @@ class Reader:
         self._cache = cache
 
     def read(self, root: Path, name: str, size: int, most: int | None = None) -> Part:
-        """Return the features of a part of the data at a size, of at most so many images, evenly spread."""
+        """Return the features of a part of the data at an image size, of at most `most` evenly spaced images."""
 
         def some() -> tuple[Images, Sequence[str]]:
             images, labels = images_of(root, name)
@@ -123,7 +123,7 @@ class Reader:
         return self.kept(f"{name}-{size}", some, size)
 
     def kept(self, key: str, some: Callable[[], tuple[Images, Sequence[str]]], size: int) -> Part:
-        """Return the features of some images with their classes, from the cache where they are in it."""
+        """Return the features of images with their classes, from the cache if possible."""
         file = self._cache and self._cache / f"{key.replace('/', '-')}.safetensors"
         if file is None or not file.exists():
             found = self._features(*some(), size)

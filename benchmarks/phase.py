@@ -1,7 +1,7 @@
-"""The parts of a phase, in epochs of its training: what the old network makes of the new images, an epoch, memory, evaluation.
+"""The time of the parts of a phase: before training, an epoch, memory, evaluation.
 
 Run with `python -m benchmarks.phase [CIFAR_DIR] [--threads 1] [--precision auto] [--ame]`; without a directory the images are noise.
-Aim: memory and evaluation together take at most 0.45 of an epoch, without AME.
+Goal: memory and evaluation together take at most 0.45 of an epoch, without AME.
 """
 
 import argparse
@@ -15,25 +15,19 @@ from geodl.core.events import EpochEnded, StageStarted
 from geodl.data import Dataset
 from geodl.data.images import ArrayImages, concat
 
-AIM = 0.45
+GOAL = 0.45
 
 
 def noise():
-    """Return noise of the shape of CIFAR-100."""
+    """Return a dataset of noise with the shape of CIFAR-100."""
 
     def images(count):
         labels = torch.arange(100).repeat_interleave(count)
-        return ArrayImages(
-            torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8), labels
-        )
+        pixels = torch.randint(0, 256, (len(labels), 3, 32, 32), dtype=torch.uint8)
+        return ArrayImages(pixels, labels)
 
-    return Dataset(
-        "noise",
-        images(500),
-        images(100),
-        tuple(f"class {i}" for i in range(100)),
-        fingerprint="noise",
-    )
+    classes = tuple(f"class {i}" for i in range(100))
+    return Dataset("noise", images(500), images(100), classes, fingerprint="noise")
 
 
 def main():
@@ -67,15 +61,12 @@ def main():
         learner.evaluate(phase.test, seen=seen)
         evaluated = time.perf_counter()
         epoch = times[EpochEnded] - times[StageStarted]
-        before, memory, evaluation = (
-            times[StageStarted] - began,
-            learned - times[EpochEnded],
-            evaluated - learned,
-        )
+        before, memory = times[StageStarted] - began, learned - times[EpochEnded]
+        evaluation = evaluated - learned
         share = (memory + evaluation) / epoch
         print(
             f"phase {phase.index}: before training {before:.1f} s; epoch {epoch:.1f} s; memory {memory:.1f} s, evaluation {evaluation:.1f} s: "
-            f"{share:.2f} of an epoch{'' if options.ame else f' (aim: {AIM})'}"
+            f"{share:.2f} of an epoch{'' if options.ame else f' (goal: {GOAL})'}"
         )
 
 

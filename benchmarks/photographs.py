@@ -1,8 +1,8 @@
-"""Photographs that come in steps: several ways to learn them, in one table for each set.
+"""Learning photographs in steps: a table of several ways for each set of images.
 
 Run with `python -m benchmarks.photographs DIR [--ways default,lite2,adapt,nearest,trained,scratch] [--out docs/photographs.md]`. DIR has the folders week1,
-week2, ... and test, each with a folder of photographs for each class; the page in docs is of 20 classes of Oxford Flowers-102 (folder flowers20) and of 12
-traffic signs of GTSRB (signs12). Sets and ways may be measured one at a time: the figures are kept as JSON beside the page, which shows all that are there.
+week2, ... and test, each with a folder of photographs for each class; the page in docs has 20 classes of Oxford Flowers-102 (folder flowers20) and 12
+traffic signs of GTSRB (signs12). Sets and ways can be measured one at a time: results are stored as JSON beside the page, which shows all of them.
 """
 
 import argparse
@@ -42,14 +42,14 @@ PAGE = """# Photographs
 Written by `python -m benchmarks.photographs DIR --out docs/photographs.md`, do not edit. DIR has the folders `week1`, `week2`, ... and `test`, each with a
 folder of photographs for each class.
 
-Accuracy is that on the test photographs of all classes after the last step, by the likeliest class; "unknown" is not counted. Time is processor
-seconds of one thread; stored is the state on disk: the network, what is kept of the images, and pictures to show. Calibration error: the mean gap of
-confidence and accuracy, in ten bins. Unknown: a model of all steps but the last is shown the test photographs of the last one's classes; the area under
-the ROC curve is that of `score`, and the last two columns say how many of the unknown photographs its own threshold catches, and how many
-of the known ones it rejects (it is fitted so that 5 % of the learned images, each left out in turn, are rejected).
+Accuracy: on the test photographs of all classes after the last step, by the most likely class, ignoring "unknown". Time: processor seconds of one
+thread. Stored: the size on disk of network, stored features and exemplars, and thumbnails. Calibration error: the mean gap between confidence and
+accuracy in ten bins. Unknown: a model of all steps but the last is tested on photographs of the last step's classes; the area under the ROC curve is
+that of `score`, and the last two columns are the shares of unknown photographs caught by its threshold and of known ones rejected by it (it is fitted
+to reject 5 % of the learned images, each left out in turn).
 """
 SETS = {
-    "flowers20": "20 classes of Oxford Flowers-102: 10, then 5, then 5 more, up to 60 images of each to learn and up to 24 to test.",
+    "flowers20": "20 classes of Oxford Flowers-102: 10, then 5, then 5 more, with up to 60 training and 24 test images each.",
     "signs12": "12 traffic signs of GTSRB: 8, then 4 more, six drive-bys of 30 frames of each to learn and 40 images of other drive-bys to test.",
 }
 HEAD = """| | accuracy | seconds of each step | stored | images/s predicting | calibration error | unknown: ROC area | caught | rejected |
@@ -58,12 +58,12 @@ HEAD = """| | accuracy | seconds of each step | stored | images/s predicting | c
 
 
 def steps_of(root: Path) -> list[Path]:
-    """Return the folders to learn, in their order."""
+    """Return the folders to learn in order."""
     return sorted(root.glob("week*"))
 
 
 def measure(root: Path, model: Path, options: dict, classifier: str | None) -> dict:
-    """Learn the steps and return all figures."""
+    """Learn the steps and return all results."""
     seconds = []
     for week in steps_of(root):
         began = time.process_time()
@@ -87,7 +87,7 @@ def measure(root: Path, model: Path, options: dict, classifier: str | None) -> d
 
 
 def calibration(sure: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the expected calibration error of confidences (N,): their mean gap to being right (N,), in ten bins."""
+    """Return the expected calibration error of confidences (N,) with correctness (N,), in ten bins."""
     bins = (sure * 10).long().clamp(max=9)
     gaps = [
         (right[bins == b].mean() - sure[bins == b].mean()).abs() * (bins == b).sum()
@@ -97,7 +97,7 @@ def calibration(sure: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def unknown(root: Path, model: Path, classifier: str | None) -> dict:
-    """Return how well a model of all steps but the last tells photographs of the last one's classes from its own."""
+    """Return how well a model of all steps but the last separates photographs of the last step's classes from known ones."""
     IncrementalClassifier(model).undo()
     found = IncrementalClassifier(model).predict(root / "test", classifier=classifier)
     new = {path.name for path in steps_of(root)[-1].iterdir()}
@@ -129,7 +129,7 @@ def row(title: str, figures: dict) -> str:
 
 
 def main() -> None:
-    """Measure; print the table's lines, or write them with those that are there."""
+    """Measure, print lines of the table, and update the page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
     parser.add_argument("--ways", default=",".join(WAYS))
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def page(every: dict) -> str:
-    """Return the page with all figures that are there: by set and way."""
+    """Return the page with all results by set and way."""
     text = PAGE
     for name, found in every.items():
         rows = [row(WAYS[way][0], found[way]) for way in WAYS if way in found]

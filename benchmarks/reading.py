@@ -1,13 +1,13 @@
-"""What it costs to turn photographs into scores: processor time beside onnxruntime alone, the start of a command, memory as images get more.
+"""The cost of predicting and learning photographs: processor time beside onnxruntime, start-up of commands, memory.
 
     python -m benchmarks.reading [--parts speed,start,growth] [--images 200] [--growth 1000,5000,10000,20000] [--size 192] [--out docs/cost.md]
 
-speed: the same JPEG files by `predict`, and by onnxruntime and Pillow on the exported file (the lines of the tutorial); one thread, in turns: processor
-milliseconds an image, and the largest difference between confidences; then by all cores, images a second.
-start: processor seconds of `geodl predict MODEL PHOTO` and of a `learn` step of fifty photographs, and which frameworks they load.
-growth: `learn` on so many photographs of ten classes: processor and wall seconds, and the most memory that it took.
+speed: `predict` beside onnxruntime and Pillow on the exported file (the code of the tutorial), on the same JPEG files: processor milliseconds per
+image with one thread, the largest difference between confidences, and images per second on all cores.
+start: processor seconds of `geodl predict MODEL PHOTO` and of a `learn` step with fifty photographs, and the frameworks that they load.
+growth: `learn` with growing numbers of photographs of ten classes: processor and wall seconds, peak memory.
 
-Photographs are drawn: a pattern a class under noise, so that they cost what photographs cost to decode. The page in docs is of the parts that ran.
+Photographs are generated (`benchmarks.pictures`). The page has the parts that were run.
 """
 
 import argparse
@@ -26,32 +26,23 @@ import onnxruntime
 import torch
 from PIL import Image
 
+from benchmarks.pictures import write_photographs
 from geodl import IncrementalClassifier
 from geodl.core.devices import available_cores
 from geodl.learning.timing import take_turns
 
 CLASSES, TURNS, FEW = 10, 3, 50
 COMMAND = "from geodl.cli import main; main()"
+PAGE = """# The cost of photographs
+
+Written by `python -m benchmarks.reading --out docs/cost.md`, do not edit.
+
+"""
 FRAMEWORKS = ("torch", "lightning_fabric", "onnxruntime")
 
 
-def write_photographs(root: Path, count: int, side: int = 256) -> Path:
-    """Write `count` JPEG files of side x 3/4 side pixels in CLASSES class folders."""
-    rng = np.random.default_rng(0)
-    patterns = rng.integers(0, 256, (CLASSES, 6, 8, 3), np.uint8)
-    size = (side, side * 3 // 4)
-    for i in range(count):
-        pattern = patterns[i % CLASSES] // 2 + rng.integers(0, 128, (6, 8, 3), np.uint8)
-        smooth = np.asarray(Image.fromarray(pattern).resize(size), np.int16)
-        pixels = (smooth + rng.integers(-12, 13, smooth.shape, np.int16)).clip(0, 255)
-        path = root / f"class {i % CLASSES}" / f"{i:06}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels.astype(np.uint8)).save(path, quality=90)
-    return root
-
-
 class Exported:
-    """The exported file as anybody uses it: onnxruntime, numpy and Pillow."""
+    """The exported file in onnxruntime, with numpy and Pillow."""
 
     def __init__(self, file: Path, threads: int) -> None:
         options = onnxruntime.SessionOptions()
@@ -62,11 +53,11 @@ class Exported:
         self.input = self.session.get_inputs()[0].name
 
     def __call__(self, files: list[Path]) -> np.ndarray:
-        """Return the probabilities (N, C) of some files, one by one."""
+        """Return the probabilities (N, C) of files, predicted one by one."""
         return np.concatenate([self.session.run(None, self.one(file))[0] for file in files])
 
     def one(self, file: Path) -> dict[str, np.ndarray]:
-        """Return the input for a file: the middle square, 0 to 255."""
+        """Return the input for a file: the center square, 0 to 255."""
         with Image.open(file) as image:
             rgb = image.convert("RGB")
         side, width, height = min(rgb.size), *rgb.size
@@ -116,20 +107,20 @@ def speed(root: Path, images: int, size: int) -> list[str]:
 
 
 def processor_seconds(words: list[str], *, loads: bool = False) -> dict[str, Any]:
-    """Run a command of geodl in a process of its own; return what it took, and what it loaded if that is asked."""
-    # The peak of the process itself: that of its usage begins with the memory of the process that started it.
+    """Run a geodl command in a child process; return processor and wall seconds, and its peak memory or loaded frameworks."""
+    # Not ru_maxrss, which starts with the memory of the parent process.
     report = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
     if loads:
         report = f"import sys; print([m for m in {FRAMEWORKS} if m in sys.modules])"
     code = f"try:\n {COMMAND}\nexcept SystemExit as end: assert not end.code\nfinally:\n {report}"
     began = time.perf_counter()
-    with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=told)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=output)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         wall = time.perf_counter() - began
-        told.seek(0)
-        last = told.read().decode().strip().splitlines()[-1:]
+        output.seek(0)
+        last = output.read().decode().strip().splitlines()[-1:]
     if status:
         raise RuntimeError(f"geodl {' '.join(words)} failed")
     return {
@@ -140,7 +131,7 @@ def processor_seconds(words: list[str], *, loads: bool = False) -> dict[str, Any
 
 
 def start(root: Path, size: int) -> list[str]:
-    """Measure the start of commands; the second, warm run counts."""
+    """Measure commands in a second, warm run."""
     few = write_photographs(root / "few", FEW)
     model = root / "model"
     how = ["--image-size", str(size), "--threads", "1"]
@@ -168,7 +159,7 @@ def start(root: Path, size: int) -> list[str]:
 
 
 def growth(root: Path, counts: list[int], size: int) -> list[str]:
-    """Measure `learn` on more and more photographs."""
+    """Measure `learn` with growing numbers of photographs."""
     lines = []
     for count in counts:
         photos = write_photographs(root / f"{count}", count)
@@ -192,37 +183,29 @@ def growth(root: Path, counts: list[int], size: int) -> list[str]:
 
 
 def main() -> None:
-    """Measure; print the tables, or write them."""
+    """Measure, print the tables, and write them to a page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parts", default="speed,start,growth")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--growth", default="1000,5000,10000,20000")
     parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    counts = [int(count) for count in given.growth.split(",")]
+    options = parser.parse_args()
+    counts = [int(count) for count in options.growth.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         parts = {
-            "speed": lambda: speed(root, given.images, given.size),
-            "start": lambda: start(root, given.size),
-            "growth": lambda: growth(root, counts, given.size),
+            "speed": lambda: speed(root, options.images, options.size),
+            "start": lambda: start(root, options.size),
+            "growth": lambda: growth(root, counts, options.size),
         }
         lines = []
-        for name in given.parts.split(","):
+        for name in options.parts.split(","):
             lines += [*parts[name](), ""]
-    text = "\n".join(
-        [
-            "# The cost of photographs",
-            "",
-            "Written by `python -m benchmarks.reading --out docs/cost.md`, do not edit.",
-            "",
-            *lines,
-        ]
-    )
+    text = PAGE + "\n".join(lines)
     print(text)
-    if given.out:
-        given.out.write_text(text)
+    if options.out:
+        options.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What `geodl learn` claims of photographs that come in series, beside the accuracy on test photographs.
+"""The accuracy that `geodl learn` reports for photographs in series, beside that on test photographs.
 
 Run with `python -m benchmarks.series DATA [--sets signs12,crops,flowers20] [--out docs/series.md]`. DATA has the folders `signs12` (frames of drive-bys, named
 TRACK_FRAME.png) and `flowers20` (photographs, one by one), each with folders of steps (`week1`, ...) and `test`, which hold a folder for each class.
-`crops` are series made of flowers20: ten photographs of each class, twenty jittered crops of each, under names that tell nothing. Sets may be
-measured one at a time: the figures are kept as JSON beside the table, which shows all that are there.
+`crops` are series made from flowers20: ten photographs of each class, twenty jittered crops of each, under random names. Sets can be measured
+one at a time: results are stored as JSON beside the table, which shows all of them.
 """
 
 import argparse
@@ -21,25 +21,25 @@ from geodl import IncrementalClassifier
 
 SETS = ("signs12", "crops", "flowers20")
 PHOTOGRAPHS, CROPS = 10, 20
-"""Of each class, and of each photograph."""
+"""Photographs of each class, and crops of each photograph."""
 CLOSE = 6.0
-"""Points between claim and test accuracy that are accepted where images are in series."""
-TABLE = """# Series
+"""Accepted difference between reported and test accuracy for series, in points."""
+TABLE = """# Series of photographs
 
 Written by `python -m benchmarks.series DATA --out docs/series.md`, do not edit.
 
-The accuracy that `geodl learn` claims after each step, with its interval, beside the accuracy on test photographs. `signs12`: traffic signs, 30 frames of
-each of six drive-bys a class. `crops`: ten photographs a class of `flowers20`, twenty jittered crops of each, under names that tell nothing.
-`flowers20`: photographs one by one. No option is set. Each image is judged by the model without its series; see [Your own images](own-images.md).
+The accuracy that `geodl learn` reports after each step, with its interval, beside the accuracy on test photographs. `signs12`: traffic signs, 30 frames of
+each of six drive-bys per class. `crops`: ten photographs per class of `flowers20`, twenty jittered crops of each, under random names. `flowers20`:
+single photographs. All options are defaults. Each image is predicted by the model without its series; see [Your own images](own-images.md).
 The test accuracy is an estimate as well: on 455 photographs of flowers its standard error is 0.7 points.
 
-| set | step | images | series | claimed | 95 % interval | test | difference | within the interval |
+| set | step | images | series | reported | 95 % interval | test | difference | within the interval |
 |---|---|---|---|---|---|---|---|---|
 """
 
 
 def steps_of(data: Path, name: str, scratch: Path) -> Iterator[Path]:
-    """Yield the folders of the steps of a set, one after the other."""
+    """Yield the folders of the steps of a set."""
     source = data / ("flowers20" if name == "crops" else name)
     for folder in sorted(source.glob("week*")):
         if name != "crops":
@@ -49,7 +49,7 @@ def steps_of(data: Path, name: str, scratch: Path) -> Iterator[Path]:
 
 
 def made(source: Path, folder: Path, seed: int = 0) -> Path:
-    """Make series of the photographs in a folder of class folders: jittered crops under random names."""
+    """Write jittered crops of photographs in a folder of class folders, under random names."""
     draw = random.Random(f"{seed} {source.name}")
     for label in sorted(source.iterdir()):
         (folder / label.name).mkdir(parents=True)
@@ -63,14 +63,13 @@ def made(source: Path, folder: Path, seed: int = 0) -> Path:
 
 
 def jittered(picture: Image.Image, draw: random.Random) -> Image.Image:
-    """Return most of the middle square, moved a little, lighter or darker, more or less colorful."""
+    """Return a random crop near the center with random brightness and color."""
     side = int(min(picture.size) * draw.uniform(0.8, 1))
+    shift = 0.1 * min(picture.size)
+    centers = [(length - side) / 2 + draw.uniform(-shift, shift) for length in picture.size]
     x, y = (
-        min(
-            max(int((length - side) / 2 + draw.uniform(-0.1, 0.1) * min(picture.size)), 0),
-            length - side,
-        )
-        for length in picture.size
+        min(max(int(at), 0), length - side)
+        for at, length in zip(centers, picture.size, strict=True)
     )
     crop = picture.crop((x, y, x + side, y + side))
     brighter = ImageEnhance.Brightness(crop).enhance(draw.uniform(0.8, 1.2))
@@ -78,7 +77,7 @@ def jittered(picture: Image.Image, draw: random.Random) -> Image.Image:
 
 
 def measure(data: Path, name: str, scratch: Path) -> list[dict]:
-    """Learn a set step by step and return what was claimed and what was true after each."""
+    """Learn a set step by step; return reported and test accuracy after each."""
     model = IncrementalClassifier(scratch / "model")
     test = data / ("flowers20" if name == "crops" else name) / "test"
     found = []
@@ -110,7 +109,7 @@ def row(name: str, step: int, figures: dict) -> str:
 
 
 def main() -> None:
-    """Measure; print the table's lines, or write them with those that are there."""
+    """Measure, print lines of the table, and update the page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))

@@ -1,10 +1,10 @@
-"""How fast `geodl serve` answers single predictions, beside calling the model in a loop.
+"""The speed of `geodl serve` on single predictions, beside calling the model in a loop.
 
     python -m benchmarks.serve [--requests 200] [--rounds 5] [--clients 8] [--side 640] [--network resnet20] [--image-size 64]
 
-Both go from the same JPEG photographs, those of `benchmarks.predict`, to the same labels, and may use the same cores and as many
-threads of the network. The server runs in a process of its own; the clients are threads of this one, with connections
-that stay open, and share the cores with it. Loop and server take turns; each figure is the median of the rounds.
+Both predict the same JPEG photographs (`benchmarks.pictures`) on the same cores with the same number of threads. The server runs in a
+process of its own; its clients are threads of this process with persistent connections and share the cores with it. Loop and server
+take turns; each result is the median of the rounds.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.predict import write_photographs
+from benchmarks.pictures import write_photographs
 from geodl.app.classifier import IncrementalClassifier
 from geodl.core.devices import available_cores
 from geodl.core.text import count
@@ -53,14 +53,14 @@ def ask(port: int, bodies: list[bytes]) -> list[float]:
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has taken so far (Linux): what other programs take does not count."""
+    """Return the processor time that a process has used so far (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Round:
-    """One measurement: images/s, the median and the 95th percentile of the seconds an image, processor time each in ms."""
+    """One measurement: images/s, median and 95th percentile of the seconds per image, processor milliseconds per image."""
 
     rate: float
     median: float
@@ -69,7 +69,7 @@ class Round:
 
 
 def measured(pid: int, run: Callable[[], list[float]]) -> Round:
-    """Measure what gives the seconds that each image took, and the processor time of a process meanwhile."""
+    """Measure `run`, which returns the seconds of each image, and the processor time of a process meanwhile."""
     began, busy = time.perf_counter(), processor_seconds(pid)
     seconds = sorted(run())
     passed, count = time.perf_counter() - began, len(seconds)
@@ -96,7 +96,7 @@ def by_clients(port: int, bodies: list[bytes], clients: int) -> list[float]:
 
 @contextmanager
 def served(model: Path) -> Iterator[tuple[int, int]]:
-    """Serve a model by a process of its own; give its id and its port."""
+    """Serve a model in a child process; yield its process id and port."""
     command = [sys.executable, "-m", "geodl", "serve", str(model), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -108,7 +108,7 @@ def served(model: Path) -> Iterator[tuple[int, int]]:
 
 
 def show(name: str, rounds: list[Round], loop: float) -> None:
-    """Print the median of each figure over the rounds."""
+    """Print the median of each result over the rounds."""
     rate, typical, high, busy = (
         median(getattr(each, figure) for each in rounds)
         for figure in ("rate", "median", "high", "busy")

@@ -1,14 +1,14 @@
-"""What one training step of a ResNet-32 costs, on a batch of 128 images of 32 x 32.
+"""The cost of a training step of a ResNet-32 on a batch of 128 images of 32 x 32.
 
-Run with `python -m benchmarks.step [loop] [loss] [teacher] [--threads 1] [--turns N] [--no-compile]`; all three by default. What is compared
-takes turns, and ratios are taken within a turn, so that a busy machine slows all alike.
+Run with `python -m benchmarks.step [loop] [loss] [teacher] [--threads 1] [--turns N] [--no-compile]`; all three by default. Alternatives
+take turns, and ratios are taken within a turn, so that load on the machine affects all equally.
 
-loop: images a second in float32, bf16 and compiled. Beside each stands the share of the processor's own peak, that of a plain matrix product
-in the same precision, that the arithmetic of the step makes use of. The last lines compare the loop (batches, augmentation, meters, checks)
-with bare steps on one batch in memory. Aim: under 3 % more.
-loss: whole steps with GeoDL beside the same steps with cosine distillation, in float32 with a frozen teacher; on a CPU in processor time,
-which does not count the waiting for other programs.
-teacher: a teacher with its batch norms folded into the convolutions beside one that keeps them.
+loop: images per second in float32, bf16 and compiled, with the fraction of the processor's peak (that of a matrix product in the same
+precision) that the step reaches; then the loop (batches, augmentation, meters, checks) beside bare steps on one batch in memory.
+Goal: less than 3 % overhead.
+loss: whole steps with GeoDL beside cosine distillation, in float32 with a frozen teacher; on a CPU in processor time, which does not
+count other programs.
+teacher: a teacher with batch norms folded into the convolutions beside one with separate batch norms.
 """
 
 import argparse
@@ -33,7 +33,7 @@ BATCH, STEPS = 128, 4
 
 
 def peak(dtype):
-    """Return the operations a second of a matrix product."""
+    """Return the operations per second of a matrix product."""
     a, b = (torch.randn(2048, 2048).to(dtype) for _ in range(2))
     times = []
     for _ in range(6):
@@ -44,7 +44,7 @@ def peak(dtype):
 
 
 def step_of(precision, *, compiled=False):
-    """Return a function that takes one step on a batch in memory, and the operations that it needs."""
+    """Return a function that takes one step on a batch in memory, and its number of operations."""
     network = build_network("resnet32", 50, head="cosine").train()
     optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, weight_decay=5e-4, fused=True)
     images = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
@@ -67,21 +67,21 @@ def step_of(precision, *, compiled=False):
 def in_the_loop(precision, threads):
     """Return a function that trains for an epoch of a few steps through a Learner and returns the seconds of a step."""
     count = BATCH * (STEPS + 1)
-    images = (
-        ClassIncremental(noise(), base=50, phases=5)
-        .train(0)
-        .select(torch.arange(count) * (25_000 // count))
-    )
+    first = ClassIncremental(noise(), base=50, phases=5).train(0)
+    images = first.select(torch.arange(count) * (25_000 // count))
     times = []
+
+    def note(event):
+        if isinstance(event, StepTaken):
+            times.append(time.perf_counter())
+
     learner = Learner(
         preset="cifar100-cpu",
         method="finetune",
         base_epochs=1,
         threads=threads,
         precision=precision,
-        listener=lambda event: (
-            times.append(time.perf_counter()) if isinstance(event, StepTaken) else None
-        ),
+        listener=note,
     )
 
     def train():
@@ -102,7 +102,7 @@ def seconds(step, steps=STEPS):
 
 
 def loop(options):
-    """Print how near the steps are to the peak, and the loop to the steps."""
+    """Print the speed of steps relative to the peak, and the overhead of the loop."""
     ways = {"float32": step_of("32"), "bf16": step_of("bf16")}
     if not options.no_compile:
         ways |= {
@@ -141,7 +141,7 @@ def loop(options):
     )
     for name, found in looped.items():
         over = statistics.median(a / b for a, b in zip(found, bare[name], strict=True)) - 1
-        print(f"the loop in {name}: {100 * over:+.1f} % over the bare step (aim: under 3 %)")
+        print(f"the loop in {name}: {100 * over:+.1f} % over the bare step (goal: under 3 %)")
 
 
 def loss(options):
@@ -157,7 +157,7 @@ def teacher(options):
     images = torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     images = images.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
-        for _ in range(5):  # give the batch norms statistics that are not those of a new network
+        for _ in range(5):  # give the batch norms statistics
             network(images)
     copy = deepcopy(network)
     plain = FrozenNetwork(copy.backbone, copy.head).requires_grad_(False).train(False)
@@ -183,7 +183,7 @@ PARTS = {"loop": loop, "loss": loss, "teacher": teacher}
 
 
 def main():
-    """Print the parts that are asked for."""
+    """Run the selected parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--threads", type=int, default=1)

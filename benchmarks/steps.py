@@ -1,6 +1,6 @@
-"""Ratios of times that were measured in turns, and the peak memory of training steps in processes of their own.
+"""Ratios of times measured in turns, and the peak memory of training steps measured in child processes.
 
-Ratios are taken within a turn, so that a busy machine slows all alike.
+Ratios are taken within a turn, so that load on the machine affects both sides equally.
 """
 
 import json
@@ -20,13 +20,13 @@ from geodl.learning.timing import Shape, Step
 CIFAR = Shape("resnet32", 32)
 IMAGENET = Shape("resnet18", 224)
 PEAK_STEPS = 4
-"""Steps after which memory no longer grows: the momenta are there after the first."""
+"""Steps after which memory no longer grows."""
 STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of paired ratios with its 95 % interval, which assumes nothing about their distribution."""
+    """The median of paired ratios with a distribution-free 95 % interval."""
 
     median: float
     low: float
@@ -35,7 +35,7 @@ class Ratio:
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
-    """Summarize the ratios of times, or of peaks, that were measured in the same turn."""
+    """Summarize the ratios of times or peaks measured in the same turn."""
     ratios = sorted(one / other for one, other in zip(numerator, denominator, strict=True))
     n = len(ratios)
     reach = 0.98 * n**0.5  # 1.96 standard deviations of a binomial(n, 1/2)
@@ -44,9 +44,9 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Ratio:
 
 
 def _memory(field: str) -> int:
-    """Return the bytes of this process that are in memory: now (VmRSS), or at most so far (VmHWM); Linux.
+    """Return the current (VmRSS) or peak (VmHWM) memory of this process in bytes; Linux.
 
-    Not getrusage's ru_maxrss: a process begins with that of the one that started it.
+    Not getrusage's ru_maxrss, which starts with that of the parent process.
     """
     lines = STATUS.read_text().splitlines()
     words = next(line for line in lines if line.startswith(f"{field}:")).split()
@@ -54,7 +54,7 @@ def _memory(field: str) -> int:
 
 
 def peak_here(distill: str, shape: Shape) -> int:
-    """Return the bytes that some steps need at most above what was there before the first; for a fresh process."""
+    """Return the peak memory of some steps in bytes, above the memory before the first; for a fresh process."""
     step = Step(distill, shape)
     cuda = step.device.type == "cuda"
     before = torch.cuda.memory_allocated() if cuda else _memory("VmRSS")
@@ -64,12 +64,12 @@ def peak_here(distill: str, shape: Shape) -> int:
 
 
 def peak(distill: str, shape: Shape) -> float:
-    """Return the peak of a process of its own, in bytes; nan where the system does not report it."""
+    """Return the peak memory measured in a child process, in bytes; nan if the system does not report it."""
     if not torch.cuda.is_available() and not STATUS.exists():
         return math.nan
     task = {"distill": distill, "threads": torch.get_num_threads(), "shape": asdict(shape)}
     command = [sys.executable, "-m", "benchmarks.steps", json.dumps(task)]
-    # Each large block mapped on its own: else the C library keeps what was freed, and peaks differ by 20 %.
+    # Map large blocks separately: otherwise the C library retains freed memory and peaks vary by 20 %.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     return float(done.stdout)

@@ -1,7 +1,7 @@
-"""How much faster a sweep is than the same runs one after the other, each with one thread.
+"""The speedup of a sweep over the same runs one after the other, each with one thread.
 
-Run with `python -m benchmarks.sweep [--runs 8] [--epochs 70] [--jobs 2]`: on two quiet cores eight runs of half a minute or more.
-Aim: at least 1.7 times as fast. Both start the same processes, so that loading torch counts on both sides; no base phase is shared.
+Run with `python -m benchmarks.sweep [--runs 8] [--epochs 70] [--jobs 2]`: on two idle cores, eight runs of half a minute or more.
+Goal: at least 1.7 times as fast. Both sides start the same processes and load torch; no base phase is shared.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from geodl.store import Directory
 
 SHORTEST = 30
-"""Seconds of a run: in shorter ones loading torch counts too much."""
+"""Minimum seconds of a run; in shorter ones loading torch dominates."""
 
 
 def options(epochs):
@@ -25,23 +25,18 @@ def options(epochs):
 
 
 def results(run):
-    """Return the checksums of a run's files that must be the same however it was done."""
+    """Return the checksums of a run's files that must not depend on how it was executed."""
     store = Directory(run)
     phases = [dict(store.phase(t).files) for t in range(store.completed())]
     return [{**files, "extra.json": None} for files in phases]
 
 
 def timed(command, folder):
-    """Run a command of geodl's in a folder; return its seconds."""
+    """Run a geodl command in a folder; return its seconds."""
     started = time.perf_counter()
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GEODL_CACHE": str(folder / "cache")}
-    subprocess.run(
-        [sys.executable, "-m", "geodl", *command],
-        cwd=folder,
-        env=environment,
-        check=True,
-        capture_output=True,
-    )
+    program = [sys.executable, "-m", "geodl", *command]
+    subprocess.run(program, cwd=folder, env=environment, check=True, capture_output=True)
     return time.perf_counter() - started
 
 

@@ -1,7 +1,7 @@
 """Time and memory of one training iteration with each distillation, beside the paper's ratios.
 
 Run with `python -m benchmarks.time_memory [--turns 30] [--threads 1] [--out DIR] [cifar] [imagenet]`: the networks and images of
-CIFAR-100 and of ImageNet. ImageNet's batch of 128 needs some 10 GB and most of a minute a step on a CPU: `--batch` makes it smaller.
+CIFAR-100 and of ImageNet. ImageNet's batch of 128 needs about 10 GB and most of a minute per step on a CPU; `--batch` makes it smaller.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SHAPES = {"cifar": CIFAR, "imagenet": IMAGENET}
 def time_memory(
     times: Mapping[str, Sequence[float]], peaks: Mapping[str, float], about: str
 ) -> Table:
-    """Put measured times and peaks, and their ratios, beside the paper's.
+    """Return a table of measured times and peaks, and of their ratios beside the paper's.
 
     times: seconds of single steps, in turns; peaks: bytes; both by distillation.
     """
@@ -64,7 +64,7 @@ def _against(metric: str, measured: Mapping[str, Sequence[float]], other: str) -
 
 
 def main() -> None:
-    """Print a table for each shape, and write it where asked to."""
+    """Print a table for each shape, and write it on request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("shapes", nargs="*", default=[], help="cifar, imagenet (default: both)")
     parser.add_argument("--turns", type=int, default=30)

@@ -1,12 +1,14 @@
-"""What it costs the other classes that some have many more images: balanced accuracy on test images, over ten draws.
+"""Classes with unequal numbers of images: balanced accuracy on test images, over ten draws.
 
 Run with `python -m benchmarks.unequal DATA [--sets flowers20,cifar100] [--draws 10] [--out docs/unequal.md]`. DATA has the folders `flowers20` (photographs in steps and `test`)
 and `cifar100` (parquet files). In each draw every class has the same five images; then a third of the classes have all their images. Features are
-taken once, by what `geodl learn` chooses for such images.
+read once, with the network that `geodl learn` chooses.
 """
 
 import argparse
 import tempfile
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ from geodl.model.recognizer import Recognizer
 SETS = ("flowers20", "cifar100")
 FEW = 5
 CLASSES, TEST = 10, 60
-"""Of CIFAR-100: every tenth class, and so many test images of each."""
+"""Of CIFAR-100: every tenth class, and 60 test images of each."""
 
 
 def flowers(data: Path) -> tuple[Images, Images]:
@@ -57,14 +59,11 @@ def features_of(images: Images, recognizer: Recognizer) -> KeptFeatures:
         labels = images.labels[positions]
         levels = recognizer.features(ArrayImages(pixels, labels)).levels
         parts.append(KeptFeatures.of(levels, labels))
-    found = parts[0]
-    for part in parts[1:]:
-        found = found + part
-    return found
+    return reduce(add, parts)
 
 
 def reader(train: Images) -> Recognizer:
-    """Return what takes the features that a model of such images would."""
+    """Return a recognizer that reads all feature levels of a model learned from such images."""
     names = [str(label) for label in range(int(train.labels.max()) + 1)]
     some = train.select(first_of_each(train.labels, 2)).relabel(torch.arange(len(names)), names)
     with tempfile.TemporaryDirectory() as scratch:
@@ -85,7 +84,7 @@ def balanced(fitted: Fitted, test: KeptFeatures) -> float:
 
 
 def draw(train: KeptFeatures, test: KeptFeatures, seed: int) -> tuple[float, float, float]:
-    """Return balanced accuracies: five images of each class; more of some; and these without offsets."""
+    """Return balanced accuracies: with five images per class; with more of some; with these but without offsets."""
     generator = torch.Generator().manual_seed(seed)
     classes = int(train.labels.max()) + 1
     large = set(torch.randperm(classes, generator=generator)[: (classes + 1) // 3].tolist())
@@ -105,17 +104,17 @@ PAGE = """# Classes of unequal size
 
 Written by `python -m benchmarks.unequal DATA --out docs/unequal.md`, do not edit.
 
-Balanced accuracy on test images of a model in closed form (the mean of the accuracies of the classes), mean of {draws} draws: of five images of each
-class; of the same five where a third of the classes have all their images; and of these without the offsets of the scores that keep large classes from
-being favored. `flowers20`: 20 kinds of flowers, all have up to 60 images. `cifar100`: every tenth class of CIFAR-100, 500 images where it has all, enlarged as
-`learn` does it, 60 test images of each class.
+Balanced accuracy (the mean of the accuracies of the classes) of a model in closed form on test images, averaged over {draws} draws: with five images per
+class; with all images of a third of the classes and five of the others; and the latter without the score offsets that keep large classes from being
+favored. `flowers20`: 20 kinds of flowers with up to 60 images. `cifar100`: every tenth class of CIFAR-100 with up to 500 images, enlarged as by `learn`,
+and 60 test images per class.
 
 {table}
 """
 
 
 def main() -> None:
-    """Measure; print a line for each set, and write the page where asked."""
+    """Measure, print a line for each set, and write the page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--sets", default=",".join(SETS))

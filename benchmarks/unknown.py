@@ -1,10 +1,10 @@
-"""What models in closed form call unknown: other images, odd pictures, and images of known classes.
+"""Detection of unknown images by models in closed form: other images, odd pictures, and images of known classes.
 
 Run with `python -m benchmarks.unknown DATA [--cache FOLDER] [--out docs/unknown.md]`. DATA has the folders flowers20, signs12 (week1, week2, ...,
-test, each with a folder of images for each class) and cifar100 (the parquet files of the Hugging Face hub) and omniglot28.npz. Features are taken
-once, and kept in the folder where one is named. `--classes 2 3` measures some numbers of
-classes alone. `--limit` measures instead how the share of known images called unknown changes where sums replace
-kept features: with 4,999, 5,000 and 5,001 images of CIFAR-100; `--at 600` sets the limit to 600 for a quick look.
+test, each with a folder of images for each class) and cifar100 (the parquet files of the Hugging Face hub) and omniglot28.npz. Features are read
+once and cached in the folder, if given. `--classes 2 3` measures only these numbers of classes. `--limit` measures instead the share of known
+images called unknown around the limit where sums replace stored features: with 4,999, 5,000 and 5,001 images of CIFAR-100; `--at 600` sets
+the limit to 600 for a quick check.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from geodl.model.phase import Phase
 from geodl.nets import Network, build_network
 
 SIZES = {"flowers": 192, "signs": 128}
-"""Pixels a side at which `learn` sees the images of a set."""
+"""Image size of `learn` for each set in pixels."""
 LEARNED = {
     "flowers": ("flowers20/week1", "flowers20/week2", "flowers20/week3"),
     "signs": ("signs12/week1", "signs12/week2"),
@@ -47,37 +47,37 @@ LEARNED = {
 TESTED = {"flowers": "flowers20/test", "signs": "signs12/test"}
 CLASSES = {"flowers": (2, 3, 5, 10, 15, 20), "signs": (2, 3, 5, 10, 12)}
 NETWORK = build_network("convnet", 1, head="linear")
-"""The closed form reads features alone, and needs any network."""
+"""A placeholder: the closed form reads features only."""
 FEW_DRAWS = 5
-"""Draws of more than two classes, where all are not taken."""
+"""Draws of more than two classes, but not all."""
 
 PAGE = """# Unknown images
 
-Written by `python -m benchmarks.unknown DATA --out docs/unknown.md`, do not edit. Models in closed form of some classes drawn from 20 kinds of
-flowers (a part of Oxford Flowers-102) or 12 kinds of traffic signs (a part of GTSRB) are shown images of other kinds. A model calls an image
-`unknown` where its probability of being of a known class is below 95 %; one in twenty learned images, each left out, is.
+Written by `python -m benchmarks.unknown DATA --out docs/unknown.md`, do not edit. Models in closed form, learned on random subsets of 20 kinds
+of flowers (a part of Oxford Flowers-102) or of 12 kinds of traffic signs (a part of GTSRB), predict images of other kinds. An image is `unknown` if its
+probability of belonging to a known class is below 95 %, as it is for one in twenty learned images, each left out.
 
-- Rejected: test images of known classes that are called unknown. Calibration error: of the confidence, on test images of known classes, those of
-  all draws together: the mean gap to accuracy, in ten bins.
-- Caught: other images that are called unknown. Other set: signs for models of flowers, flowers for models of signs (test images). Odd pictures:
+- Rejected: test images of known classes predicted as unknown. Calibration error: the mean gap between confidence and accuracy in ten bins, on test
+  images of known classes of all draws together.
+- The other columns: other images predicted as unknown. Other set: signs for models of flowers, flowers for models of signs (test images). Odd pictures:
   black, white, gray, colored and gray noise, a page of text, two screenshots. CIFAR-100 and Omniglot: {others} images each. Other classes: test images of
-  the set's classes that were not drawn; the ROC area tells how well these and the known ones can be told apart at any threshold.
-- Score alone: what the largest score would do with a threshold that rejects 5 % of the learned images, as in version 0.2.
+  the set's classes that were not drawn; the ROC area measures their separation from known ones over all thresholds.
+- Score alone: the largest score with a threshold that rejects 5 % of the learned images, as in version 0.2.
 
-{draws} different pairs of classes are drawn, {few} different sets of more classes, and all of them; each figure is the mean.
+{draws} random pairs of classes are drawn, {few} random sets of more classes, and all of them; results are means.
 
 {table}
 """
 
 
 def configuration(**options: object) -> RunConfig:
-    """Return the options that `learn` takes for photographs."""
+    """Return the options of `learn` for photographs."""
     start = {"network": PRETRAINED, "pretrained": True, "image_size": 192}
     return configure([Layer("benchmark", start | CLOSED_FORM | options)]).config
 
 
 def learned(part: Part, names: Sequence[str], config: RunConfig) -> ClosedForm:
-    """Learn images of classes as a learn step does."""
+    """Return the closed form of a learn step on images of classes."""
     numbers = torch.arange(len(part.labels))
 
     def features(network: Network, images: Images, *, mirror: bool = False) -> Features:
@@ -109,7 +109,7 @@ def learned(part: Part, names: Sequence[str], config: RunConfig) -> ClosedForm:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a model makes of images: confidences, predicted classes, measures, and largest scores, (N,)."""
+    """The output of a model: confidences, predicted classes, measures of novelty, largest scores, (N,)."""
 
     confidences: Tensor
     predictions: Tensor
@@ -119,7 +119,7 @@ class Shown:
 
     @classmethod
     def to(cls, scorer: Scorer, part: Part) -> "Shown":
-        """Show images to a model."""
+        """Predict images."""
         none = torch.zeros(len(part.labels), dtype=torch.int64)
         answers = scorer.answers(*(as_features(view, none) for view in part.views))
         confidences, predictions = answers.probabilities.max(dim=1)
@@ -128,7 +128,7 @@ class Shown:
 
 
 def share(marks: Tensor) -> float:
-    """Return the share of images that are marked, in %."""
+    """Return the share of marked images in %."""
     return 100 * float(marks.double().mean())
 
 
@@ -136,7 +136,7 @@ Figures = dict[str, list[float]]
 
 
 def drawn(kind: str, every: Collection[str], count: int, times: int) -> list[list[str]]:
-    """Return different sets of so many classes, at most as many as there are: a set that was drawn before would count twice."""
+    """Return up to `times` different random sets of `count` classes."""
     found: list[list[str]] = []
     times = min(times, math.comb(len(every), count))
     for number in itertools.count():
@@ -149,17 +149,15 @@ def drawn(kind: str, every: Collection[str], count: int, times: int) -> list[lis
 
 
 def draw(kind: str, parts: dict[str, Part], names: Sequence[str]) -> tuple[Figures, Tensor]:
-    """Learn some classes; return all figures, and confidences and whether they are right, (N, 2)."""
+    """Learn some classes; return all results, and confidences with correctness (N, 2)."""
     train, test = (parts[name].where(lambda label: label in names) for name in ("train", "test"))
     found = learned(train, names, configuration(image_size=SIZES[kind]))
     scorer, novelty = found.scorer(NETWORK), found.fitted.novelty
     assert novelty is not None
     known = Shown.to(scorer, test)
-    # Where 5 % of the learned images begin, by the score alone.
-    least = (
-        novelty.score.center
-        + float(torch.special.ndtri(torch.tensor(REJECTED))) * novelty.score.unit
-    )
+    # The threshold of the score alone that rejects 5 % of the learned images.
+    quantile = float(torch.special.ndtri(torch.tensor(REJECTED)))
+    least = novelty.score.center + quantile * novelty.score.unit
     figures: Figures = {"rejected": [share(known.unknown), share(known.scores < least)]}
     shown = {
         name: Shown.to(scorer, parts[name]) for name in ("other", "odd", "cifar100", "omniglot")
@@ -197,15 +195,14 @@ def row(title: str, figures: Figures, which: int) -> str:
         values = figures.get(name, [])
         if len(values) <= which:
             return ""
-        return (
-            f"{values[which]:.3f}" if name in ("area", "calibration") else f"{values[which]:.1f} %"
-        )
+        number = values[which]
+        return f"{number:.3f}" if name in ("area", "calibration") else f"{number:.1f} %"
 
     return f"| {title} | {' | '.join(cell(name) for name in COLUMNS)} |"
 
 
 def measure(root: Path, reader: Reader, draws: int, wanted: Collection[int]) -> list[str]:
-    """Return the lines of the table, for so many classes as are wanted; none: all."""
+    """Return the lines of the table for the given numbers of classes; empty: all."""
     lines = [f"| | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for kind, size in SIZES.items():
         other = next(name for name in SIZES if name != kind)
@@ -235,7 +232,7 @@ def measure(root: Path, reader: Reader, draws: int, wanted: Collection[int]) -> 
 
 
 def limit(root: Path, reader: Reader, at: int) -> None:
-    """Print how many known images are called unknown by models of one image less than the limit, as many, and one more."""
+    """Print the share of known images called unknown by models with one image less than the limit, with the limit, and one more."""
     fitting.MOST = at
     size, classes = SIZES["signs"], 20
     data = load("cifar100", root / "cifar100")
@@ -264,7 +261,7 @@ def limit(root: Path, reader: Reader, at: int) -> None:
 
 
 def main() -> None:
-    """Measure; print the lines, and write the page where asked."""
+    """Measure, print lines of the table, and write the page on request."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path)
     parser.add_argument("--draws", type=int, default=20)

@@ -1,12 +1,12 @@
-"""What helps a base network with classes that it has not seen: one change of its training at a time.
+"""Which changes of the training of a base network help with classes that it has not seen.
 
-Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] --images 1000000`: every variant sees about that many images, rotated copies
-included. Each leaves OUT/VARIANT.json and its network, and is not trained again; an interrupted one resumes from its checkpoint. Take
-another OUT for another length or seed. Only the training images of the 50 classes of phase 0 take part: the network is trained on 40
-classes, the other 10 arrive later in closed form, and 100 images of each class are held out for evaluation.
+Run with `python -m studies.base CIFAR_DIR OUT [VARIANT ...] --images 1000000`: every variant sees about that many images, including
+rotated copies. Results are OUT/VARIANT.json and the network; complete variants are not trained again, interrupted ones resume. Use
+another OUT for another length or seed. Only the training images of the 50 classes of phase 0 are used: the network is trained on 40
+classes, the other 10 arrive later in closed form, and 100 images per class are held out for evaluation.
 
-Variants combine: `rotations+cosine`. With --whole the network is trained on all training images of the 50 classes and nothing is
-evaluated: OUT/VARIANT.safetensors is then a base for `geodl reproduce beyond --weights`.
+Variants combine: `rotations+cosine`. With --whole the network is trained on all training images of the 50 classes without evaluation;
+OUT/VARIANT.safetensors is then a base for `geodl reproduce beyond --weights`.
 """
 
 import argparse
@@ -36,7 +36,7 @@ SEEN, HELD_OUT = 40, 100
 
 
 class Mixup(Analytic):
-    """Pairs of images are blended, and so are their losses (Zhang et al. 2018), alpha = 0.2."""
+    """Mixup (Zhang et al. 2018) with alpha = 0.2: pairs of images are blended, and so are their losses."""
 
     def main_stage(self, phase):
         """Return the ordinary stage on blended images."""
@@ -111,7 +111,7 @@ class _Turned(nn.Module):
 
 
 class Decorrelation(Analytic):
-    """The features' correlations within classes are pressed towards zero (after Shi et al. 2022)."""
+    """Decorrelation of features within classes (after Shi et al. 2022)."""
 
     def loss(self, phase, batch, student, teacher):
         """Add the mean square of the correlations."""
@@ -143,10 +143,10 @@ class Distilled(Analytic):
 
 
 class Averaged(Analytic):
-    """The network that counts is a running average of the weights (EMA 0.998), which starts again where training resumes."""
+    """A running average of the weights (EMA 0.998), which restarts when training resumes."""
 
     def main_stage(self, phase):
-        """Return the ordinary stage; at its end the average takes the network's place."""
+        """Return the ordinary stage; at its end the average replaces the network."""
         stage = super().main_stage(phase)
         ordinary = stage.loss
         average = torch.optim.swa_utils.AveragedModel(
@@ -186,7 +186,7 @@ VARIANTS = {
     "label smoothing": (Analytic, TRIVIAL | {"label_smoothing": 0.1}),
     "linear head": (Linear, TRIVIAL),
 }
-"""What each changes; all but the first train with TrivialAugment."""
+"""Method and options of each variant; all but the first train with TrivialAugment."""
 
 
 def variant(name):
@@ -197,9 +197,8 @@ def variant(name):
         raise ValueError(
             f"{name}: at most one of these may change the loss, the head or the batches"
         )
-    return next(iter(special), Analytic), {
-        key: value for part in options for key, value in part.items()
-    }
+    merged = {key: value for part in options for key, value in part.items()}
+    return next(iter(special), Analytic), merged
 
 
 def generator(method, name, batch):
@@ -210,7 +209,7 @@ def generator(method, name, batch):
 
 
 def parts(data_dir):
-    """Return the training images of the first 40 and of the next 10 classes of phase 0, and those set aside of all 50."""
+    """Return the training images of the first 40 and of the next 10 classes of phase 0, and the held-out images of all 50."""
     images = next(iter(ClassIncremental(load("cifar100", data_dir)))).train
     aside = torch.zeros(len(images), dtype=torch.bool)
     for label in range(SEEN + 10):
@@ -220,17 +219,11 @@ def parts(data_dir):
 
 
 def trained(name, images, out, epochs, seed, teachers=()):
-    """Return a learner of the first classes; one that is there is read, an interrupted one resumes."""
+    """Return a learner trained on the first classes; a complete one is loaded, an interrupted one resumes."""
     kind, options = variant(name)
     batch = options.pop("batch_size", 128) // copies(name)
-    how = {
-        "epochs": epochs,
-        "seed": seed,
-        "batch_size": batch,
-        "threads": 1,
-        "checkpoint_steps": 200,
-    }
-    learner = Learner(preset="cifar100-analytic", **how, **options)
+    how = {"epochs": epochs, "seed": seed, "batch_size": batch, "checkpoint_steps": 200}
+    learner = Learner(preset="cifar100-analytic", threads=1, **how, **options)
     learner.method = method = kind(learner.config)
     if isinstance(method, Distilled):
         method.teachers = [teacher(path, learner.config) for path in teachers]
@@ -245,7 +238,7 @@ def trained(name, images, out, epochs, seed, teachers=()):
 
 
 def teacher(path, config):
-    """Return the network of a directory of this study, or of the weights of a ResNet-32 with a cosine head."""
+    """Return the network of a directory of this study, or of a file of weights of a ResNet-32 with a cosine head."""
     if path.suffix != ".safetensors":
         return frozen_copy(Learner.load(path).network)
     weights = read_weights(path)
@@ -255,21 +248,19 @@ def teacher(path, config):
 
 
 def copies(name):
-    """Return how many images a variant makes of each."""
+    """Return how many copies of each image a variant uses."""
     return 4 if variant(name)[0] is Rotations else 1
 
 
 def epochs_of(name, images, options):
-    """Return how many epochs of some images a variant is trained for."""
-    return (
-        max(1, round(options.images / (len(images) * copies(name))))
-        if options.images
-        else options.epochs
-    )
+    """Return the number of epochs of a variant."""
+    if not options.images:
+        return options.epochs
+    return max(1, round(options.images / (len(images) * copies(name))))
 
 
 def judge(name, options, out):
-    """Train a variant, keep its network in a directory, and return its accuracies."""
+    """Train a variant, save its network to a directory, and return its accuracies."""
     first, later, aside = parts(options.data_dir)
     epochs = epochs_of(name, first, options)
     began = time.process_time()
@@ -296,7 +287,7 @@ def judge(name, options, out):
 
 
 def main():
-    """Train what is asked for and print the table."""
+    """Train the variants and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("out", type=Path)
@@ -352,13 +343,9 @@ def main():
     print("|---" + "|---:" * 7 + "|")
     for path in sorted(options.out.glob("*.json")):
         found = json.loads(path.read_text())
-        columns = [
-            f"{found[key]:.1f}"
-            for key in ("all 50", "seen 40", "later 10", "single view", "own head")
-        ]
-        print(
-            f"| {path.stem} | {' | '.join(columns)} | {found['images']} | {found['seconds']:.0f} |"
-        )
+        keys = ("all 50", "seen 40", "later 10", "single view", "own head")
+        columns = " | ".join(f"{found[key]:.1f}" for key in keys)
+        print(f"| {path.stem} | {columns} | {found['images']} | {found['seconds']:.0f} |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drift compensation: where the network has moved, the features kept of old images are moved along."""
+"""Drift compensation: stored features of old images are moved along with the network."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,14 @@ from torch import Tensor
 from geodl.closed_form.expansion import Blocks
 
 RIDGE = 1e-4
-"""Of the mean square of a coordinate: what the images at hand say nothing about moves as their mean does."""
+"""Relative to the mean square of a coordinate; directions that the images do not span move like their mean."""
 
 
 def moved(z: Blocks, before: Blocks, after: Blocks) -> dict[str, Tensor]:
-    """Return features z, (N, d_b), as the network gives them now, as far as an affine map can tell.
+    """Return an affine estimate of the features z (N, d_b) under the current network.
 
-    before, after: (m, d_b), features of other images by the network as it was and as it is; how far they moved is fitted
-    by ridge regression on where they were, block by block.
+    before, after: features (m, d_b) of other images under the old and the current network; their shift is fitted to their old
+    position by ridge regression, block by block.
     """
     return {
         name: _map(z[name].double(), before[name].double(), after[name].double()).float()

@@ -1,7 +1,7 @@
-"""What a head that computes in bf16 costs: each phase of a run, read under CNN with logits of 8 and of 24 bits.
+"""The effect of a head in bf16: each phase of a run under CNN with logits of 8 and of 24 bits.
 
-Run with `python -m studies.head CIFAR_DIR RUN [RUN ...]`, on complete runs of CIFAR-100 with a cosine head. The features are the same
-for both. Cosines of 8 bits tie, and a tie goes to the class that was learned first.
+Run with `python -m studies.head CIFAR_DIR RUN [RUN ...]`, on complete runs of CIFAR-100 with a cosine head. Both use the same
+features. Cosines of 8 bits tie, and a tie is decided for the class that was learned first.
 """
 
 import argparse
@@ -45,18 +45,15 @@ def main():
                 logits(learner.network.head, seen.pooled, dtype)
                 for dtype in (torch.bfloat16, torch.float32)
             )
-            said = {"bf16": low.argmax(1), "float32": high.argmax(1)}
-            metrics.append(
-                to_metrics(
-                    t,
-                    {
-                        name: Confusion.of(seen.labels, each, learner.classes)
-                        for name, each in said.items()
-                    },
-                )
-            )
+            predictions = {"bf16": low.argmax(1), "float32": high.argmax(1)}
+            confusions = {
+                name: Confusion.of(seen.labels, each, learner.classes)
+                for name, each in predictions.items()
+            }
+            metrics.append(to_metrics(t, confusions))
             ties = (low == low.amax(1, keepdim=True)).sum(1) > 1
-            other, older = said["bf16"] != said["float32"], said["bf16"] < said["float32"]
+            other = predictions["bf16"] != predictions["float32"]
+            older = predictions["bf16"] < predictions["float32"]
             counts += torch.tensor([len(ties), *(int(each.sum()) for each in (ties, other, older))])
         read = {name: each.to_dict() for name, each in Trajectory.of(metrics).items()}
         figures = [

@@ -1,9 +1,9 @@
-"""Why optimized exemplars do not help here: what moving their pixels does, and which part of the optimization it depends on.
+"""Why optimized exemplars do not help here: the effect of changing their pixels, by variant of the optimization.
 
 Run with `python -m studies.mnemonics CIFAR_DIR OUT [VARIANT ...]`: 20 classes of CIFAR-100 and then twice 10, with the preset cifar100-cpu;
-runs go on where they stopped, and all share their phase 0. The second table takes the base network and trains a copy of it further on
-nothing but the exemplars of phase 0, as drawn and as the phases do, cropped and flipped: what the base classes' other images say, on average
-over some draws of the exemplars.
+interrupted runs resume, and all share their phase 0. For the second table a copy of the base network is trained further on the exemplars of
+phase 0 alone, as drawn or cropped and flipped as in training; it shows the loss of the base classes' other images, averaged over some draws
+of the exemplars.
 """
 
 import argparse
@@ -30,7 +30,7 @@ STEPS, DRAWS = (0, 5, 20), 6
 
 @register
 class Noise(Lucir):
-    """LUCIR whose exemplars get noise on their pixels, once, about as much as Mnemonics moves them."""
+    """LUCIR with noise on its exemplars, about as strong as the changes by Mnemonics."""
 
     name, title, summary = "noise", "LUCIR, noisy exemplars", "a control for Mnemonics"
 
@@ -70,7 +70,7 @@ def inputs(learner, images, generator=None):
 
 
 def after_training(learner, exemplars, others, augment, seed):
-    """Return the loss of other images of the base classes after so many steps on the exemplars, and nothing else."""
+    """Return the loss of other images of the base classes after training on the exemplars alone, for each number in STEPS."""
     network, found = deepcopy(learner.network).eval().requires_grad_(), []
     network.head.thaw()
     optimizer = torch.optim.SGD(network.parameters(), LR)
@@ -90,13 +90,13 @@ def after_training(learner, exemplars, others, augment, seed):
 
 
 def main():
-    """Run what is asked for and print both tables."""
+    """Run the variants and print both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", default=list(VARIANTS))
     options = parser.parse_args()
-    # How far exemplars were moved is measured from LUCIR's, which are herded.
+    # Changes of exemplars are relative to LUCIR's, which are herded.
     variants = dict.fromkeys(["LUCIR", *options.variants])
     data = geodl.load("cifar100", options.data_dir)
     order = iter(class_order("lucir-1993", data.classes))

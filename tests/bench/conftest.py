@@ -1,4 +1,4 @@
-"""What the tests of reports and sweeps share."""
+"""Fixtures of the tests of reports and sweeps."""
 
 import pytest
 from tests.helpers.reports import make_runs
@@ -13,5 +13,5 @@ def runs(tmp_path_factory):
 
 @pytest.fixture
 def fast(monkeypatch):
-    """Let a sweep look at its processes without a pause."""
+    """Let a sweep poll its processes without a pause."""
     monkeypatch.setattr(runner, "TURN", 0.0)

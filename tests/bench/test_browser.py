@@ -1,4 +1,4 @@
-"""The page in a real browser: plots are there, nothing is asked for from outside, no error, light and dark, wide and narrow."""
+"""The page in a browser: plots, no requests, no errors, light and dark, wide and narrow."""
 
 import re
 

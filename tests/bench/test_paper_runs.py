@@ -60,12 +60,7 @@ def test_every_published_accuracy_has_its_run(dataset):
     assert {grid.training_of(number) for number in wanted} <= trained
 
 
-def test_paper_budget_is_the_presets_training():
-    config = next(j for j in jobs_of("table1", "imagenet") if j.training.method == "lucir").config
-    assert (config.network, config.epochs) == ("resnet18", 90)
-    assert (config.base, config.exemplars) == (500, 20)
-    bic = next(j for j in jobs_of("table1") if j.training.method == "bic").config
-    assert (bic.epochs, bic.weight_decay, bic.phases) == (250, 2e-4, 5)
+def test_runs_vary_what_their_table_varies():
     assert {job.config.phases for job in jobs_of("table1")} == {5, 10, 25}
     exemplars = {job.config.exemplars for job in jobs_of("table2", length="cpu")}
     assert exemplars == {20, 40, 60, 80, 100}
@@ -92,7 +87,6 @@ def test_smoke_grids_fit_the_digits(dataset):
     [
         (("table9", None, None), "'table9': allowed values are table1, table2"),
         (("table2", "imagenet", None), "dataset = 'imagenet': the paper has table2 for cifar100"),
-        (("table4", "cifar100", None), "the paper has table4 for imagenet-subset"),
         (("table2", None, [5]), "phases = 5: the paper has table2 for 10"),
         (("all", None, [7]), "phases = 7: the paper has all for 5, 10, 25"),
     ],

@@ -6,9 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.helpers.command import completed, started
 from tests.helpers.runs import DIGITS, quick, result_files, wait_until
 
 from geodl.bench.experiment import run_config
@@ -55,11 +57,9 @@ def descendants(pid: int) -> list[int]:
     """Name a process and all below it."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with suppress(OSError):
             words = entry.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(words[1]), []).append(int(entry.parent.name))
+            parents.setdefault(int(words[1]), []).append(int(entry.parent.name))
     found = [pid]
     for each in found:
         found += parents.get(each, [])
@@ -72,18 +72,12 @@ class Head:
     def __init__(self, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address = f"127.0.0.1:{free.getsockname()[1]}"
-        command = [
-            "ray",
-            "start",
-            "--head",
-            "--block",
-            f"--port={self.address.rpartition(':')[2]}",
-            "--num-cpus=2",
-        ]
-        more = "--include-dashboard=false --object-store-memory=100000000 --disable-usage-stats".split()
+        port = f"--port={self.address.rpartition(':')[2]}"
+        how = "--head --block --num-cpus=2 --include-dashboard=false --disable-usage-stats"
+        command = [Path(sys.executable).parent / "ray", "start", *how.split(), port]
         with (folder / "ray.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [Path(sys.executable).parent / command[0], *command[1:], *more],
+                [*command, "--object-store-memory=100000000"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -101,10 +95,8 @@ class Head:
     def kill(self) -> None:
         """Lose it, at once, with all its workers."""
         for pid in reversed(descendants(self.process.pid)):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         self.process.wait()
 
 
@@ -118,14 +110,8 @@ def head(tmp_path, monkeypatch):
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    options = [
-        *DIGITS[:-1],
-        str(LONGER["epochs"]),
-        "--checkpoint-steps",
-        str(LONGER["checkpoint_steps"]),
-    ]
-    command = [sys.executable, "-m", "geodl", "sweep", *arguments, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    longer = ["--epochs", LONGER["epochs"], "--checkpoint-steps", LONGER["checkpoint_steps"]]
+    return started("sweep", *arguments, *DIGITS[:-2], *longer)
 
 
 def in_the_middle() -> list[Path]:
@@ -141,12 +127,10 @@ def children_of_runs(name: str) -> list[int]:
     """Name the processes that do a run."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with suppress(OSError):
             words = entry.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if "geodl.bench.sweep.child" in words and any(name in word for word in words):
-            found.append(int(entry.parent.name))
+            if "geodl.bench.sweep.child" in words and any(name in word for word in words):
+                found.append(int(entry.parent.name))
     return found
 
 
@@ -230,16 +214,15 @@ def test_nodes_that_share_nothing_ship_their_progress(alone, tmp_path):
             os.kill(parent(child), signal.SIGKILL)
 
     try:
-        failed = run_all(jobs, Cluster("local", jobs, shared=False, ship_seconds=0.5), told=told)
+        failed = run_all(jobs, Cluster("local", jobs, shared=False, ship_seconds=0.5), notify=told)
     finally:
         leave()
     assert failed == {}
     assert len(killed) == 1
     assert result_files(jobs[0].out) == alone[jobs[0].out.name]
     events = Directory(jobs[0].out).read_events()
-    assert [event["done"] for event in events if event["kind"] == "run"][
-        -1
-    ] >= 1  # gone on, not begun again
+    done = [event["done"] for event in events if event["kind"] == "run"]
+    assert done[-1] >= 1  # resumed, not started over
     Directory(jobs[0].out).verify()
 
 
@@ -247,9 +230,7 @@ def test_asha_stops_poor_runs_and_the_same_command_leaves_them_out(tmp_path):
     options = [*DIGITS[:4], "--base", "4", "--phases", "3", "--base-epochs", "2", "--epochs", "40"]
     # Few exemplars make a poor k-NME; seed 8 draws 33, 7, 37 and 3 of them.
     search = "--search asha --trials 4 --over exemplars=1:40 --seed 8 --ray local".split()
-    command = [sys.executable, "-m", "geodl", "sweep", *options, *search]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    done = completed("sweep", *options, *search)
     states = [status_of(job).state for job in jobs_in(Path("runs"))]
     assert len(states) == 4
     assert "complete" in states
@@ -259,9 +240,7 @@ def test_asha_stops_poor_runs_and_the_same_command_leaves_them_out(tmp_path):
     for job in jobs_in(Path("runs")):
         if status_of(job).state == "stopped early":
             assert 2 <= job.done() < 4
-        else:  # the bytes do not depend on who searched
-            assert result_files(
-                run_config(job.config, out=tmp_path / "alone" / job.out.name).path
-            ) == result_files(job.out)
-    again = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert "started" not in again.stdout
+        else:  # the bytes do not depend on the search
+            alone = run_config(job.config, out=tmp_path / "alone" / job.out.name)
+            assert result_files(alone.path) == result_files(job.out)
+    assert "started" not in completed("sweep", *options, *search).stdout

@@ -1,4 +1,4 @@
-"""What a report reads of runs, and how runs become settings."""
+"""Runs as read by a report, and their grouping into settings."""
 
 import re
 import shlex
@@ -80,7 +80,7 @@ def test_models_with_equal_options_are_not_averaged(tmp_path):
     page.render(settings)
 
 
-def test_labels_say_what_differs(runs):
+def test_labels_contain_the_differences(runs):
     paths = [runs / name for name in ("geo-1", "partial", "none", "base")]
     assert [setting.label for setting in read_settings(paths)] == [
         "LUCIR + GeoDL, base 3, phases 3",
@@ -144,7 +144,7 @@ def test_the_command_imports_what_the_run_imported(runs):
 
 
 def test_no_run_is_a_plain_error(tmp_path):
-    with pytest.raises(StoreError, match="one or more are needed"):
+    with pytest.raises(StoreError, match="at least one is needed"):
         read_settings([])
     with pytest.raises(StoreError, match=re.escape(str(tmp_path))):
         read_settings([tmp_path])

@@ -1,4 +1,4 @@
-"""`geodl reproduce`: asking first, failures, and tables and figures from end to end."""
+"""`geodl reproduce`: confirmation, failures, and tables and figures from end to end."""
 
 import csv
 
@@ -19,7 +19,7 @@ from geodl.core.cache import Cache
 
 
 class Here:
-    """Does runs in this process: starting another takes seconds each time."""
+    """Executes runs in this process, which saves the start of others."""
 
     places = 1
 
@@ -38,11 +38,11 @@ class Here:
 def quick(monkeypatch):
     """Make the smoke length tiny, and speeds known."""
     monkeypatch.setattr(command, "measure", lambda shape: SPEED)
-    tiny = {"network": "convnet", "epochs": 1, "base_epochs": 1, "phases": 2}
+    small = {"network": "convnet", "epochs": 1, "base_epochs": 1, "phases": 2}
 
     def smaller(training, dataset, length, options):
         config = config_of(training, dataset, length, options)
-        return config.model_copy(update=tiny if length == "smoke" else {})
+        return config.model_copy(update=small if length == "smoke" else {})
 
     monkeypatch.setattr(grid, "config_of", smaller)
     monkeypatch.setattr(grids, "Local", Here)
@@ -76,7 +76,7 @@ def test_more_than_an_hour_does_not_start_by_itself(quick, tmp_path, monkeypatch
     assert bool(started) != asked
 
 
-def test_missing_data_are_told_before_anything_is_asked(quick, tmp_path, monkeypatch):
+def test_missing_data_are_an_error_before_confirmation(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "confirm", lambda *_: pytest.fail("asked"))
     order = ("reproduce", "table3", "--data-dir", str(tmp_path / "nothing"))
     assert "nothing" in geodl(*order, cwd=tmp_path, status=2).stderr

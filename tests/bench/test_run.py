@@ -1,13 +1,11 @@
-"""`geodl.run` from Python: the command's options, directory and result."""
+"""`geodl.run` from Python: options, directory and result as of the command."""
 
-import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.helpers import tiny
 from tests.helpers.command import geodl as command
-from tests.helpers.runs import result_files
+from tests.helpers.runs import DIGITS, QUICK, result_files
 
 import geodl
 from geodl.bench.experiment import RunResult, run_config, scenario_of
@@ -18,41 +16,30 @@ from geodl.model.metrics import Trajectory
 from geodl.store import Directory
 from geodl.store.head import read_head, write_head
 
-OPTIONS = {
-    "network": "convnet",
-    "base": 6,
-    "phases": 2,
-    "base_epochs": 1,
-    "epochs": 1,
-    "method": "lucir",
-}
-FLAGS = [
-    part for key, value in OPTIONS.items() for part in (f"--{key.replace('_', '-')}", str(value))
-]
-
-
-def files(run: Path) -> dict[str, str]:
-    return {name: hashlib.sha256(data).hexdigest() for name, data in result_files(run).items()}
+OPTIONS = QUICK | {"method": "lucir"}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Give a folder in which the command has run."""
+    """Return a folder in which the command has run."""
     folder = tmp_path_factory.mktemp("finished")
-    command("run", "--preset", "digits", *FLAGS, "--distill", "geodesic", "--no-cache", cwd=folder)
+    command("run", *DIGITS, "--distill", "geodesic", "--no-cache", cwd=folder)
     return folder
 
 
-def test_it_finds_the_commands_run_complete(finished, monkeypatch):
+def test_it_finds_the_run_of_the_command_complete(finished, tmp_path, monkeypatch):
+    # The file of options wins over the preset that it names, and options over the file.
+    values = {"preset": "digits", "distill": "none", **OPTIONS}
+    lines = [f"{key} = {value!r}" for key, value in values.items()]
+    (tmp_path / "own.toml").write_text("\n".join(lines))
     monkeypatch.chdir(finished)
-    heard = []
-    found = geodl.run(
-        preset="digits", distill="geodesic", cache=False, listener=heard.append, **OPTIONS
-    )
+    events = []
+    how = {"cache": False, "listener": events.append}
+    found = geodl.run(config=tmp_path / "own.toml", distill="geodesic", **how)
     assert isinstance(found, RunResult)
     assert [path.resolve() for path in (finished / "runs").iterdir()] == [found.directory.resolve()]
-    assert [type(event) for event in heard] == [RunStarted, RunEnded]
-    assert heard[0].done == 3
+    assert [type(event) for event in events] == [RunStarted, RunEnded]
+    assert events[0].done == 3
     last = Directory(found.directory).phase(2).json("metrics.json")
     assert set(found.results) == set(last["accuracy"]) == {"cnn", "nme", "ncm"}
     for name, trajectory in found.results.items():
@@ -68,30 +55,18 @@ def test_it_computes_the_commands_bytes(finished, tmp_path):
         preset="digits", distill="geodesic", cache=False, out=tmp_path / "r", **OPTIONS
     )
     assert found.directory == tmp_path / "r"
-    assert len(files(theirs)) == 9
-    assert files(found.directory) == files(theirs)
+    assert len(result_files(theirs)) == 9
+    assert result_files(found.directory) == result_files(theirs)
 
 
-def test_a_file_of_options_lies_between_preset_and_options(finished, tmp_path, monkeypatch):
-    monkeypatch.chdir(finished)
-    lines = [
-        'preset = "digits"',
-        'distill = "none"',
-        *(f"{key} = {value!r}" for key, value in OPTIONS.items()),
-    ]
-    (tmp_path / "own.toml").write_text("\n".join(lines))
-    found = geodl.run(config=tmp_path / "own.toml", distill="geodesic")
-    assert [path.resolve() for path in (finished / "runs").iterdir()] == [found.directory.resolve()]
-
-
-def test_it_starts_over_only_when_asked(tmp_path):
+def test_it_starts_over_only_on_request(tmp_path):
     options = {"preset": "digits", "cache": False, "out": tmp_path / "r"} | OPTIONS
-    first = files(geodl.run(**options).directory)
+    first = result_files(geodl.run(**options).directory)
     with pytest.raises(StoreError, match="seed"):
         geodl.run(**options, seed=2)
-    assert files(tmp_path / "r") == first
+    assert result_files(tmp_path / "r") == first
     geodl.run(**options, seed=2, fresh=True)
-    assert files(tmp_path / "r") != first
+    assert result_files(tmp_path / "r") != first
 
 
 def test_options_that_do_not_exist_are_named(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from geodl.core.errors import Interrupted
 
 
 class Fake:
-    """An engine whose runs take some turns; `fails` says why which of them fail."""
+    """An engine whose runs end after some polls; `fails` has the errors of those that fail."""
 
     def __init__(self, places, fails=None, turns=2):
         self.places, self.fails, self.turns = places, fails or {}, turns
@@ -48,7 +48,7 @@ class FakeRun:
         self.engine.told.append(f"kill {self.label}")
 
 
-def test_no_more_runs_at_a_time_than_there_are_places_and_failures_stop_nobody(tmp_path, fast):
+def test_at_most_as_many_runs_as_places_and_failures_do_not_stop_others(tmp_path, fast):
     jobs = seeds(tmp_path, 7)
     engine = Fake(3, fails={"LUCIR, seed 2": "the loss is not finite"})
     failed = run_all(jobs, engine)
@@ -63,15 +63,17 @@ def test_no_more_runs_at_a_time_than_there_are_places_and_failures_stop_nobody(t
     assert status_of(jobs[2]).state == "waiting"
 
 
-def test_who_watches_hears_which_runs_are_under_way_and_in_the_end_of_none(tmp_path, fast):
+def test_a_watcher_is_notified_of_running_jobs(tmp_path, fast):
     jobs, heard = seeds(tmp_path, 3), []
-    run_all(jobs, Fake(2), told=lambda running: heard.append([jobs.index(job) for job in running]))
+    run_all(
+        jobs, Fake(2), notify=lambda running: heard.append([jobs.index(job) for job in running])
+    )
     assert heard[0] == [0, 1]
     assert heard[-1] == []
     assert {job for running in heard for job in running} == {0, 1, 2}
 
 
-def test_stopping_tells_all_that_run_and_starts_no_more(tmp_path, fast):
+def test_stopping_stops_all_runs_and_starts_no_more(tmp_path, fast):
     jobs = seeds(tmp_path, 4)
     engine, asked = Fake(2, turns=5), iter([False, False, True])
     with pytest.raises(Interrupted, match="the same command continues"):
@@ -87,7 +89,7 @@ def test_an_error_of_the_watcher_leaves_no_process_behind(tmp_path, fast):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(quick(tmp_path, {"seed": 1}), engine, told=broken)
+        run_all(quick(tmp_path, {"seed": 1}), engine, notify=broken)
     assert engine.told == ["kill LUCIR, seed 1"]
 
 
@@ -122,7 +124,7 @@ def test_one_run_for_each_gpu(tmp_path, monkeypatch):
     assert seen == ["0,1", "2,3", "0,1"]
 
 
-def test_last_words_of_a_process(tmp_path):
+def test_the_error_of_a_process_is_its_last_line(tmp_path):
     def ended(*arguments, killed=None):
         process = Process(Launch(arguments, tmp_path / "log", {}))
         if killed:

@@ -50,16 +50,16 @@ def test_random_search_shows_the_best_first(tmp_path, monkeypatch):
     assert f"best average: {max(values):.2f} of LUCIR, lr " in said
     assert geodl(*order, cwd=tmp_path).stdout.count("started") == 0
     known = dict(zip([path.name for path in paths], (None, 30.0), strict=True))
-    order += ["--metric", "forgetting"]
     for measured, said in ((known, "30.00"), (dict.fromkeys(known), "unknown")):
         for module in (sweep_command, status):
             monkeypatch.setattr(module, "value_of", lambda out, _, by=measured: by[out.name])
-        assert f"best forgetting: {said} of " in geodl(*order, cwd=tmp_path).stdout
+        shown = geodl(*order, "--metric", "forgetting", cwd=tmp_path).stdout
+        assert f"best forgetting: {said} of " in shown
 
 
 @pytest.fixture
 def tune(monkeypatch):
-    """Stand-ins for what a search needs of Ray; each trial takes one step, but the second, which is lost before it."""
+    """Stand-ins for Ray Tune: each trial takes one step, except for the second, which is lost before it."""
     told = []
 
     class Tuner:
@@ -98,7 +98,7 @@ def test_failures_of_trials_are_those_of_their_runs(tmp_path, monkeypatch, tune)
     monkeypatch.setattr(
         asha, "Process", lambda start: SimpleNamespace(result=lambda: ends[start.log.stem])
     )
-    how = {"told": lambda running: None, "stop": lambda: False}
+    how = {"notify": lambda running: None, "stop": lambda: False}
     failed = asha.search(jobs, "local", "forgetting", **how)
     assert failed == {jobs[1]: "Ray: the worker died", jobs[2]: "the loss is not finite"}
     assert [job.file("error").exists() for job in jobs] == [False, True, True, False]

@@ -44,5 +44,5 @@ def test_a_folder_that_is_renamed_while_one_looks_is_passed_over(tmp_path, monke
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", gone)
-    assert list(shipping.look(tmp_path)) == ["head.json"]
+    assert list(shipping.scan(tmp_path)) == ["head.json"]
     assert not (tmp_path / "phases" / "temporary").exists()

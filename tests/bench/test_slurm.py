@@ -28,7 +28,7 @@ def test_an_array_whose_lines_are_runs(tmp_path):
     words = [shlex.split(command) for command in shlex.split(commands)]
     assert [each[1:4] for each in words] == [["-m", "geodl", "run"]] * 2
     assert "2 runs: 2 waiting" in geodl("sweep", "status", cwd=tmp_path).stdout
-    # The script, with srun and scontrol that do what SLURM's would.
+    # Run the script with stand-ins for srun and scontrol.
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, code in (("srun", 'exec "$@"'), ("scontrol", f'echo "$@" >> {tmp_path}/asked')):

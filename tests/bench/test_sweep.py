@@ -1,4 +1,4 @@
-"""Sweeps as a whole: the bytes of single runs, stopping and continuing, what is shown."""
+"""Whole sweeps: equal bytes to single runs, stopping and resuming, output."""
 
 import json
 import signal
@@ -49,7 +49,7 @@ def test_a_run_that_fails_is_named_with_its_last_error(tmp_path):
     assert "2 runs: 1 complete, 1 failed" in shown
 
 
-LONG = [*DIGITS[:-1], "300", "--checkpoint-steps", "20", "--grid", "seed=1,2", "-j", "2"]
+LONG = [*DIGITS[:-1], "3000", "--checkpoint-steps", "20", "--grid", "seed=1,2", "-j", "2"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

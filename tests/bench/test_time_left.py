@@ -1,4 +1,4 @@
-"""How far a run is, and how long it still takes."""
+"""The progress of a run and the time left."""
 
 import pytest
 
@@ -10,7 +10,7 @@ def event(kind, seconds, **fields):
     return {"kind": kind, "time": time} | fields
 
 
-def test_time_left_is_told_by_the_work_since_the_start():
+def test_time_left_follows_from_the_work_since_the_last_start():
     began = 1767225600.0
 
     def progress(events, now):

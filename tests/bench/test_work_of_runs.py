@@ -1,4 +1,4 @@
-"""How much work the runs of the paper are, and asking before much of it."""
+"""The work of the paper's runs, and confirmation before much of it."""
 
 from contextlib import nullcontext
 
@@ -85,7 +85,7 @@ def test_words_for_times(seconds, words):
         (None, r"about 2\.0 h, and there is no terminal to confirm it: add --yes"),
     ],
 )
-def test_much_work_is_asked_about(monkeypatch, answer, refused):
+def test_much_work_needs_confirmation(monkeypatch, answer, refused):
     monkeypatch.setattr(grids.sys.stdin, "isatty", lambda: answer is not None, raising=False)
     monkeypatch.setattr(grids.console, "input", lambda prompt, **_: answer)
     grids.confirm("about 2.0 h", yes=True)

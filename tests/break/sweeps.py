@@ -57,7 +57,7 @@ def full_disk(draw: random.Random, folder: Path, epochs: int = 30) -> None:
     jobs, engine, environment = _sweep(folder, epochs)
     full = Path(environment["BREAK_FULL"])
     with mock.patch.dict(os.environ, environment):
-        failed = run_all(jobs, engine, told=lambda _: full.touch() if _begun(jobs) else None)
+        failed = run_all(jobs, engine, notify=lambda _: full.touch() if _begun(jobs) else None)
         assert full.exists()
         assert failed, "no run met the full disk"
         assert all("the disk is full; make room" in each for each in failed.values()), failed
@@ -86,7 +86,7 @@ def killed_run(draw: random.Random, folder: Path, epochs: int = 30) -> None:
                 victims[0]._process.send_signal(signal.SIGKILL)
 
         with mock.patch.object(engine, "start", started):
-            failed = run_all(jobs, engine, told=kill)
+            failed = run_all(jobs, engine, notify=kill)
         assert list(failed.values()) == ["killed by SIGKILL"], failed
         assert all(job.complete() for job in jobs if job not in failed)
         assert not run_all(list(failed), engine)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from studies import records, verdicts
 from studies.results import main
 from tests.helpers import tiny
-from tests.helpers.directories import content, cut, sign
+from tests.helpers.directories import cut
 
 from geodl.bench import experiment
 from geodl.bench.experiment import results_of, run_config
@@ -38,7 +39,7 @@ def finished(tmp_path_factory):
     return path
 
 
-def test_a_record_tells_what_the_run_reached(finished, tmp_path):
+def test_a_record_has_the_results_of_the_run(finished, tmp_path):
     (written,) = records.add([finished], tmp_path)
     (found,) = records.read(tmp_path)
     assert written.name.startswith("lwf-lwf-")
@@ -56,20 +57,18 @@ def test_a_record_tells_what_the_run_reached(finished, tmp_path):
             assert found.value(name, key) == result[key]
     assert found.seconds == records.phase_seconds(Directory(finished).read_events(), 3)
     assert not found.cached
-    # nothing in it depends on where the data or the run were
+    # Nothing in it depends on the places of the data and the run.
     assert str(finished) not in written.read_text()
     assert not {*FILES, *REPETITION} & set(found.config)
 
 
 def test_other_options_have_another_file(finished, tmp_path):
-    other = tmp_path / "other"
-    run_config(tiny.config(**OPTIONS, lr=0.01), out=other, data=tiny.dataset())
-    names = {path.name for path in records.add([finished, other], tmp_path / "kept")}
-    assert len(names) == 2
-    assert {path.name for path in records.add([finished, other], tmp_path / "kept")} == names
+    one = records.record(finished)
+    other = replace(one, config=one.config | {"lr": 0.01})
+    assert other.file_name != one.file_name == records.record(finished).file_name
 
 
-def test_a_record_tells_what_changed_on_the_way(finished, tmp_path):
+def test_a_record_has_changes_of_the_environment(finished, tmp_path):
     path = shutil.copytree(finished, tmp_path / "r")
     run = Directory(path)
     environment = {**run.environment, "threads": 2}
@@ -102,8 +101,9 @@ def test_a_run_names_the_commit_of_its_code(finished, tmp_path, monkeypatch):
         monkeypatch.setattr(experiment, "__file__", str(tmp_path / "experiment.py"))
         return experiment.commit()
 
-    for key in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"):
-        monkeypatch.setenv(key, "nobody")
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_NAME", "nobody")
+        monkeypatch.setenv(f"GIT_{role}_EMAIL", "nobody")
     assert as_if_here() is None  # no repository
     git("init", "-q")
     (tmp_path / "experiment.py").write_text("1")
@@ -121,25 +121,20 @@ def test_what_is_not_a_record_is_refused(finished, tmp_path):
     with pytest.raises(StoreError, match="no such directory"):
         records.read(tmp_path / "nothing")
     (path,) = records.add([finished], tmp_path)
-    sound = json.loads(path.read_text())
-    odd = [sound | {key: "x"} for key in ("config", "seed", "machine", "seconds", "results")]
-    for value in ({"format": 1, "other": 2}, *odd):
+    for value, words in (
+        ({"format": 1, "other": 2}, "not a record"),
+        ({"format": 9}, "format 9"),
+        ([], "not"),
+    ):
         path.write_text(json.dumps(value))
-        with pytest.raises(StoreError, match=rf"{path.name}: not a record"):
+        with pytest.raises(StoreError, match=rf"{path.name}.* {words}"):
             records.read(tmp_path)
 
 
-def test_results_that_cannot_be_kept_are_one_line(finished, tmp_path):
+def test_errors_of_the_command_are_one_line(finished, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit, match="file"):
         main(["add", str(finished), "--to", str(tmp_path / "file" / "x")])
-    run = shutil.copytree(finished, tmp_path / "run")
-    head = content(run / "head.json")
-    head["record"]["config"]["method"] = "../outside"
-    sign(run / "head.json", head)
-    with pytest.raises(SystemExit, match="a name that no file can have"):
-        main(["add", str(run), str(tmp_path / "file"), "--to", str(tmp_path / "kept")])
-    assert list((tmp_path / "kept").iterdir()) == []
 
 
 def events_of(line):

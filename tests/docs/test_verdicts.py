@@ -20,25 +20,20 @@ from geodl.config import Layer, preset_layer
 from geodl.methods import configure
 
 ROOT = Path(__file__).parents[2]
-
-
 RESULTS = ROOT / "results"
-
-
 PRESET = "cifar100-cpu"
 
 
 def made(method, distill, seed, average, measures=None, preset=PRESET, **options):
-    """Return the record of a run that never was; measures: others than by default."""
+    """Return an invented record; measures: results that differ from the defaults."""
     layers = [preset_layer(preset), Layer("", {"method": method, "distill": distill, **options})]
-    found = configure(layers).config
-    config = {key: value for key, value in found.identity().items() if key not in REPETITION}
+    identity = configure(layers).config.identity()
+    config = {key: value for key, value in identity.items() if key not in REPETITION}
     result = {"average": average, "average_incremental": average, "forgetting": 10.0, "final": 50.0}
     result |= measures or {}
     result["accuracy"] = [result["final"]]
     results = {name: dict(result) for name in ("cnn", "nme", "ame", "ncm")}
     machine = {"device": "cpu", "machine": "x86_64", "threads": 1, "torch": "2"}
-    config = json.loads(json.dumps(config))
     return Record(config, seed, "abc1234", machine, [600.0, 60.0, 60.0], False, results)
 
 
@@ -231,7 +226,7 @@ def test_the_page(tmp_path):
     text = out.read_text()
     assert text.count("Not run: LwF; iCaRL; BiC; LUCIR, cosine on the grid; Mnemonics;") == 1
     assert text.count("| LUCIR | 5 | 2 | 51.50 ± 0.71 |") == 4  # a table for each classifier
-    for words in ("## AME (oracle)", "at most 150 images a class", "16 epochs in phase 0 and 6"):
+    for words in ("## AME (oracle)", "at most 150 images per class", "16 epochs in phase 0 and 6"):
         assert words in text
     # Minutes; the cached base phase does not count.
     assert "| LUCIR | 5 | 10.00 | 2.00 ± 0.00 |" in text

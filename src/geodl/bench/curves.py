@@ -1,4 +1,4 @@
-"""TensorBoard's curves of a run."""
+"""TensorBoard logs of a run."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from geodl.core.files import make_below
 
 
 def curves(directory: Path) -> Listener:
-    """Return what draws the parts of the loss of each epoch and the accuracies of each phase into a run's directory."""
+    """Return a listener that logs the losses of each epoch and the accuracies of each phase to TensorBoard files."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -21,7 +21,7 @@ def curves(directory: Path) -> Listener:
                 board.add_scalar(f"phase {event.phase} {event.stage}/{name}", value, event.epoch)
         elif isinstance(event, PhaseEvaluated):
             for name, accuracy in event.metrics["accuracy"].items():
-                if accuracy is not None:  # there were test images
+                if accuracy is not None:  # None: no test images
                     board.add_scalar(f"accuracy/{name}", accuracy, event.phase)
         elif isinstance(event, RunEnded):
             board.close()

@@ -1,4 +1,4 @@
-"""A whole run: a scenario driven through a Learner, with evaluation and files. Killed at any instant, it goes on."""
+"""Experiments: a scenario driven through a Learner, with evaluation and files; resumable at any point."""
 
 import logging
 import math
@@ -44,7 +44,7 @@ _log = logging.getLogger("geodl")
 
 @dataclass(frozen=True)
 class RunResult:
-    """A complete run: its directory, and the trajectory of each classifier on test images and, with `hold_out`, on those held out."""
+    """A complete run: its directory and the trajectory of each classifier, on test images and (with `hold_out`) held-out images."""
 
     directory: Path
     results: dict[str, Trajectory]
@@ -63,14 +63,14 @@ def run(
     imports: Sequence[str] = (),
     **options: Any,
 ) -> RunResult:
-    """Run an experiment as ``geodl run`` does; an interrupted one resumes, a complete one is read.
+    """Run an experiment as ``geodl run`` does; an interrupted one resumes, a complete one is only read.
 
     Args:
         preset: the name of a preset.
         config: a TOML file of options.
         out: the run directory; None: ``runs/NAME-HASH``.
         fresh: start over instead of resuming.
-        allow_environment_change: resume although versions or the device changed.
+        allow_environment_change: resume even if the number of threads or the device changed.
         cache: whether to share trained base phases with other runs.
         listener: called with each event (`geodl.core.events`).
         imports: files or modules with parts of your own, as for ``--import``.
@@ -79,9 +79,8 @@ def run(
     import_parts(imports)
     layers = [preset_layer(preset)] if preset else []
     layers += file_layers(Path(config)) if config else []
-    found = configure([*layers, Layer("option", options)]).config
     store = run_config(
-        found,
+        configure([*layers, Layer("option", options)]).config,
         out=Path(out) if out else None,
         fresh=fresh,
         allow_environment_change=allow_environment_change,
@@ -92,10 +91,10 @@ def run(
 
 
 def results_of(store: Directory, *, held_out: bool = False) -> dict[str, Trajectory]:
-    """Return the trajectory of each classifier over the complete phases: on the test images, or on those held out, if any."""
+    """Return the trajectory of each classifier over the complete phases, on test images or on held-out images (if any)."""
     metrics = [store.phase(t).json("metrics.json") for t in range(store.completed())]
     if held_out:
-        metrics = [each["held_out"] for each in metrics if "held_out" in each]
+        metrics = [phase["held_out"] for phase in metrics if "held_out" in phase]
     with interpreting(store.path):
         return Trajectory.of(metrics)
 
@@ -111,9 +110,11 @@ def run_config(
     stop: Callable[[], bool] = lambda: False,
     data: Dataset | None = None,
 ) -> Directory:
-    """Run an experiment, or go on with it, or find it complete; return its directory.
+    """Run an experiment, or resume it, unless it is complete; return its directory.
 
-    The directory is ``out`` or runs/NAME-HASH. ``data`` replaces the source that the configuration names.
+    out: the directory; None: runs/NAME-HASH.
+    stop: polled during training; when it returns True, progress is saved and Interrupted raised.
+    data: used instead of the source that the configuration names.
     """
     data = data or load_data(config)
     scenario = scenario_of(config, data)
@@ -122,7 +123,7 @@ def run_config(
     shared = SharedBase(cache, _base_data(config, scenario)) if cache is not None else None
     learner = Learner(config, stop=stop, shared_base=shared, decided_precision=precision)
     if fresh or not exists(path):
-        learner.check()  # a network that cannot be built is no reason to make a directory
+        learner.check()  # fails before a directory is made if the network cannot be built
     ranks = learner.trainer.ranks
     if ranks.is_main_process:
         store = Directory.create_or_open(
@@ -134,59 +135,59 @@ def run_config(
             fresh=fresh,
             allow_environment_change=allow_environment_change,
         )
-    with _connected(ranks):
+    with _connection_errors(ranks):
         ranks.barrier()
         store = store if ranks.is_main_process else Directory(path)
         with store.lock() if ranks.is_main_process else nullcontext():
-            _Run(learner, scenario, store, listener).through()
+            _Run(learner, scenario, store, listener).execute()
     return store
 
 
 @contextmanager
-def _connected(ranks: Ranks) -> Iterator[None]:
-    """Turn what torch raises when the other end of a connection is gone into a TrainingError."""
+def _connection_errors(ranks: Ranks) -> Iterator[None]:
+    """Turn torch's RuntimeError for a lost peer into a TrainingError."""
     try:
         yield
     except RuntimeError as error:
         if ranks.world == 1 or isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        reason = one_line(error)
         raise TrainingError(
-            f"another process of this run has ended; the same command continues ({reason})"
+            f"another process of this run has ended; the same command continues ({one_line(error)})"
         ) from error
 
 
 def _base_data(config: RunConfig, scenario: ClassIncremental) -> str:
-    """Return what names the images and classes of phase 0."""
+    """Return a fingerprint of the images and classes of phase 0."""
     first = [scenario.classes[c] for c in scenario.groups[0]]
     part = [config.hold_out, config.images_per_class, config.split_seed]
-    part = part if config.hold_out or config.images_per_class else []
-    return fingerprint([scenario.data.fingerprint, first, *part])
+    subset = part if config.hold_out or config.images_per_class else []
+    return fingerprint([scenario.data.fingerprint, first, *subset])
 
 
 def _identity(config: RunConfig, path: Path, fresh: bool, data: Dataset) -> dict[str, Any]:
-    """Return what makes this run another than others; a directory of an earlier version has the defaults of newer options."""
+    """Return what identifies this run; options that an existing directory does not know are left out at their defaults."""
     known = config.identity() if fresh or not exists(path) else Directory(path).config
-    found = config.older(known) | {"fingerprint": fingerprint([data.fingerprint, data.classes])}
+    identity = config.older(known)
+    identity["fingerprint"] = fingerprint([data.fingerprint, data.classes])
     if config.weights:  # another file under the same name makes another run
-        found["weights_sha256"] = sha256(config.weights.read_bytes()).hexdigest()
-    return found
+        identity["weights_sha256"] = sha256(config.weights.read_bytes()).hexdigest()
+    return identity
 
 
 def follows() -> bool:
-    """Whether this process was started to help another one, which does the talking."""
+    """Return whether this is a worker process of a distributed run; only the main process prints."""
     return any(os.environ.get(name, "0") != "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def load_data(config: RunConfig) -> Dataset:
-    """Load the data that a configuration names."""
+    """Load the data of a configuration."""
     flat = config.flat()
     options = {name: flat[name] for name in source_options(config.data) if name in flat}
     return load(config.data, config.data_dir, **options)
 
 
 def scenario_of(config: RunConfig, data: Dataset) -> ClassIncremental:
-    """Cut the data into groups as the configuration says."""
+    """Split the data into phases according to the configuration."""
     order: Any = config.order
     seed = config.order_seed
     if config.classes is not None:
@@ -206,28 +207,28 @@ def scenario_of(config: RunConfig, data: Dataset) -> ClassIncremental:
 
 
 def _first_classes(config: RunConfig, data: Dataset) -> list[int]:
-    """Return the positions of the first classes of the order, as many as the option `classes` says."""
+    """Return the labels of the first `config.classes` classes of the order."""
     order = class_order(config.order, data.classes, config.order_seed)
-    wanted = config.classes or 0
-    if wanted > len(order):
-        raise ConfigError(f"classes = {wanted}: allowed values are 1 to {len(order)}")
+    number = config.classes or 0
+    if number > len(order):
+        raise ConfigError(f"classes = {number}: allowed values are 1 to {len(order)}")
     if config.groups and isinstance(config.groups[0], tuple):
-        raise ConfigError(f"classes = {wanted}: not allowed with groups of named classes")
-    return order[:wanted]
+        raise ConfigError(f"classes = {number}: not allowed with groups of named classes")
+    return order[:number]
 
 
-def _fewer_images(data: Dataset, most: int, seed: int) -> Dataset:
-    """Return the data with at most so many training images of each class, which depend on its name and number of images."""
+def _fewer_images(data: Dataset, limit: int, seed: int) -> Dataset:
+    """Return the data with at most `limit` training images per class, drawn by the seed and the class's name."""
     labels, kept = data.train.labels, []
     for label, name in enumerate(data.classes):
         rows = (labels == label).nonzero().flatten()
         generator = torch.Generator().manual_seed(derive(seed, "images per class", name))
-        kept.append(rows[torch.randperm(len(rows), generator=generator)[:most]])
+        kept.append(rows[torch.randperm(len(rows), generator=generator)[:limit]])
     return replace(data, train=data.train.select(torch.cat(kept).sort().values))
 
 
 def run_name(config: RunConfig) -> str:
-    """Return the name of a run's directory: data, method, distillation where it is not the method's own, hash."""
+    """Return the name of a run's directory: data, method, distillation (if not the method's default), hash."""
     own = METHODS[config.method].Options.default("distill")
     suffix = "" if config.distill == own else f"-{config.distill}"
     return f"{config.data}-{config.method}{suffix}-{config.hash()}"
@@ -245,77 +246,78 @@ class _Run:
     ) -> None:
         self.learner, self.scenario, self.store = learner, scenario, store
         self.config = learner.config
-        self.is_main_process = learner.trainer.ranks.is_main_process
-        self._listener = listener
+        self.ranks = learner.trainer.ranks
         self._base_features: Tensor | None = None
-        drawn = self.config.tensorboard and self.is_main_process
-        self._draw = curves(store.path) if drawn else events.ignore
-        learner.listen(self._tell)
+        self._listeners = [listener]
+        if self.config.tensorboard and self.ranks.is_main_process:
+            self._listeners.append(curves(store.path))
+        learner.listen(self._emit)
 
-    def _tell(self, event: events.Event) -> None:
-        """Pass on what happens, and keep a record of it: all but single steps."""
-        if not self.is_main_process:
+    def _emit(self, event: events.Event) -> None:
+        """Pass an event to the listeners and log it, except for single steps."""
+        if not self.ranks.is_main_process:
             return
-        self._listener(event)
-        self._draw(event)
+        for listener in self._listeners:
+            listener(event)
         if not isinstance(event, events.FREQUENT):
             self.store.events(event.kind, **event.record())
 
-    def through(self) -> None:
-        """Go through all the phases that are not complete."""
-        if self.is_main_process and (problem := self.store.drop_damaged()):
+    def execute(self) -> None:
+        """Run all phases that are not complete."""
+        if self.ranks.is_main_process and (problem := self.store.drop_damaged()):
             _log.warning("%s; the run resumes from there", problem)
-        self.learner.trainer.ranks.barrier()
-        if not self.is_main_process:
+        self.ranks.barrier()
+        if not self.ranks.is_main_process:
             self.store = Directory(self.store.path)
         done, directory = self.store.completed(), str(self.store.path)
         sizes = [len(group) for group in self.scenario.groups]
         images = [len(self.scenario.train(t)) for t in range(len(self.scenario))]
         work = trained_images(self.config, images, sizes)
-        self._tell(events.RunStarted(directory, sizes, done, work))
+        self._emit(events.RunStarted(directory, sizes, done, work))
         advice = self.learner.method.advice(sum(sizes))
         if advice is not None and done < len(sizes) > 1:
-            self._tell(events.Advised(advice))
+            self._emit(events.Advised(advice))
         if done:
             self.learner.model = load_model(self.store.phase(-1), self.config)
             if self.learner.method.joint:
-                for s in range(done):
-                    self.learner.remember(self.scenario.train(s))
+                for t in range(done):
+                    self.learner.remember(self.scenario.train(t))
         for t in range(done, len(self.scenario)):
             self._phase(t)
-        if self.is_main_process:
-            self.store.verify()  # no result over damaged phases
-        self._tell(events.RunEnded(directory))
+        if self.ranks.is_main_process:
+            self.store.verify()  # no result from damaged phases
+        self._emit(events.RunEnded(directory))
 
     def _phase(self, t: int) -> None:
+        """Learn, evaluate and store one phase."""
         images, learner = self.scenario.train(t), self.learner
         names = [self.scenario.classes[c] for c in self.scenario.groups[t]]
         earlier = 0 if learner.seen is None else len(learner.seen)
-        self._tell(events.PhaseStarted(t, names, earlier + len(images)))
+        self._emit(events.PhaseStarted(t, names, earlier + len(images)))
         learner.learn(images, progress=self.store)
         seen = None
         if self.config.ame:
             seen = learner.rows_of(concat([self.scenario.train(s) for s in range(t + 1)]))
         test = learner.rows_of(self.scenario.test(t))
-        confusions, found = evaluate(learner.known, test, learner.features, seen=seen)
+        confusions, features = evaluate(learner.known, test, learner.features, seen=seen)
         more = {}
         if self.config.analysis:
-            of_base = found.labels < self.scenario.seen(0)
-            more["similarity"] = self._similarity(t, found.pooled[of_base])
+            of_base = features.labels < self.scenario.seen(0)
+            more["similarity"] = self._similarity(t, features.pooled[of_base])
         held_out = self.scenario.held_out(t)
         if held_out is not None:
             more["held_out"] = to_metrics(t, learner.evaluate(held_out))
         metrics = to_metrics(t, confusions, **more)
-        if self.is_main_process:
+        if self.ranks.is_main_process:
             action = {"action": "learn", "phase": t}
             save_model(
                 self.store, learner.known, action=action, metrics=metrics, drop_statistics=True
             )
-        learner.trainer.ranks.barrier()
-        self._tell(events.PhaseEvaluated(t, metrics))
+        self.ranks.barrier()
+        self._emit(events.PhaseEvaluated(t, metrics))
 
     def _similarity(self, t: int, now: Tensor) -> dict[str, Any]:
-        """Compare the features of base-class test images, (N, d), with those of phase 0 (the paper's CCA figure)."""
+        """Compare the features (N, d) of base-class test images with those of phase 0 (the paper's CCA figure)."""
         if t == 0:
             self._base_features = now
         elif self._base_features is None:
@@ -328,16 +330,15 @@ class _Run:
         if len(base) < 2:
             return {}
         scores = {"svcca": svcca(base, now), "cka": linear_cka(base, now)}
-        known = {
-            name: score for name, score in scores.items() if math.isfinite(score)
-        }  # constant features have none
-        return {**known, "angles": leading_angles(base, now)}
+        # Undefined for constant features.
+        finite = {name: score for name, score in scores.items() if math.isfinite(score)}
+        return {**finite, "angles": leading_angles(base, now)}
 
 
 def _machine(config: RunConfig, path: Path, fresh: bool) -> tuple[int, str | None]:
-    """Set the number of threads: as configured, else as the run began, else the cores there are.
+    """Set the number of threads and return it, with the precision of a run to resume if the configuration leaves it open.
 
-    Return it, and the precision that the run began with where the configuration leaves that open.
+    Threads: as configured, else as the run was started with, else all cores.
     """
     began = {} if fresh or not exists(path) else Directory(path).environment
     threads = config.threads or began.get("threads") or available_cores()
@@ -361,20 +362,17 @@ def _environment(learner: Learner, threads: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """Name the commit of the code, where it runs from a checkout of its own; with + where something was changed since."""
-    here = ["git", "-C", str(Path(__file__).parent)]
+    """Return the commit of this checkout, with + if it has local changes; None outside a checkout of this project."""
+    file = Path(__file__)
 
-    def said(*words: str) -> str:
-        return subprocess.run(
-            [*here, *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(file.parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        said(
-            "ls-files", "--error-unmatch", Path(__file__).name
-        )  # inside another project's checkout it is not tracked
-        return said("rev-parse", "--short", "HEAD") + (
-            "+" if said("status", "--porcelain", ".") else ""
+        git("ls-files", "--error-unmatch", file.name)  # fails in another project's checkout
+        return git("rev-parse", "--short", "HEAD") + (
+            "+" if git("status", "--porcelain", ".") else ""
         )
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,4 +1,4 @@
-"""The runs below a directory: how far each is, and its result so far."""
+"""Summaries of runs: state, progress and result so far."""
 
 import os
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from geodl.store import Directory, exists
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line about a run.
+    """The state of a run.
 
-    state:        complete, running, interrupted, damaged or unreadable; of a sweep's run also waiting, waiting for base,
-                  failed or stopped early.
-    done, total:  complete phases, of how many.
+    state:        complete, running, interrupted, damaged or unreadable; in a sweep also waiting, waiting for base, failed or
+                  stopped early.
+    done, total:  numbers of complete phases and of all phases.
     result:       the accuracy so far in a few words.
     error:        why it failed, is damaged or cannot be read.
-    seconds_left: of a sweep's run: at its present speed; None where that is not known yet.
+    seconds_left: in a sweep: estimated at the current speed; None if unknown.
     """
 
     path: Path
@@ -42,12 +42,12 @@ class RunSummary:
 
     @property
     def size(self) -> int:
-        """The bytes of its directory."""
+        """The size of its directory in bytes."""
         return directory_size(self.path)
 
 
 def summarize(path: Path) -> RunSummary:
-    """Read how far a run is, and its result so far."""
+    """Read the state and the result of a run."""
     done, result = 0, None
     try:
         run = Directory(path)
@@ -67,7 +67,7 @@ def summarize(path: Path) -> RunSummary:
 
 
 def _headline(metrics: Mapping[str, Any], path: Path) -> str | None:
-    """Return the accuracy after a phase in a few words; None where it was not measured."""
+    """Return the accuracy after a phase in a few words; None if it was not measured."""
     with interpreting(path):
         accuracy, classes = metrics.get("accuracy") or {}, len(metrics.get("classes", ()))
         known = {name: value for name, value in accuracy.items() if value is not None}
@@ -81,10 +81,10 @@ def list_runs(root: Path) -> list[RunSummary]:
     """Summarize the run at `root`, or every run directly below it, by name."""
     below = [root / name for name in names_in(root) if not name.startswith(TEMPORARY)]
     paths = [root] if exists(root) else below
-    found = [summarize(path) for path in paths if exists(path)]
-    # Such a file may be anybody's; one with a lock or phases beside it was geodl's.
-    return [run for run in found if run.state != "unreadable" or _was_geodls(run.path)]
+    summaries = [summarize(path) for path in paths if exists(path)]
+    return [run for run in summaries if run.state != "unreadable" or _looks_like_run(run.path)]
 
 
-def _was_geodls(path: Path) -> bool:
+def _looks_like_run(path: Path) -> bool:
+    """Tell an unreadable run from a directory that merely has a file of the same name."""
     return os.path.lexists(path / "lock") or os.path.lexists(path / "phases")

@@ -174,8 +174,8 @@ def _failures(
         stack.enter_context(stopper.watching())
         board = stack.enter_context(Board(jobs))
         if where.ray is not None and metric is not None:
-            return asha.search(todo, where.ray, metric, told=board, stop=stopper)
-        return run_all(todo, engine, told=board, stop=stopper)
+            return asha.search(todo, where.ray, metric, notify=board, stop=stopper)
+        return run_all(todo, engine, notify=board, stop=stopper)
 
 
 class Board:

@@ -1,8 +1,8 @@
 """The options of a run: one validated definition for the command line, TOML files and Python.
 
-`RunConfig` declares the options that every run has. A part (a method, a distillation, ...) declares its own beside its code in
-a subclass of `Options`, and registers itself in the `Registry` of its kind: its options are there where it is in use.
-Values come in layers (preset, file, command line; later ones win), and `resolve` merges them and keeps the origin of each.
+`RunConfig` declares the options of every run. A part (a method, a distillation, ...) declares its own beside its code in a
+subclass of `Options` and registers itself in the `Registry` of its kind; its options exist when it is in use.
+Values come in layers (preset, file, command line; later ones win); `resolve` merges them and records the origin of each.
 """
 
 from geodl.config.layers import Effective, Layer, file_layers, preset_layer, presets, resolve

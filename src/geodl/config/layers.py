@@ -25,50 +25,51 @@ TOML_LIMIT = 2**20  # bytes
 class Layer:
     """Values from one origin.
 
-    A key that is a method's name holds a table for that method alone; other parts have theirs in a table of their kind, such
-    as ``[distillation.geodesic]``.
+    A key that is a method's name holds a table for that method alone; tables of other parts are grouped by kind, as in
+    ``[distillation.geodesic]``.
     """
 
     origin: str
     values: Mapping[str, Any]
 
     def table(self, name: str) -> "Layer":
-        """Return a table by its name; an empty one where there is none."""
-        found = self.values.get(name, {})
-        if not isinstance(found, Mapping):
+        """Return a table by name; empty if the layer has none."""
+        values = self.values.get(name, {})
+        if not isinstance(values, Mapping):
             raise ConfigError(
-                f"{name} = {one_line(repr(found))} ({self.origin}): a table of options is allowed"
+                f"{name} = {one_line(repr(values))} ({self.origin}): expected a table of options"
             )
-        return Layer(f"{self.origin}, table {name}", found)
+        return Layer(f"{self.origin}, table {name}", values)
 
 
 @dataclass(frozen=True)
 class Effective:
-    """A checked configuration and, for every option, where its value came from."""
+    """A validated configuration and the origin of each option's value."""
 
     config: RunConfig
     origins: dict[str, str]
 
 
 def resolve(layers: Sequence[Layer]) -> Effective:
-    """Merge layers, later ones winning, over the defaults of the method they name, and check the result."""
+    """Merge layers, later ones winning, over the defaults of the selected method, and check the result."""
     for layer in layers:
         _check_tables(layer)
-    ((method, chosen),) = _named("method", layers).items()
-    base = Layer(f"default of {method}", options_of(chosen).defaults)
-    flat = [base, *(_flat(layer, method) for layer in layers)]
+    ((method, chosen),) = _selected("method", layers).items()
+    layers = [Layer(f"default of {method}", options_of(chosen).defaults), *layers]
+    flat = [_flat(layer, method) for layer in layers]
     used = {("method", method): options_of(chosen)}
-    used |= {
-        (kind, name): options_of(part)
-        for kind in REGISTRIES
-        for name, part in _in_use(kind, flat, chosen).items()
-    }
+    for kind, registry in REGISTRIES.items():
+        selected = _selected(kind, flat) if registry.option else registry
+        for name, part in selected.items():
+            options = options_of(part)
+            if options.model_fields and (registry.option or registry.used(part, chosen)):
+                used[kind, name] = options
     values: dict[str, Any] = {}
     origins = dict.fromkeys(COMMON, "default")
     for (_, name), options in used.items():
         origins |= dict.fromkeys(options.model_fields, f"default of {name}")
-    for layer, given in zip([base, *layers], flat, strict=True):
-        own = dict(given.values)
+    for layer, common in zip(layers, flat, strict=True):
+        own = dict(common.values)
         for kind, name in used:
             own |= layer.table(kind).table(name).values if kind != "method" else {}
         for key, value in own.items():
@@ -79,28 +80,18 @@ def resolve(layers: Sequence[Layer]) -> Effective:
     return Effective(_build(values, used, origins), origins)
 
 
-def _in_use(kind: str, layers: Sequence[Layer], method: Any) -> dict[str, Any]:
-    """Return the parts of a kind, with options of their own, that are in use with a method."""
-    registry = REGISTRIES[kind]
-    if registry.option:
-        used = _named(kind, layers)
-    else:
-        used = {name: part for name, part in registry.items() if registry.used(part, method)}
-    return {name: part for name, part in used.items() if options_of(part).model_fields}
-
-
-def _named(kind: str, layers: Sequence[Layer]) -> dict[str, Any]:
-    """Return the part of a kind that the last layer names which names any."""
+def _selected(kind: str, layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return the part of a kind that the last layer with a value of its option selects."""
     registry = REGISTRIES[kind]
     value, origin = COMMON[registry.option].default, ""
     for layer in layers:
         if registry.option in layer.values:
             value, origin = layer.values[registry.option], layer.origin
-    return registry.in_use(value, origin)
+    return registry.selected(value, origin)
 
 
 def _flat(layer: Layer, method: str) -> Layer:
-    """Return a layer without its tables, but with the values of the method's."""
+    """Return a layer without its tables, but with the values of the method's table."""
     tables = ({*REGISTRIES} - {"method"}) | {*REGISTRIES["method"]}
     common = {key: value for key, value in layer.values.items() if key not in tables}
     return Layer(layer.origin, {**common, **layer.table(method).values})
@@ -111,18 +102,18 @@ def _build(
     used: Mapping[tuple[str, str], type[Options]],
     origins: Mapping[str, str],
 ) -> RunConfig:
-    """Return the configuration of these values, checked."""
+    """Return the validated configuration."""
 
-    def those_of(fields: Collection[str]) -> dict[str, Any]:
+    def only(fields: Collection[str]) -> dict[str, Any]:
         return {key: value for key, value in values.items() if key in fields}
 
     try:
-        own = {
-            f"{kind} {name}": options(**those_of(options.model_fields))
+        parts = {
+            f"{kind} {name}": options(**only(options.model_fields))
             for (kind, name), options in used.items()
         }
-        config = RunConfig(**those_of(COMMON), parts=own)
-        for part in own.values():
+        config = RunConfig(**only(COMMON), parts=parts)
+        for part in parts.values():
             part.check(config)
     except ValidationError as error:
         raise ConfigError(_explain(error, origins)) from None
@@ -132,18 +123,18 @@ def _build(
 
 
 def presets() -> dict[str, str]:
-    """Return the names of the presets in the package, each with its first comment line."""
-    folder = resources.files("geodl.config").joinpath("presets")
-    found = {
-        item.name.removesuffix(".toml"): item.read_text(encoding="utf-8").partition("\n")[0]
-        for item in folder.iterdir()
-        if item.name.endswith(".toml")
+    """Return the presets in the package: name -> description (the first comment line)."""
+    files = resources.files("geodl.config").joinpath("presets").iterdir()
+    first_lines = {
+        file.name.removesuffix(".toml"): file.read_text(encoding="utf-8").partition("\n")[0]
+        for file in files
+        if file.name.endswith(".toml")
     }
-    return {name: found[name].lstrip("# ") for name in sorted(found)}
+    return {name: first_lines[name].lstrip("# ") for name in sorted(first_lines)}
 
 
 def preset_layer(name: str) -> Layer:
-    """Read a preset that ships inside the package."""
+    """Read a preset of the package."""
     if not isinstance(name, str) or name not in presets():
         allowed = ", ".join(presets())
         raise ConfigError(f"preset = {one_line(repr(name))}: allowed values are {allowed}")
@@ -152,9 +143,10 @@ def preset_layer(name: str) -> Layer:
 
 
 def file_layers(path: Path, *, imports: bool = True) -> list[Layer]:
-    """Read a TOML file of options; its key ``preset`` names a preset to start from, ``import`` parts to import.
+    """Read a TOML file of options.
 
-    imports: False leaves them out, for a file that nobody named: what it imports is code that runs.
+    Its key ``preset`` names a preset to start from, ``import`` lists files and modules to import.
+    imports: False ignores that list, for files that the user did not name: importing runs code.
     """
     try:
         values = tomllib.loads(read_file(path, limit=TOML_LIMIT).decode())
@@ -173,7 +165,7 @@ def file_layers(path: Path, *, imports: bool = True) -> list[Layer]:
 
 
 def _check_tables(layer: Layer) -> None:
-    """Refuse unknown parts and keys also in tables that are not in use."""
+    """Refuse unknown parts and keys, also in tables of parts that are not in use."""
     for kind, registry in REGISTRIES.items():
         outer = layer if kind == "method" else layer.table(kind)
         for name in registry if kind == "method" else outer.values:
@@ -188,24 +180,31 @@ def _check_tables(layer: Layer) -> None:
 
 
 def _allowed_in_table(key: str, kind: str, name: str) -> bool:
-    """Return whether a part's table may have an option: a method's also common ones, and those of parts it is used with."""
-    having = owners(key)
-    others = kind == "method" and (key in COMMON or any(other != "method" for other, _ in having))
-    return others or (kind, name) in having
+    """Return whether an option may stand in a part's table; a method's may hold common options and those of other kinds."""
+    parts = owners(key)
+    if kind == "method" and key != "method":
+        return (
+            key in COMMON or (kind, name) in parts or any(other != "method" for other, _ in parts)
+        )
+    return (kind, name) in parts
 
 
 def _unknown(key: str, value: Any, origin: str, used: Collection[tuple[str, str]]) -> str:
-    # Tables may be nested as deeply as no repr can follow.
+    """Return the message for an option that does not exist, or not with the parts in use."""
+    # reprlib: tables may be nested more deeply than repr can follow.
     shown = f"{one_line(repr(key)[1:-1])} = {one_line(reprlib.repr(value))} ({origin})"
     if having := owners(key):
-        allowed, there = (", ".join(map(" ".join, each)) for each in (having, used))
-        return f"{shown}: allowed only with {allowed}, not with {there}"
+        allowed, present = (", ".join(map(" ".join, parts)) for parts in (having, used))
+        return f"{shown}: allowed only with {allowed}, not with {present}"
+    if key in COMMON:
+        return f"{shown}: a common option is not allowed in this table"
     close = difflib.get_close_matches(key, [*all_options(), "preset"], n=1)
     hint = f"did you mean {close[0]}?" if close else "`geodl config show` lists the options"
     return f"{shown}: no such option; {hint}"
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+    """Return pydantic's first error as one line with key, value and origin."""
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]

@@ -1,4 +1,4 @@
-"""Parts of a user's own: files and modules that register them, and packages that announce them."""
+"""Plug-ins: files, modules and installed packages that register parts."""
 
 import logging
 import sys
@@ -13,19 +13,19 @@ from geodl.core.errors import ConfigError
 from geodl.core.text import one_line, raised
 
 GROUP = "geodl.plugins"
-"""The entry points by which an installed package announces modules that register parts."""
+"""The entry point group of packages with modules that register parts."""
 log = logging.getLogger("geodl")
 IMPORTED: list[str] = []
 _installed: list[str] = []
 
 
 def import_parts(names: Iterable[str]) -> None:
-    """Import files (``my_part.py``) and modules (``my_package.parts``), which register their parts.
+    """Import files (``my_part.py``) and modules (``my_package.parts``) that register parts, each once.
 
-    A file can import others of its folder. What is imported already is skipped.
+    A file can import others in its folder.
     """
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"import = {names!r}: a list of files and modules is allowed")
+        raise ConfigError(f"import = {names!r}: expected a list of files and modules")
     for name in names:
         path = Path(name).expanduser().resolve() if name.endswith(".py") else None
         place = str(path or name)
@@ -39,12 +39,12 @@ def import_parts(names: Iterable[str]) -> None:
 
 
 def imported() -> list[str]:
-    """Return what `import_parts` imported in this process: files by their absolute paths, modules."""
+    """Return the absolute paths and module names that `import_parts` imported in this process."""
     return list(IMPORTED)
 
 
 def import_installed() -> None:
-    """Import the modules that installed packages announce, once; a broken one is skipped with a warning."""
+    """Import the modules of the entry point group, each once; a broken one is skipped with a warning."""
     for entry in entry_points(group=GROUP):
         if entry.value in _installed:
             continue
@@ -56,7 +56,7 @@ def import_installed() -> None:
 
 
 def _run(path: Path) -> None:
-    """Import a file under a name that no other module has."""
+    """Import a file under a unique module name."""
     if not path.is_file():
         raise FileNotFoundError("no such file")
     name = f"geodl_import_{path.stem}_{sha256(str(path).encode()).hexdigest()[:8]}"
@@ -64,7 +64,7 @@ def _run(path: Path) -> None:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[name] = module  # where classes and their source are looked up
+    sys.modules[name] = module  # classes and their source are looked up here
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     try:

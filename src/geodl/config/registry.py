@@ -1,4 +1,4 @@
-"""Registries: the parts that a run is made of, each found by its name; plug-ins add theirs the same way."""
+"""Registries look up the parts of a run by name: methods, distillations, classifiers, ...; plug-ins add theirs the same way."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,15 +12,15 @@ P = TypeVar("P")
 
 
 class Registry(Mapping[str, T]):
-    """The parts of one kind by name, such as the methods.
+    """A mapping from names to the parts of one kind, such as the methods.
 
-    A part may have options of its own: its attribute `Options`, a subclass of `geodl.config.Options`.
+    A part declares its own options in its attribute `Options`, a subclass of `geodl.config.Options`.
 
     Args:
-        kind: what one part is called, such as "distillation"; also the table of its options in a TOML file.
-        option: the option that names the part in use, such as "distill"; empty: `used` tells.
+        kind: the word for one part, such as "distillation"; also the table of its options in a TOML file.
+        option: the option that selects a part, such as "distill"; empty: `used` decides.
         optional: whether that option may also be "none".
-        prefixes: beginnings of other values that the option may have, each with how a message shows it.
+        prefixes: prefixes of further values of the option, such as "timm:", each with its form in messages.
         used: whether a part is in use with a method.
     """
 
@@ -48,11 +48,11 @@ class Registry(Mapping[str, T]):
         return len(self._parts)
 
     def add(self, name: str, part: T) -> None:
-        """Register a part; its name, and the names of its options, must be free."""
-        if self.knows(name) and not _same_place(self.get(name), part):
-            raise ConfigError(f"{self.kind} {name!r}: there is one of this name already")
+        """Register a part; its name and the names of its options must not be taken."""
+        if self.knows(name) and not _same_definition(self.get(name), part):
+            raise ConfigError(f"{self.kind} {name!r}: this name is already registered")
         for key in options_of(part).model_fields:
-            # Of parts that one option names, one is in use at a time.
+            # Parts that one option selects may share names: only one of them is in use at a time.
             others = [
                 f"{kind} {other}"
                 for kind, other in owners(key)
@@ -60,13 +60,13 @@ class Registry(Mapping[str, T]):
             ]
             if key in COMMON or others:
                 other = ", ".join(others) or "every run"
-                raise ConfigError(f"{self.kind} {name!r}: its option {key} is one of {other}")
+                raise ConfigError(f"{self.kind} {name!r}: {key} is already an option of {other}")
         if hasattr(part, "name"):  # not the title of a class it inherits from
             part.title = vars(part).get("title", name)  # type: ignore[attr-defined]
         self._parts[name] = part
 
     def register(self, name: str, options: type[Options] | None = None) -> Callable[[P], P]:
-        """Return a decorator that registers a function or class by name, with options of its own."""
+        """Return a decorator that registers a function or class under a name, with its own options if any."""
 
         def decorate(part: P) -> P:
             if options is not None:
@@ -77,51 +77,52 @@ class Registry(Mapping[str, T]):
         return decorate
 
     def named(self, part: P) -> P:
-        """Register a class by its attribute `name`; a decorator of the class."""
+        """Register a class under its attribute `name`; used as a decorator."""
         self.add(part.name, part)  # type: ignore[attr-defined, arg-type]
         return part
 
     def name_of(self, part: Any) -> str:
-        """Return the name of a part, a class or function, and register it where it is not registered yet."""
+        """Return the name of a class or function, registering it first if necessary."""
         name = str(getattr(part, "name", part.__name__))
         if self.get(name) is not part:
             self.add(name, part)
         return name
 
     def remove(self, name: str) -> None:
-        """Forget a part."""
+        """Remove a part from the registry."""
         del self._parts[name]
 
     @property
-    def allowed(self) -> list[str]:
-        """The values that the option may have, for a message."""
-        none = ["none"] if self.optional else []
-        return [*none, *self._parts, *filter(None, self.prefixes.values())]
+    def names(self) -> list[str]:
+        """All names that select a part, and "none" if the option is optional."""
+        return ["none", *self._parts] if self.optional else [*self._parts]
 
     def knows(self, value: Any) -> bool:
-        """Return whether the option may have a value."""
-        known = ("none", *self._parts) if self.optional else (*self._parts,)
-        return isinstance(value, str) and (value in known or value.startswith(tuple(self.prefixes)))
+        """Return whether a value of the option is allowed."""
+        return isinstance(value, str) and (
+            value in self.names or value.startswith(tuple(self.prefixes))
+        )
 
-    def in_use(self, value: Any, origin: str = "") -> dict[str, T]:
-        """Return the part that a value of the option names; none for "none"."""
+    def selected(self, value: Any, origin: str = "") -> dict[str, T]:
+        """Return the part that a value of the option selects, by its name; empty for "none" and prefixed values."""
         if not self.knows(value):
             where = f" ({origin})" if origin else ""
+            allowed = ", ".join([*self.names, *filter(None, self.prefixes.values())])
             raise ConfigError(
-                f"{self.option} = {one_line(repr(value))}{where}: "
-                f"allowed values are {', '.join(self.allowed)}; --import loads parts of your own"
+                f"{self.option} = {one_line(repr(value))}{where}: allowed values are {allowed}; "
+                "--import loads parts of your own"
             )
         return {value: self._parts[value]} if value in self._parts else {}
 
 
-def _same_place(old: Any, new: Any) -> bool:
-    """Return whether two parts are one definition: a cell of a notebook that is run again defines it again."""
+def _same_definition(old: Any, new: Any) -> bool:
+    """Return whether a part replaces its own earlier definition, as when a notebook cell is run again."""
     name = getattr(new, "__qualname__", None)
     return name == getattr(old, "__qualname__", "") and old.__module__ == new.__module__
 
 
 REGISTRIES: dict[str, Registry[Any]] = {}
-"""Every registry by the kind of its parts."""
+"""All registries by the kind of their parts."""
 
 
 def options_of(part: Any) -> type[Options]:
@@ -130,7 +131,7 @@ def options_of(part: Any) -> type[Options]:
 
 
 def parts() -> dict[tuple[str, str], type[Options]]:
-    """Return the options of every part: (kind, name) -> their class."""
+    """Return the class of options of each part by (kind, name)."""
     return {
         (kind, name): options_of(part)
         for kind, registry in REGISTRIES.items()
@@ -139,20 +140,20 @@ def parts() -> dict[tuple[str, str], type[Options]]:
 
 
 def owners(key: str) -> list[tuple[str, str]]:
-    """Return which parts, (kind, name), have an option."""
+    """Return the parts, as (kind, name), that have an option."""
     return [owner for owner, options in parts().items() if key in options.model_fields]
 
 
 def all_options() -> dict[str, Any]:
-    """Return every option there is: name -> pydantic's field; the common ones first."""
-    found = dict(COMMON)
+    """Return the pydantic field of every option by name, common options first."""
+    fields = dict(COMMON)
     for options in parts().values():
-        found |= options.model_fields
-    return found
+        fields |= options.model_fields
+    return fields
 
 
 def missing_part(values: Mapping[str, Any]) -> str | None:
-    """Return the option that names a part which is not registered; None where all are."""
+    """Return the first option whose value names an unregistered part, or None."""
     for registry in REGISTRIES.values():
         if registry.option in values and not registry.knows(values[registry.option]):
             return registry.option

@@ -1,1 +1,1 @@
-"""The paper's tables and figures: which runs each needs, how long they take, and what is written when they are done."""
+"""The paper's tables and figures: the runs that each needs, their time, and the output."""

@@ -1,13 +1,13 @@
-"""Beyond the paper: its protocols in closed form, over a backbone that was trained on the base classes and is never moved."""
+"""Beyond the paper: its protocols in closed form over a frozen backbone trained on the base classes."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,16 +24,14 @@ from geodl.core.errors import ConfigError
 from geodl.core.events import Listener, ignore
 from geodl.core.keys import derive
 from geodl.data import ClassIncremental
-from geodl.data.batches import Transform, transform_of
+from geodl.data.batches import transform_of
 from geodl.data.dataset import Dataset
 from geodl.data.images import ArrayImages, Images
 from geodl.learning.learner import Learner
-from geodl.learning.loop import Trainer
 from geodl.methods import configure
 from geodl.model.classifiers import ClosedForm
 from geodl.model.classifiers.fitting import ClosedFormOptions
 from geodl.model.metrics import Confusion, Trajectory
-from geodl.nets import Network
 
 PHASES = (5, 10, 25)
 OURS = {
@@ -53,10 +51,10 @@ NOTES = (
 
 
 def beyond_config(weights: Path | None, options: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of the preset cifar100-beyond, with a backbone from a file that is never trained."""
+    """Return the configuration of the preset cifar100-beyond with a backbone from a file."""
     if weights is None:
         raise ConfigError(
-            "weights: beyond needs --weights FILE, a backbone that was trained on the 50 base classes"
+            "weights: beyond needs --weights FILE, a backbone trained on the 50 base classes"
         )
     if not weights.is_file():
         raise ConfigError(
@@ -67,11 +65,11 @@ def beyond_config(weights: Path | None, options: Mapping[str, Any]) -> RunConfig
 
 
 Results = dict[str, dict[str, Any]]
-"""By classifier: `Trajectory.to_dict()`, or a part of it."""
+"""By classifier: `Trajectory.to_dict()` or parts of it."""
 
 
 class View(NamedTuple):
-    """An image as it is read: mirrored, moved by some pixels."""
+    """A view of an image: mirrored or not, shifted by some pixels."""
 
     mirror: bool = False
     down: int = 0
@@ -82,11 +80,14 @@ ONE, PAIR = (View(),), (View(), View(mirror=True))
 SHIFTS = ((0, 0), (-2, -2), (-2, 2), (2, -2), (2, 2))
 SHIFTED = tuple(View(mirror, *by) for mirror in (False, True) for by in SHIFTS)
 Fitted = tuple[tuple[View, ...], ...]
-"""What a head is fitted to: each part makes one row of every image, the mean of h over its views."""
+"""Training views of a head: each part gives one row per image, the mean of h over its views."""
+
+
+Read = Callable[[Images, View], Blocks]
 
 
 class Reading(NamedTuple):
-    """The views of training images that a head is fitted to, and the test views whose scores are averaged."""
+    """The training views of a head, and the test views whose scores are averaged."""
 
     fitted: Fitted
     tested: tuple[View, ...]
@@ -98,40 +99,30 @@ READINGS = {
     "mirror": _MIRRORED,
     "mirror,shift": _MIRRORED | {"analytic_shifted": Reading((SHIFTED,), SHIFTED)},
 }
-"""What is shown, by the views that are asked for; `python -m studies.reading` compares more."""
+"""The readings compared, by the option --views; `python -m studies.reading` compares more."""
 
 
 def shifted(pixels: Tensor, down: int, right: int) -> Tensor:
-    """Return pixels (N, 3, H, W) moved down and to the right, black where nothing is known."""
+    """Return pixels (N, 3, H, W) shifted down and right, filled with black."""
     height, width = pixels.shape[2:]
     padded = F.pad(pixels, (max(right, 0), max(-right, 0), max(down, 0), max(-down, 0)))
     return padded[:, :, max(-down, 0) :, max(-right, 0) :][:, :, :height, :width].contiguous()
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reads images with a network that is never trained."""
+def _reader(config: RunConfig, images: Images, listener: Listener) -> Read:
+    """Return a function that reads a view of images: the features (N, d) by level; `images` determine the transform."""
+    learner = Learner(config, listener=listener)
+    network = learner.method.initial_network(1)
+    transform, levels = transform_of(config, images), ClosedForm.levels(network, config)
 
-    config: RunConfig
-    network: Network
-    transform: Transform
-    trainer: Trainer
-
-    @classmethod
-    def of(cls, config: RunConfig, images: Images, listener: Listener) -> Self:
-        """Build what phase 0 would train, from a sample of the images."""
-        learner = Learner(config, listener=listener)
-        network = learner.method.initial_network(1)
-        return cls(config, network, transform_of(config, images), learner.trainer)
-
-    def __call__(self, images: Images, view: View) -> Blocks:
-        """Return the features of a view by level, (N, d) each."""
+    def read(images: Images, view: View) -> Blocks:
         if view.down or view.right:
             assert isinstance(images, ArrayImages)
             images = replace(images, pixels=shifted(images.pixels, view.down, view.right))
-        levels = ClosedForm.levels(self.network, self.config)
-        read = partial(self.trainer.features, self.network, images, self.transform)
-        return read(mirror=view.mirror, levels=levels).levels
+        features = learner.trainer.features
+        return features(network, images, transform, mirror=view.mirror, levels=levels).levels
+
+    return read
 
 
 def beyond(
@@ -141,38 +132,39 @@ def beyond(
     readings: Mapping[str, Reading] = _MIRRORED,
     listener: Listener = ignore,
 ) -> dict[int, Results]:
-    """Return what the closed form reached at each number of phases T, with each reading.
+    """Return the results of the closed form for each number of phases T, with each reading.
 
-    The head does not depend on the cut into phases, so all T are learned at once: a group ends wherever one of theirs does.
+    The head does not depend on the split into phases, so all T are learned at once, in groups that end where a phase of any T
+    ends.
     """
     scenarios = {t: scenario_of(config.model_copy(update={"phases": t}), data) for t in phases}
     ends = sorted({end for scenario in scenarios.values() for end in _ends(scenario)})
     groups = [after - before for before, after in pairwise([0, *ends])]
-    cut = ClassIncremental(data, groups=groups, order=config.order, seed=config.order_seed)
-    found = _learned(config, cut, readings, listener)
+    split = ClassIncremental(data, groups=groups, order=config.order, seed=config.order_seed)
+    confusions = _learned(config, split, readings, listener)
     results: dict[int, Results] = {t: {} for t in phases}
     for t, scenario in scenarios.items():
-        for name, after in found.items():
-            confusions = [after[end] for end in _ends(scenario)]
-            results[t][name] = Trajectory(confusions).to_dict()
+        for name, after in confusions.items():
+            trajectory = Trajectory([after[end] for end in _ends(scenario)])
+            results[t][name] = trajectory.to_dict()
     return results
 
 
 def _learned(
-    config: RunConfig, cut: ClassIncremental, readings: Mapping[str, Reading], listener: Listener
+    config: RunConfig, split: ClassIncremental, readings: Mapping[str, Reading], listener: Listener
 ) -> dict[str, dict[int, Confusion]]:
-    """Learn group by group; return for each reading the confusions by the number of classes known."""
-    options, test = config.of(ClosedFormOptions), cut.test(len(cut) - 1)
-    read = _Reader.of(config, cut.train(0), listener)
+    """Learn group by group; return the confusions of each reading by the number of classes learned."""
+    options, test = config.of(ClosedFormOptions), split.test(len(split) - 1)
+    read = _reader(config, split.train(0), listener)
     fits = {reading.fitted for reading in readings.values()}
     views = {view for fitted in fits for part in fitted for view in part}
     sums = {fitted: Statistics.empty(options.expansion) for fitted in fits}
     expand: RandomFeatures | None = None
     tested: dict[tuple[View, ...], Tensor] = {}
-    found: dict[str, dict[int, Confusion]] = {name: {} for name in readings}
-    for phase, end in zip(cut, _ends(cut), strict=True):
+    confusions: dict[str, dict[int, Confusion]] = {name: {} for name in readings}
+    for phase, end in zip(split, _ends(split), strict=True):
         labels, z = phase.train.labels, {view: read(phase.train, view) for view in views}
-        if expand is None:  # once, since neither network nor expansion moves
+        if expand is None:  # once: network and expansion are frozen
             seed = derive(config.seed, "expansion")
             expand = RandomFeatures.of(z[View()], options.expansion, seed)
             tested = _expanded(expand, readings, partial(read, test))
@@ -184,38 +176,38 @@ def _learned(
         seen = test.labels < end
         for name, (fitted, over) in readings.items():
             scores = tested[over][seen] @ heads[fitted]
-            confusion = Confusion.of(test.labels[seen], scores.argmax(1), cut.classes[:end])
-            found[name][end] = confusion
-    return found
+            predictions = scores.argmax(1)
+            confusions[name][end] = Confusion.of(
+                test.labels[seen], predictions, split.classes[:end]
+            )
+    return confusions
 
 
 def _expanded(
     expand: RandomFeatures, readings: Mapping[str, Reading], read: Callable[[View], Blocks]
 ) -> dict[tuple[View, ...], Tensor]:
-    """Return the random features (N, M) of the test images: their means over the views that are tested together."""
-    each = cache(read)
-    found = {}
-    for reading in readings.values():
-        found[reading.tested] = expand(*map(each, reading.tested))
-    return found
+    """Return the random features (N, M) of the test images for each set of test views: their means over these views."""
+    once = cache(read)
+    tested = {reading.tested for reading in readings.values()}
+    return {views: expand(*map(once, views)) for views in tested}
 
 
 def _ends(scenario: ClassIncremental) -> list[int]:
-    """Return how many classes are known after each phase."""
+    """Return the number of classes learned after each phase."""
     return [scenario.seen(t) for t in range(len(scenario))]
 
 
-def headline(found: Mapping[int, Sequence[Results]]) -> Table:
-    """Put what the closed form reached beside the paper's Table 1 and what others published.
+def headline(results: Mapping[int, Sequence[Results]]) -> Table:
+    """Return a table of the closed form beside the paper's Table 1 and numbers published by others.
 
-    found: for each T the results of some runs.
+    results: for each T the results of some runs.
     """
-    every = [run for runs in found.values() for run in runs]
+    every = [run for runs in results.values() for run in runs]
     rows: list[list[Cell]] = []
     for shown in (INCREMENTAL, AVERAGE, "final", "forgetting"):
         for name, words in OURS.items():
             if any(name in run for run in every):
-                cells = [_mean(runs, name, MEASURES[shown][0]) for runs in found.values()]
+                cells = [_mean(runs, name, MEASURES[shown][0]) for runs in results.values()]
                 rows.append([f"geodl: {words}", shown, *cells, PROTOCOL])
     paper: dict[tuple[str, bool | None], dict[int | None, float]] = {}
     for number in numbers():
@@ -224,20 +216,19 @@ def headline(found: Mapping[int, Sequence[Results]]) -> Table:
     for (row, includes), values in paper.items():
         kind = INCREMENTAL if includes else AVERAGE
         name = f"{row} (the paper's Table 1)"
-        rows.append([name, kind, *map(values.get, found), PAPERS_PROTOCOL])
+        rows.append([name, kind, *map(values.get, results), PAPERS_PROTOCOL])
     for other in others():
-        averages = [other["average"].get(str(t)) for t in found]
+        averages = [other["average"].get(str(t)) for t in results]
         if any(averages):
             rows.append([other["name"], INCREMENTAL, *averages, other["protocol"]])
-    columns = [f"T = {t}" for t in found]
+    columns = [f"T = {t}" for t in results]
     return Table(["CIFAR-100, 50 base classes", "figure", *columns, "protocol"], rows, NOTES)
 
 
 def others() -> list[dict[str, Any]]:
-    """Return what others published: name, average incremental accuracy by T, protocol."""
+    """Return the numbers published by others: name, average incremental accuracy by T, protocol."""
     text = resources.files("geodl.bench.report").joinpath("beyond.toml").read_text(encoding="utf-8")
-    rows: list[dict[str, Any]] = tomllib.loads(text)["row"]
-    return rows
+    return tomllib.loads(text)["row"]  # type: ignore[no-any-return]
 
 
 def _mean(runs: Sequence[Results], classifier: str, measure: str) -> Estimate | None:

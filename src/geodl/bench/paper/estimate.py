@@ -1,4 +1,4 @@
-"""How long a grid will take: the images that it shows the network, times the measured time for an image."""
+"""Estimates of the time that a grid takes: its number of images times the measured time per image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from geodl.model.memory import quota
 
 @dataclass(frozen=True)
 class Size:
-    """A dataset: its classes, about how many training and test images each has, and the side of an image."""
+    """A dataset: classes, approximate numbers of training and test images per class, side of an image."""
 
     classes: int
     train: int
@@ -30,12 +30,12 @@ SIZES = {
     "digits": Size(10, 144, 36, 8),
 }
 BATCH = 16
-"""Images in a timed batch where they are large."""
+"""Batch size when timing steps on large images."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The images of one phase that are trained on, over all its epochs, and that are only evaluated."""
+    """The numbers of images that one phase trains on, over all epochs, and that it only evaluates."""
 
     trained: int
     evaluated: int
@@ -50,35 +50,35 @@ def work(config: RunConfig) -> list[Work]:
     classes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     images = [size.train * count for count in classes]
     read = list(accumulate(images)) if method.joint else images
-    found = []
+    phases = []
     for t, trained in enumerate(trained_images(config, images, classes)):
-        # Evaluated: for imprinting, for herding and the stored means, and for their drift; then the test images, the
-        # exemplars and their mirrored copies, and for AME all images seen.
+        # Evaluated: new images for imprinting, for herding and means, and for drift; test images; exemplars and their
+        # mirrored copies; for AME all images seen.
         passes = 1 if t == 0 or method.joint else 3
         exemplars = 2 * ends[t] * quota(ends[t], config.exemplars, config.memory_budget)
         oracle = ends[t] * min(size.train, config.ame_images or size.train) if config.ame else 0
-        found.append(Work(trained, passes * read[t] + ends[t] * size.test + exemplars + oracle))
-    return found
+        phases.append(Work(trained, passes * read[t] + ends[t] * size.test + exemplars + oracle))
+    return phases
 
 
 def seconds(config: RunConfig, works: Sequence[Work], speed: Speed) -> list[float]:
     """Estimate the time of each phase from its work."""
-    method, found = build(config), []
-    for t, each in enumerate(works):
-        alone = t == 0 or method.joint
-        training = each.trained / speed.training["none" if alone else config.distill]
+    method, times = build(config), []
+    for t, phase in enumerate(works):
+        distill = "none" if t == 0 or method.joint else config.distill
+        training = phase.trained / speed.training[distill]
         effort = method.effort if t else 1.0
-        found.append(effort * training + each.evaluated / speed.evaluation)
-    return found
+        times.append(effort * training + phase.evaluated / speed.evaluation)
+    return times
 
 
 def plan(jobs: Sequence[Job], done: Sequence[int]) -> list[list[Work]]:
-    """Return the work of each phase of each job; none for complete phases, no training for base phases that another job trains.
+    """Return the work left in each phase of each job: none in complete phases, no training of a base phase shared with an earlier job.
 
     done: the number of complete phases of each job.
     """
     trained = {base_of(job.config) for job, phases in zip(jobs, done, strict=True) if phases}
-    found = []
+    left = []
     for job, phases in zip(jobs, done, strict=True):
         works = work(job.config)
         works[:phases] = [Work(0, 0)] * phases
@@ -86,12 +86,12 @@ def plan(jobs: Sequence[Job], done: Sequence[int]) -> list[list[Work]]:
         if not phases and base in trained:
             works[0] = replace(works[0], trained=0)
         trained.add(base)
-        found.append(works)
-    return found
+        left.append(works)
+    return left
 
 
 def shape_of(config: RunConfig) -> Shape:
-    """Return what the timed steps of a run work on; large images in smaller batches."""
+    """Return the network and batch with which to time the steps of a run; large images in smaller batches."""
     size = config.image_size or SIZES[config.data].side
     batch = config.batch_size if size <= 64 else min(config.batch_size, BATCH)
     precision = choose_precision(config.precision, device_kind(config.accelerator))

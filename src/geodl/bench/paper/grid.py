@@ -1,4 +1,4 @@
-"""Which runs each table and figure of the paper needs; what several of them need is run once."""
+"""The runs that each table and figure of the paper needs; shared ones are run once."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ DATASETS = ("cifar100", "imagenet-subset", "imagenet")
 
 @dataclass(frozen=True)
 class Artefact:
-    """A table or figure of the paper: where its numbers stand in the paper, and the data and T that the paper has it for."""
+    """A table or figure of the paper: its datasets and T, and the table of published numbers it is compared with."""
 
     title: str
     datasets: tuple[str, ...]
@@ -43,7 +43,7 @@ ARTEFACTS = {
     "fig-classifiers": Artefact(
         "Losses under the three classifiers", ("cifar100", "imagenet-subset"), (5, 10, 25)
     ),
-    # The paper does not say how many phases its CCA figures have; its ablations have 10.
+    # The paper does not state T for its CCA figures; its ablations have T = 10.
     "fig-cca": Artefact(
         "Similarity of the representation to phase 0", ("cifar100", "imagenet-subset"), (10,)
     ),
@@ -52,7 +52,7 @@ ARTEFACTS = {
 
 @dataclass(frozen=True)
 class Training:
-    """One training as the paper describes it; which numbers are read from it is another question."""
+    """One training of the paper; several published numbers may be read from it."""
 
     method: str
     distill: str
@@ -63,7 +63,7 @@ class Training:
 
 
 def training_of(number: Published) -> Training:
-    """Return the training that a published accuracy or forgetting rate is read from."""
+    """Return the training of a published accuracy or forgetting rate."""
     assert number.base is not None
     assert number.phases is not None
     assert number.memory is not None
@@ -80,23 +80,23 @@ def published(artefact: str, dataset: str, phases: Sequence[int]) -> list[Publis
 
 
 def trainings(artefact: str, dataset: str, phases: Sequence[int]) -> list[Training]:
-    """Return the trainings that a table or figure needs, each once."""
+    """Return the trainings of a table or figure, each once."""
     base = 500 if dataset == "imagenet" else 50
-    found: Iterable[Training]
+    needed: Iterable[Training]
     if artefact == "fig-phases":
         joint = [Training("joint", "none", base, t) for t in phases]
-        found = [*trainings("table1", dataset, phases), *joint]
+        needed = [*trainings("table1", dataset, phases), *joint]
     elif artefact in ("fig-classifiers", "fig-cca"):
-        found = [Training("finetune", loss, base, t) for t in phases for loss in LOSSES]
+        needed = [Training("finetune", loss, base, t) for t in phases for loss in LOSSES]
     else:
-        found = map(training_of, published(artefact, dataset, phases))
-    return list(dict.fromkeys(found))
+        needed = map(training_of, published(artefact, dataset, phases))
+    return list(dict.fromkeys(needed))
 
 
 def choose(
     artefact: str, dataset: str | None, phases: Sequence[int] | None
 ) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """Return the dataset, and the chosen tables and figures with their T; ``all`` chooses what the dataset has."""
+    """Return the dataset, and the chosen tables and figures with their T; ``all`` chooses all of the dataset."""
     if artefact == "all":
         dataset = dataset or "cifar100"
         chosen = {name: one for name, one in ARTEFACTS.items() if dataset in one.datasets}
@@ -118,15 +118,15 @@ def choose(
             f"phases = {unknown[0]}: the paper has {artefact} for {', '.join(map(str, known))}"
         )
     wanted = set(known if phases is None else phases)
-    found = {name: tuple(sorted(wanted.intersection(one.phases))) for name, one in chosen.items()}
-    return dataset, {name: some for name, some in found.items() if some}
+    by_name = {name: tuple(sorted(wanted.intersection(one.phases))) for name, one in chosen.items()}
+    return dataset, {name: numbers for name, numbers in by_name.items() if numbers}
 
 
 def config_of(
     training: Training, dataset: str, length: Length, options: Mapping[str, Any] | None = None
 ) -> RunConfig:
-    """Return the configuration of a training under a length; options: seed, data_dir, threads."""
-    found: dict[str, Any] = {
+    """Return the configuration of a training; options: seed, data_dir, threads."""
+    values: dict[str, Any] = {
         "method": training.method,
         "distill": training.distill,
         "base": training.base,
@@ -135,23 +135,23 @@ def config_of(
         **(options or {"seed": 1}),
     }
     if training.distill == "geodesic":
-        found["subspace_dim"] = training.subspace_dim
+        values["subspace_dim"] = training.subspace_dim
     if length == "smoke":
-        found |= _on_digits(training)
-    return configure([preset_layer(preset_of(dataset, length)), Layer("reproduce", found)]).config
+        values |= _on_digits(training)
+    return configure([preset_layer(preset_of(dataset, length)), Layer("reproduce", values)]).config
 
 
 def preset_of(dataset: str, length: Length) -> str:
     """Return the preset of a length."""
     if length == "cpu" and dataset != "cifar100":
         raise ConfigError(
-            f"length = 'cpu': there is a short schedule for cifar100 alone; {dataset}: paper, smoke"
+            f"length = 'cpu': the short schedule is for cifar100 alone; {dataset}: paper, smoke"
         )
     return {"paper": dataset, "cpu": "cifar100-cpu", "smoke": "digits"}[length]
 
 
 def _on_digits(training: Training) -> dict[str, Any]:
-    """Return the same shape on the ten digits: fewer phases, a quarter of the memory, fewer epochs."""
+    """Return the options of a similar training on the digits: fewer phases, a quarter of the memory, fewer epochs."""
     small_start = training.base == 10
     return {
         "data_dir": None,
@@ -166,7 +166,7 @@ def _on_digits(training: Training) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Planned(Job):
-    """One run of the grid: its training, and the tables and figures that need it."""
+    """A run of the grid, with its training and the tables and figures that need it."""
 
     training: Training
     artefacts: tuple[str, ...]
@@ -189,7 +189,7 @@ def grid(
     runs: int = 3,
     options: Mapping[str, Any] | None = None,
 ) -> list[Planned]:
-    """Return the runs, below `root`, that the chosen tables and figures need, each once; all of the first seed come first."""
+    """Return the runs below `root` that the chosen tables and figures need, each once, ordered by seed."""
     if runs < 1:
         raise ConfigError(f"runs = {runs}: at least 1 is allowed")
     needed: dict[Training, list[str]] = {}

@@ -1,1 +1,1 @@
-"""What people look at: tables beside the published numbers, figures for papers, one HTML page."""
+"""Reports: tables with published numbers, figures for papers, an HTML page."""

@@ -1,7 +1,8 @@
-"""What the page shows of one setting by itself, as plain data for its templates: classes, exemplars, training, origin."""
+"""Template data for the part of the page about a single setting: classes, exemplars, training, origin."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -9,35 +10,33 @@ from typing import Any
 from PIL import Image
 
 from geodl.bench.report import plots
+from geodl.bench.report.published import reference
 from geodl.bench.report.results import PUBLIC, Run, Setting
 from geodl.bench.report.tables import Table
-from geodl.config import Layer, RunConfig
 from geodl.core.errors import ConfigError, GeodlError
 from geodl.data.images import Images
-from geodl.methods import configure
 from geodl.model.classifiers import titles
 from geodl.model.page import thumbnail, webp
 
 FEW = 3
-"""A page of more settings than these shows the details of each under its main classifier alone, without exemplars."""
+"""With more settings, the page shows each under its main classifier only, without exemplars."""
 SHOWN = 8
-"""Exemplars of a class, and confusions, that are shown."""
+"""Number of exemplars per class, and of confusions, shown."""
 SIDE = 48
 """Largest side of a thumbnail in pixels."""
 MANY = 40
-"""Lists of more classes are folded."""
+"""Longer lists of classes are collapsed."""
 HUGE = 200
-"""Of more classes only the main classifier is shown, and fewer exemplars: the page stays small."""
+"""With more classes, only the main classifier and fewer exemplars are shown to limit the size of the page."""
 
 
 def details(settings: Sequence[Setting], with_images: bool | None) -> list[dict[str, Any]]:
-    """Return what is shown of each setting."""
-    prefixes = [f"s{i}-" for i in range(len(settings))] if len(settings) > 1 else [""]
-    whole = len(settings) <= FEW
-    return [
-        _setting(each, prefix, whole, with_images)
-        for each, prefix in zip(settings, prefixes, strict=True)
-    ]
+    """Return the template data of each setting."""
+    found = []
+    for i, setting in enumerate(settings):
+        prefix = f"s{i}-" if len(settings) > 1 else ""
+        found.append(_setting(setting, prefix, len(settings) <= FEW, with_images))
+    return found
 
 
 def _setting(
@@ -50,9 +49,9 @@ def _setting(
         words = f"Of the run with seed {run.config['seed']}. "
     if len(shown) < len(setting.classifiers):
         words += f"Under {titles()[shown[0]]} alone."
-    # The main classifier first: it is the panel that is open.
+    # The main classifier first: its panel is open.
     order = sorted(shown, key=lambda name: name != setting.main)
-    directories = ", ".join(each.path.name for each in setting.runs)
+    directories = ", ".join(one.path.name for one in setting.runs)
     environment = {"directory": directories, **dict(sorted(run.environment.items()))}
     return {
         "label": setting.label,
@@ -62,22 +61,22 @@ def _setting(
         "panels": [_panel(setting, name) for name in order],
         "exemplars": _exemplars(run, with_images) if whole and run.done else None,
         "training": _training(run) if run.epochs else None,
-        "commands": [command for each in setting.runs if (command := each.command())],
+        "commands": [command for one in setting.runs if (command := one.command())],
         "configuration": _configuration(run),
         "environment": [(name, _plain(value), False) for name, value in environment.items()],
     }
 
 
 def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
-    """Return what is shown under one classifier: group by phase, the confusion matrix, class after class."""
+    """Return the data of one classifier: accuracy by group and phase, confusion matrix, accuracy by class."""
     run = setting.first
     count = len(run.classes)
-    accuracies, found = run.results[classifier]["per_class"], run.confusion(classifier)
-    tests = dict(zip(found.classes, found.counts.sum(dim=1).tolist(), strict=True))
-    confusions = []
-    for i, j, wrong in found.mistakes(SHOWN):
-        name = found.classes[i]
-        confusions.append([name, found.classes[j], wrong, 100 * wrong / tests[name]])
+    accuracies, confusion = run.results[classifier]["per_class"], run.confusion(classifier)
+    tests = dict(zip(confusion.classes, confusion.counts.sum(dim=1).tolist(), strict=True))
+    mistakes = []
+    for i, j, wrong in confusion.mistakes(SHOWN):
+        name = confusion.classes[i]
+        mistakes.append([name, confusion.classes[j], wrong, 100 * wrong / tests[name]])
     bars = []
     for group in run.groups:
         bars.append([(name, accuracies.get(name), tests[name]) for name in group])
@@ -86,36 +85,36 @@ def _panel(setting: Setting, classifier: str) -> dict[str, Any]:
         "groups": plots.groups(setting, classifier),
         "matrix": plots.confusion(setting, classifier),
         "zoom": min(18 * count + 160, 4000) if count > 20 else 0,
-        "confusions": Table(["true class", "predicted as", "images", "% of the class"], confusions),
+        "confusions": Table(["true class", "predicted as", "images", "% of the class"], mistakes),
         "bars": bars,
     }
 
 
 def _exemplars(run: Run, with_images: bool | None) -> dict[str, Any]:
-    """Return the first exemplars of each class; those of data that may be private only when asked for."""
+    """Return the first exemplars of each class; those of data that may be private only on request."""
     try:
         memory = run.memory()
         if memory.images is None:
-            return {"words": "No images are kept.", "strips": []}
+            return {"words": "No images are stored.", "strips": []}
         counts = memory.per_class()
         words = f"{sum(counts.values())} images of {len(counts)} classes, {memory.nbytes / 1024:,.0f} KiB."
         if not (run.config.get("data") in PUBLIC if with_images is None else with_images):
             if with_images is None:
                 words += " They may be private, so they are not shown; --with-images shows them."
             return {"words": words, "strips": []}
-        each = max(1, min(SHOWN, SHOWN * HUGE // len(counts)))
-        strips = list(_strips(memory.images, run.classes, each))
-    except GeodlError as error:  # an image file that is kept by reference may have gone
+        limit = max(1, min(SHOWN, SHOWN * HUGE // len(counts)))
+        strips = list(_strips(memory.images, run.classes, limit))
+    except GeodlError as error:  # an image file that is stored by reference may be missing
         return {"words": f"The exemplars cannot be shown: {error}", "strips": []}
-    some = max(counts.values()) > each
-    words += f" The first {each} of each class, best first." if some else " Best first."
+    cut = max(counts.values()) > limit
+    words += f" The first {limit} of each class, best first." if cut else " Best first."
     return {"words": words, "strips": strips, "folded": len(counts) > MANY}
 
 
-def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[str, Any]]:
-    """Return each class's name and its first exemplars side by side as one WebP image in base 64."""
+def _strips(images: Images, classes: Sequence[str], limit: int) -> Iterator[dict[str, Any]]:
+    """Yield each class's name and its first exemplars side by side as one WebP image in base64."""
     for label, rows in groupby(range(len(images)), key=lambda i: int(images.labels[i])):
-        thumbnails = [thumbnail(images.decode(i), SIDE) for i in list(rows)[:each]]
+        thumbnails = [thumbnail(images.decode(i), SIDE) for i in list(rows)[:limit]]
         height = max(image.height for image in thumbnails)
         gap = max(1, height // 16)
         strip = Image.new("RGBA", (sum(image.width + gap for image in thumbnails) - gap, height))
@@ -123,12 +122,16 @@ def _strips(images: Images, classes: Sequence[str], each: int) -> Iterator[dict[
         for image in thumbnails:
             strip.paste(image, (left, 0))
             left += image.width + gap
-        shown = {"count": len(thumbnails), "ratio": strip.width / height, "data": webp(strip)}
-        yield {"name": classes[label], **shown}
+        yield {
+            "name": classes[label],
+            "count": len(thumbnails),
+            "ratio": strip.width / height,
+            "data": webp(strip),
+        }
 
 
 def _training(run: Run) -> dict[str, Any]:
-    """Return the loss epoch by epoch, and the speed."""
+    """Return the loss by epoch, and the speed."""
     rate = statistics.median(epoch.rate for epoch in run.epochs)
     words = f"Epochs: {len(run.epochs)}, at {rate:,.0f} images per second (median)."
     if run.done and run.epochs[0].phase > 0:
@@ -137,27 +140,21 @@ def _training(run: Run) -> dict[str, Any]:
 
 
 def _configuration(run: Run) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-    """Return every option by group, with whether it is not the method's default."""
+    """Return the options by heading: name, value, and whether it differs from the method's default."""
     config, parts = dict(run.config), []
     if run.is_model and config.get("weights"):
-        config["weights"] = Path(config["weights"]).name  # the page may be a stranger's
-    start = _defaults(config)
-    defaults = start.identity() if start else {}
-    for title, options in (start.headings() if start else {}).items():
-        known = {name: config.pop(name) for name in options if name in config}
-        rows = [(name, _plain(known[name]), known[name] != defaults.get(name)) for name in known]
-        parts.append((title, rows))
+        config["weights"] = Path(config["weights"]).name  # no local paths: the page may be shared
+    with suppress(ConfigError):  # a method that this version does not have
+        usual = reference(config)
+        defaults = usual.identity()
+        for title, options in usual.headings().items():
+            known = {name: config.pop(name) for name in options if name in config}
+            rows = [
+                (name, _plain(each), each != defaults.get(name)) for name, each in known.items()
+            ]
+            parts.append((title, rows))
     others = [(name, _plain(value), False) for name, value in sorted(config.items())]
     return [part for part in (*parts, ("Other", others)) if part[1]]
-
-
-def _defaults(config: Mapping[str, Any]) -> RunConfig | None:
-    """Return the defaults of a run's method and distillation, where this version has them."""
-    parts = {key: config[key] for key in ("method", "distill") if key in config}
-    try:
-        return configure([Layer("", parts)]).config
-    except ConfigError:
-        return None
 
 
 def _plain(value: Any) -> str:

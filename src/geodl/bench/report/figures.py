@@ -1,7 +1,7 @@
-"""Figures in one style, safe for color-blind readers: SVG and PDF files for papers, SVG inside the HTML page.
+"""Figures in one color-blind-safe style: SVG and PDF files for papers, inline SVG for the HTML page.
 
-Each figure is drawn once, by matplotlib. In the page its colors become CSS variables, so that it follows light and dark,
-its text stays text in the page's font, and ``tips`` name the points under the pointer.
+Each figure is drawn once by matplotlib. In the page its colors become CSS variables that follow light and dark mode, its
+text uses the page's font, and ``tips`` are tooltips of its points.
 """
 
 import io
@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from geodl.core.files import atomic_write
 from geodl.core.text import printable
 
-# Okabe and Ito's palette without its yellow and black; each has a marker too, for print and for eyes.
+# Okabe and Ito's palette without yellow and black; each color has a marker too.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# The colors come round again with another style; dashes are for oracles.
+# Line styles of further rounds through the colors; dashes are reserved for oracles.
 STYLES = ("-", (0, (1, 1.2)), (0, (3, 1.2, 1, 1.2)), (0, (9, 1.5)))
 ORACLE = (0, (4, 2))
 INK, MUTED, RULE = "#1c2127", "#66707c", "#d8dde3"
@@ -39,13 +39,13 @@ CSS = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
     color: f"--series-{number}" for number, color in enumerate(PALETTE)
 }
 POINTS = 60
-"""Lines of more points have no markers."""
+"""Lines with more points have no markers."""
 SHORT, LONG = 20, 46
-"""Letters of the labels that fit two columns of a legend, and of a line of one column."""
+"""Longest label in a legend of two columns, and longest line in one of one column (characters)."""
 SIDE = 446
-"""Points that a dense matrix is wide and high."""
+"""Width and height of a dense matrix in points."""
 WRITTEN = 12
-"""Heat maps of more columns have no numbers in their cells."""
+"""Heat maps with more columns have no numbers in their cells."""
 
 STYLE = matplotlib.rc_params_from_file(
     Path(__file__).with_suffix(".mplstyle"), use_default_template=False
@@ -54,7 +54,7 @@ STYLE = matplotlib.rc_params_from_file(
 
 @dataclass(frozen=True)
 class Curve:
-    """A line over x; ``low`` and ``high`` bound a band around it; an oracle is dashed."""
+    """A line over x, with a band from ``low`` to ``high``; dashed for oracles."""
 
     label: str
     x: Sequence[float]
@@ -68,8 +68,8 @@ class Curve:
 class Plot:
     """A drawn figure.
 
-    name: for files and ids; title: its heading in the page; alt: what it shows, in words.
-    tips: what to say about the points of a line (by its id), or about a heat map's cells (key ``heat``).
+    name: for files and ids; title: the heading in the page; alt: alternative text.
+    tips: the tooltips of a line's points (by its id) or of a heat map's cells (key ``heat``).
     """
 
     name: str
@@ -79,17 +79,17 @@ class Plot:
     tips: Mapping[str, Any] = field(default_factory=dict)
 
     def files(self, directory: Path) -> list[Path]:
-        """Write NAME.svg and NAME.pdf for a paper, with letters as shapes or embedded fonts."""
+        """Write NAME.svg (text as paths) and NAME.pdf (embedded fonts) for a paper."""
         paths = {directory / f"{self.name}.{kind}": kind for kind in ("svg", "pdf")}
         for path, kind in paths.items():
             atomic_write(path, self._saved(kind, "path"))
         return list(paths)
 
     def inline(self, prefix: str) -> str:
-        """Return the <svg> element for a page; ids get the prefix, so that figures do not meet."""
+        """Return the <svg> element for a page; the prefix makes ids unique."""
         root = ElementTree.fromstring(self._saved("svg", "none"))
         for element in list(root.iter()):
-            # Namespaces go: a page knows what svg is.
+            # HTML needs no namespaces.
             element.tag = element.tag.partition("}")[2]
             element.attrib = {key.rpartition("}")[2]: value for key, value in element.items()}
             for child in list(element):
@@ -103,7 +103,7 @@ class Plot:
         return ElementTree.tostring(root, encoding="unicode")
 
     def _saved(self, kind: str, fonttype: str) -> bytes:
-        """Draw once: ``savefig`` would draw everything twice."""
+        """Return the file's content; ``savefig`` would draw everything twice."""
         buffer = io.BytesIO()
         with _style(), matplotlib.rc_context({"svg.fonttype": fonttype}):
             if kind == "svg":
@@ -114,23 +114,21 @@ class Plot:
 
 
 def _in_page(key: str, value: str, prefix: str) -> str:
-    """Return the value of an attribute with the prefix on ids, and colors as variables of the page."""
+    """Return the value of an attribute with prefixed ids, and with colors as variables of the page."""
     if key == "id":
         return f"{prefix}-{value}"
+    if key == "href" and value[0] == "#":
+        return f"#{prefix}-{value[1:]}"
     if key == "style":
         for color, variable in CSS.items():
             value = value.replace(color, f"var({variable})")
-    return (
-        f"#{prefix}-{value[1:]}"
-        if key == "href" and value[0] == "#"
-        else value.replace("url(#", f"url(#{prefix}-")
-    )
+    return value.replace("url(#", f"url(#{prefix}-")
 
 
 @contextmanager
 def _style() -> Iterator[None]:
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # A class name in a script that the font lacks: browsers have other fonts, so it is right in the page.
+        # Scripts that the font lacks: browsers use other fonts for them.
         warnings.filterwarnings("ignore", message=".*missing from font")
         yield
 
@@ -146,13 +144,13 @@ def lines(
     ticks: Sequence[float] | None = None,
     marks: Mapping[float, str] | None = None,
 ) -> Plot:
-    """Draw curves; y is written over the axis; ``marks`` are vertical lines with a word each."""
+    """Draw curves; y is the label above the axes, ``marks`` are labeled vertical lines."""
     curves = [replace(curve, label=printable(curve.label)) for curve in curves]
     labels = [textwrap.fill(curve.label, LONG) for curve in curves]
     columns = 2 if max(map(len, labels), default=0) <= SHORT else 1
     rows = math.ceil(sum(label.count("\n") + 1 for label in labels) / columns)
     with _style():
-        # A long legend makes the figure higher, not the axes lower.
+        # A long legend makes the figure taller, not the axes smaller.
         figure = Figure(figsize=(4.0, 2.8 + 0.18 * max(0, rows - 2)))
         axes = figure.add_subplot()
         axes.grid(axis="y")
@@ -173,9 +171,9 @@ def lines(
 
 
 def _mark(axes: Axes, ticks: Sequence[float] | None, marks: Mapping[float, str]) -> None:
-    """Draw the ticks of x, and vertical lines with a word each."""
+    """Draw the ticks of x and labeled vertical lines."""
     if ticks is not None:
-        # Few enough of them that their numbers do not meet, the last always.
+        # At most nine, so that labels do not overlap; always the last.
         axes.set_xticks(ticks[:: -math.ceil(len(ticks) / 9)][::-1])
     else:  # classes and epochs are whole
         axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
@@ -221,9 +219,9 @@ def heat(
     boundaries: Sequence[int] = (),
     root: bool = False,
 ) -> Plot:
-    """Draw a matrix of percentages: the more, the bluer; nan is left blank.
+    """Draw a matrix of percentages as shades of blue; nan is left blank.
 
-    ``boundaries`` are drawn between rows and between columns (of a square matrix); ``root`` shows the square root, for small ones.
+    ``boundaries`` are lines between rows and columns of a square matrix; ``root`` colors by square root, to show small values.
     """
     with _style():
         dense = max(matrix.shape) > 2 * WRITTEN
@@ -249,7 +247,7 @@ def _axes(rows: int) -> Axes:
 
 
 def _dense_axes(room: float) -> Axes:
-    """Make axes with room for names; laid out by hand: measuring hundreds of names would take seconds."""
+    """Return axes with room for names; not laid out automatically, as measuring hundreds of names takes seconds."""
     figure = Figure(figsize=(SIDE / 72, SIDE / 72))
     figure.set_layout_engine("none")
     edge = (room + 22) / SIDE
@@ -257,7 +255,7 @@ def _dense_axes(room: float) -> Axes:
 
 
 def _blues(matrix: NDArray[np.float64], root: bool) -> NDArray[np.uint8]:
-    """Color a matrix of percentages by opacity alone, so that it is right on white, on black and on paper: (r, c, 4)."""
+    """Return percentages as RGBA (r, c, 4), by opacity alone, which suits light and dark backgrounds."""
     share = np.nan_to_num(matrix) / 100
     image = np.empty((*matrix.shape, 4), dtype=np.uint8)
     image[..., :3] = [int(HEAT[i : i + 2], 16) for i in (1, 3, 5)]
@@ -266,7 +264,7 @@ def _blues(matrix: NDArray[np.float64], root: bool) -> NDArray[np.uint8]:
 
 
 def _names(axes: Axes, rows: Sequence[str], columns: Sequence[str], x: str, y: str) -> None:
-    """Write the names of rows and columns as ticks; long ones upright."""
+    """Label rows and columns; long names of columns are rotated."""
     axes.set_yticks(range(len(rows)), [_short(name) for name in rows])
     upright = max(map(len, columns), default=0) > 4
     axes.set_xticks(
@@ -277,7 +275,7 @@ def _names(axes: Axes, rows: Sequence[str], columns: Sequence[str], x: str, y: s
 
 
 def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str], x: str, y: str) -> None:
-    """Write many names as small as they must be; in the page they are letters, so enlarging shows them."""
+    """Label many rows and columns in small type, readable when the page enlarges the figure."""
     axes.set_xticks([])
     axes.set_yticks([])
     size = _size(rows)
@@ -287,7 +285,7 @@ def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str], x: str
     for i, name in enumerate(columns):
         axes.annotate(_short(name), (i, 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
                       ha="center", va="bottom", fontsize=size, color=MUTED, rotation=90, annotation_clip=False)  # fmt: skip
-    # Columns are named on top, where reading begins. The page makes these two smaller where all else is enlarged.
+    # The page shrinks these two labels when it enlarges the figure.
     room = _room(rows, columns) + 4
     axes.xaxis.set_label_position("top")
     axes.set_xlabel(x, labelpad=room, gid="axis-x", loc="left")
@@ -295,12 +293,12 @@ def _small_names(axes: Axes, rows: Sequence[str], columns: Sequence[str], x: str
 
 
 def _size(names: Sequence[str]) -> float:
-    """Return the size in points of letters that fit the rows of a dense matrix."""
+    """Return the font size in points that fits the rows of a dense matrix."""
     return min(8.0, 0.7 * SIDE / max(len(names), 1))
 
 
 def _room(rows: Sequence[str], columns: Sequence[str]) -> float:
-    """Return about how many points the longest of the names takes."""
+    """Return about how many points the longest name takes."""
     return 0.62 * _size(rows) * max((len(_short(name)) for name in (*rows, *columns)), default=0)
 
 

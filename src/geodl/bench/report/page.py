@@ -1,4 +1,4 @@
-"""One HTML page about runs that is complete in itself: it opens without a network, in light and in dark, on paper and on a phone."""
+"""A self-contained HTML page about runs: works offline, in light and dark mode, in print and on a phone."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -18,7 +18,7 @@ from geodl.model.page import templates
 
 
 def write(settings: Sequence[Setting], out: Path) -> Path:
-    """Write the page of one or several settings; of exemplars it shows those of public datasets alone."""
+    """Write the page of one or several settings; it shows exemplars of public datasets only."""
     atomic_write(out, render(settings).encode())
     return out
 
@@ -26,7 +26,7 @@ def write(settings: Sequence[Setting], out: Path) -> Path:
 def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> str:
     """Return the page as text.
 
-    with_images: whether exemplars are shown; None: only those of public datasets, never a person's own.
+    with_images: whether to show exemplars; None: those of public datasets only.
     """
     content = _content(settings, with_images)
     page = _templates().get_template("page.html")
@@ -34,7 +34,7 @@ def render(settings: Sequence[Setting], *, with_images: bool | None = None) -> s
 
 
 def research(settings: Sequence[Setting], *, with_images: bool | None = None) -> Markup:
-    """Return the part of a page that a researcher looks at, for the page of a model."""
+    """Return the results without the page around them, for the page of a model."""
     content = _content(settings, with_images)
     return Markup(_templates().get_template("research.html").render(**content))
 
@@ -55,7 +55,7 @@ def _content(settings: Sequence[Setting], with_images: bool | None) -> dict[str,
 
 @cache
 def _templates() -> Environment:
-    found = templates("geodl.bench.report")
-    found.filters["text"] = text
-    found.tests["best"] = lambda cell: isinstance(cell, Best)
-    return found
+    environment = templates("geodl.bench.report")
+    environment.filters["text"] = text
+    environment.tests["best"] = lambda cell: isinstance(cell, Best)
+    return environment

@@ -1,7 +1,7 @@
-"""Which figures a report has: from settings to drawn plots."""
+"""The figures of a report."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,70 +13,70 @@ from geodl.core.text import printable
 from geodl.model.classifiers import is_oracle, titles
 
 NAMED = 150
-"""A confusion matrix of more classes has no names at its sides; the tips have them."""
+"""A confusion matrix of more classes has names in its tooltips only."""
 SIMILARITIES = {"svcca": "SVCCA", "cka": "linear CKA"}
-Values = Callable[[Setting, str], list[Estimate | None]]
 
 
 def accuracy(settings: Sequence[Setting]) -> list[Plot]:
-    """Draw the accuracy on all classes seen: for one setting its classifiers, for several a figure a classifier."""
+    """Draw the accuracy on all classes learned so far, by classifier."""
     y = "accuracy on all classes learned so far (%)"
-    return _by_classifier("Accuracy", settings, Setting.accuracy, y)
+    return _by_series("accuracy", "Accuracy", settings, titles(), Setting.accuracy, y)
 
 
 def forgetting(settings: Sequence[Setting]) -> list[Plot]:
-    """Draw what is lost on the base classes."""
+    """Draw the accuracy lost on the base classes, by classifier."""
     grown = [setting for setting in settings if setting.first.done > 1]
     y = "accuracy lost on the base classes (points)"
-    return _by_classifier("Forgetting", grown, Setting.lost, y)
-
-
-def _by_classifier(title: str, settings: Sequence[Setting], values: Values, y: str) -> list[Plot]:
-    name = title.lower()
-    if len(settings) == 1:
-        curves = []
-        for classifier in settings[0].classifiers:
-            found, shown = values(settings[0], classifier), titles()[classifier]
-            curves.append(curve(shown, settings[0].first.seen, found, is_oracle(classifier)))
-        return [_over_phases(name, title, settings, curves, y)] if curves else []
-    plots = []
-    for classifier, shown in titles().items():
-        having = [setting for setting in settings if classifier in setting.classifiers]
-        if having:
-            curves = [_of(setting, values(setting, classifier)) for setting in having]
-            under = f"{title} under {shown}"
-            plot = _over_phases(f"{name}-{classifier}", under, having, curves, f"{shown}: {y}")
-            plots.append(plot)
-    return plots
+    return _by_series("forgetting", "Forgetting", grown, titles(), Setting.lost, y)
 
 
 def similarity(settings: Sequence[Setting]) -> list[Plot]:
     """Draw SVCCA and linear CKA of the features with those of phase 0 (the paper's CCA figures)."""
     compared = [setting for setting in settings if len(setting.similarity("svcca")) > 1]
     title, y = "Representation similarity", "similarity to the features of phase 0"
-    if len(compared) == 1:
-        only = compared[0]
+    return _by_series("similarity", title, compared, SIMILARITIES, Setting.similarity, y)
+
+
+def _by_series(
+    name: str,
+    title: str,
+    settings: Sequence[Setting],
+    series: Mapping[str, str],
+    values: Callable[[Setting, str], list[Estimate | None]],
+    y: str,
+) -> list[Plot]:
+    """Draw values by phase: one figure with all series of a single setting, or one figure per series for several settings.
+
+    series: key -> name; values: the estimates of a series, empty if a setting does not have it.
+    """
+    if len(settings) == 1:
+        (only,) = settings
         curves = [
-            curve(name, only.first.seen, only.similarity(key)) for key, name in SIMILARITIES.items()
+            curve(shown, only.first.seen, estimates, is_oracle(key))
+            for key, shown in series.items()
+            if (estimates := values(only, key))
         ]
-        return [_over_phases("similarity", title, compared, curves, y)]
-    drawn = []
-    for key, name in SIMILARITIES.items() if compared else ():
-        curves = [_of(setting, setting.similarity(key)) for setting in compared]
-        drawn.append(_over_phases(f"similarity-{key}", title, compared, curves, f"{name}: {y}"))
-    return drawn
+        return [_over_phases(name, title, settings, curves, y)] if curves else []
+    plots = []
+    for key, shown in series.items():
+        compared = [setting for setting in settings if values(setting, key)]
+        if compared:
+            curves = [curve(one.label, one.first.seen, values(one, key)) for one in compared]
+            heading, axis = f"{title}: {shown}", f"{shown}: {y}"
+            plots.append(_over_phases(f"{name}-{key}", heading, compared, curves, axis))
+    return plots
 
 
 def angles(settings: Sequence[Setting]) -> list[Plot]:
-    """Draw the principal angles between the subspaces of the base classes' features in phase 0 and now."""
+    """Draw the principal angles between the base classes' feature subspaces in phase 0 and in each phase."""
     compared = [setting for setting in settings if len(setting.angles()) > 1]
     alone, y = len(compared) == 1, "principal angles to phase 0 (degrees)"
-    curves = [_angles(each, each.first.seen, each.angles(), alone) for each in compared]
+    curves = [_angles(one, one.first.seen, one.angles(), alone) for one in compared]
     return [_over_phases("angles", "Principal angles", compared, curves, y)] if curves else []
 
 
 def drift(settings: Sequence[Setting]) -> list[Plot]:
-    """Draw the principal angles between the old network and the new one, epoch after epoch through the phases."""
+    """Draw the principal angles between the old and the new network after each epoch."""
     compared = [setting for setting in settings if len(setting.turned) > 1]
     if not compared:
         return []
@@ -85,7 +85,7 @@ def drift(settings: Sequence[Setting]) -> list[Plot]:
         epochs = range(1, len(setting.turned) + 1)
         curves.append(_angles(setting, epochs, setting.drift(), len(compared) == 1))
     marks = [_marks(setting.turned) for setting in compared]
-    shared = marks[0] if all(each == marks[0] for each in marks) else {}
+    shared = marks[0] if all(one == marks[0] for one in marks) else {}
     plot = lines(
         "angles-training",
         curves,
@@ -99,15 +99,15 @@ def drift(settings: Sequence[Setting]) -> list[Plot]:
 
 
 def _angles(
-    setting: Setting, x: Sequence[float], found: Sequence[tuple[float, float, float]], alone: bool
+    setting: Setting, x: Sequence[float], ranges: Sequence[tuple[float, float, float]], alone: bool
 ) -> Curve:
-    """Make a curve of medians; a band from the least to the greatest only where it is alone, since bands would cover all else."""
-    low, median, high = map(list, zip(*found, strict=True))
+    """Return a curve of medians; with a band from minimum to maximum if it is the only curve."""
+    low, median, high = map(list, zip(*ranges, strict=True))
     return Curve("median", x, median, low, high) if alone else Curve(setting.label, x, median)
 
 
 def training(run: Run) -> list[Plot]:
-    """Draw the loss and its parts, epoch after epoch through all phases and stages."""
+    """Draw the loss and its parts after each epoch of all phases and stages."""
     if len(run.epochs) < 2:
         return []
     count = range(1, len(run.epochs) + 1)
@@ -120,7 +120,7 @@ def training(run: Run) -> list[Plot]:
 
 
 def _marks(epochs: Sequence[Epoch]) -> dict[float, str]:
-    """Return where each phase begins, with its number; nothing where there are too many to be read."""
+    """Return the epoch at which each phase starts, with its number; nothing if there are too many to label."""
     starts: dict[int, float] = {}
     for number, epoch in enumerate(epochs):
         starts.setdefault(epoch.phase, number + 0.5)
@@ -128,7 +128,7 @@ def _marks(epochs: Sequence[Epoch]) -> dict[float, str]:
 
 
 def groups(setting: Setting, classifier: str) -> Plot | None:
-    """Draw the accuracy on each phase's classes after each phase: rows fade where a group is forgotten."""
+    """Draw the accuracy on each phase's classes after each phase; None before the second phase."""
     run = setting.first
     if run.done < 2:
         return None
@@ -158,7 +158,7 @@ def groups(setting: Setting, classifier: str) -> Plot | None:
 
 
 def confusion(setting: Setting, classifier: str) -> Plot:
-    """Draw the confusion matrix, in % of the true class's test images; classes in the order of learning."""
+    """Draw the confusion matrix in % of the true class's test images, classes in learning order."""
     run = setting.first
     counts = run.confusion(classifier).counts.numpy()
     matrix = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -181,7 +181,7 @@ def confusion(setting: Setting, classifier: str) -> Plot:
 
 
 def write_figures(settings: Sequence[Setting], directory: Path) -> list[Path]:
-    """Write every figure as SVG and PDF; those of single settings into a folder each where there are several."""
+    """Write every figure as SVG and PDF; with several settings, those of each setting into a folder of its own."""
     paths = []
     directory.mkdir(parents=True, exist_ok=True)
     for draw in (accuracy, forgetting, similarity, angles, drift):
@@ -201,27 +201,21 @@ def write_figures(settings: Sequence[Setting], directory: Path) -> list[Path]:
 def _over_phases(
     name: str, title: str, settings: Sequence[Setting], curves: Sequence[Curve], y: str
 ) -> Plot:
-    """Draw curves over the number of classes learned, with ticks there where all settings agree on them."""
+    """Draw curves over the number of classes learned, with ticks at the phases if all settings share them."""
     seen = {tuple(setting.first.seen) for setting in settings}
     ticks = next(iter(seen)) if len(seen) == 1 else None
     percent = "(%)" in y
     return lines(name, curves, x="classes learned", y=y, title=title, percent=percent, ticks=ticks)
 
 
-def _of(setting: Setting, values: Sequence[Estimate | None]) -> Curve:
-    return curve(setting.label, setting.first.seen, values)
-
-
 def curve(
     label: str, x: Sequence[float], values: Sequence[Estimate | None], dashed: bool = False
 ) -> Curve:
-    """Make a curve of estimates over x, with a band of one standard deviation where there are several runs."""
+    """Return a curve of estimates over x, with a band of one standard deviation if there are several runs."""
     known = [(at, value) for at, value in zip(x, values, strict=True) if value]
     places, means = [at for at, _ in known], [value.mean for _, value in known]
     if all(value.runs == 1 for _, value in known):
         return Curve(label, places, means, dashed=dashed)
-    low, high = [], []
-    for _, value in known:
-        low.append(value.mean - (value.spread or 0))
-        high.append(value.mean + (value.spread or 0))
+    low = [value.mean - (value.spread or 0) for _, value in known]
+    high = [value.mean + (value.spread or 0) for _, value in known]
     return Curve(label, places, means, low, high, dashed)

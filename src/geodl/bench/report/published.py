@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, each with the table it stands in and the run that corresponds to it."""
+"""The numbers printed in the paper, each with its table and the run that corresponds to it."""
 
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -7,16 +7,16 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from geodl.config import Layer, preset_layer
+from geodl.config import Layer, RunConfig, preset_layer
 from geodl.methods import configure
 
 # Trainings with two names: LwF and iCaRL differ in the classifier they are read under, and iCaRL + GeoDL is CE + GeoDL
 # under k-NME.
 SAME = {("lwf", "lwf"): ("icarl", "lwf"), ("icarl", "geodesic"): ("finetune", "geodesic")}
-# What is stored beside the options: which files a run had, not what it did.
 FILES = ("fingerprint", "weights_sha256")
+"""Hashes of a run's input files, stored with its options."""
 REPETITION = ("data_dir", "seed")
-"""Options that tell which files and which repetition, not what is done."""
+"""Options that select the files and the repetition of an experiment."""
 IN_GRID = (
     "distill",
     "base",
@@ -28,18 +28,18 @@ IN_GRID = (
     "analysis",
     "subspace_dim",
 )
-"""Options in which the rows of one table of the paper may differ."""
+"""Options that vary between the rows of a table of the paper."""
 
 
 @dataclass(frozen=True)
 class Published:
     """One published number.
 
-    row:             the paper's name of the method; method and distill are ours for the same thing.
-    classifier:      cnn, nme or ame; None where the paper does not say which.
+    row:             the paper's name of the method; method and distill are our names.
+    classifier:      cnn, nme or ame; None if the paper does not state it.
     memory:          exemplars per class.
-    includes_phase0: whether an average counts phase 0; None where that is unknown or no question.
-    against:         what a time ratio is a multiple of.
+    includes_phase0: whether an average counts phase 0; None if unknown or not applicable.
+    against:         the distillation that a time ratio refers to.
     """
 
     table: str
@@ -67,14 +67,14 @@ def numbers() -> tuple[Published, ...]:
 
 
 def same(method: str, distill: str) -> tuple[str, str]:
-    """Return the one name of a training that has two."""
+    """Return the canonical name of a training that has two."""
     return SAME.get((method, distill), (method, distill))
 
 
 def matching(config: Mapping[str, Any], base: int) -> list[Published]:
-    """Return the accuracies and forgetting rates published for the protocol of a run, under any name of its training.
+    """Return the accuracies and forgetting rates published for the protocol and training of a run.
 
-    config: the options of the run; base: the number of its base classes, which the options may leave open.
+    config: the options of the run; base: its number of base classes, which the options may leave unset.
     """
     protocol = (config.get("memory_budget"), config.get("order"), config.get("groups"))
     if protocol != ("per_class", "lucir-1993", None):
@@ -89,40 +89,45 @@ def matching(config: Mapping[str, Any], base: int) -> list[Published]:
 
 
 def not_as_published(config: Mapping[str, Any]) -> list[str]:
-    """Say in words where a run on one of the paper's datasets was not trained as the paper does."""
-    # The preset that has the dataset's name is the paper's; the rows of its tables differ in some options.
+    """Describe how the training of a run on one of the paper's datasets deviates from the paper's."""
+    # The preset named like the dataset is the paper's training.
     return departures(config, str(config["data"]), IN_GRID)
 
 
+def reference(config: Mapping[str, Any], preset: str | None = None) -> RunConfig:
+    """Return the configuration of a preset, or of the defaults, with the method and distillation of a run."""
+    layers = [preset_layer(preset)] if preset else []
+    parts = {key: config[key] for key in ("method", "distill") if key in config}
+    return configure([*layers, Layer("", parts)]).config
+
+
 def departures(config: Mapping[str, Any], preset: str, free: Collection[str] = ()) -> list[str]:
-    """Say in words where a run departs from a preset, as that is for the run's method; options in ``free`` may differ."""
-    method = {key: config[key] for key in ("method", "distill")}
-    paper = configure([preset_layer(preset), Layer("", method)]).config
-    expected = paper.identity()
+    """Describe how a run deviates from a preset with the run's method; options in ``free`` may differ."""
+    expected = reference(config, preset).identity()
     unused = ("milestones", "lr_decay") if config.get("schedule") in ("onecycle", "cosine") else ()
-    left_out = {*FILES, *REPETITION, *free, *unused}
-    found, wanted = _with_base(config), _with_base(expected)
-    # A run may be older than an option, and know one that is gone: neither makes it another run. Nor does what the preset
-    # leaves to the device (auto).
-    fixed = [key for key, value in expected.items() if key in config and value != "auto"]
-    known = [key for key in fixed if key not in left_out and config[key] != expected[key]]
-    unknown = {key: value for key, value in config.items() if value is not None}
+    ignored = {*FILES, *REPETITION, *free, *unused}
+    # An option that the run is too old for, or that the preset leaves to the device (auto), is no deviation; nor is an option
+    # that does not exist any more and was unset.
+    known = [key for key, value in expected.items() if key in config and value != "auto"]
+    gone = [key for key, value in config.items() if key not in expected and value is not None]
+    ours, theirs = _with_base(config), _with_base(expected)
     words = []
-    for key in (*known, *(key for key in unknown if key not in {*expected, *left_out})):
-        if found[key] != wanted.get(key):
-            instead = "" if wanted.get(key) is None else f" instead of {wanted[key]}"
-            words.append(f"{key} {found[key]}{instead}")
+    for key in [*known, *gone]:
+        if key in ignored or config[key] == expected.get(key) or ours[key] == theirs.get(key):
+            continue
+        instead = "" if theirs.get(key) is None else f" instead of {theirs[key]}"
+        words.append(f"{key} {ours[key]}{instead}")
     return words
 
 
 def _with_base(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in what phase 0 takes from the other phases."""
+    """Fill in the options of phase 0 that default to those of other phases."""
     names = {"base_epochs": "epochs", "base_lr": "lr"}
     return {**config} | {base: config.get(base) or config.get(key) for base, key in names.items()}
 
 
 def _expand(block: dict[str, Any]) -> Iterator[Published]:
-    """Write out a block: one number for each row and each of ``at``."""
+    """Yield the numbers of a block: one for each row and each value of ``at``."""
     across, at = block.get("across"), block.get("at", [None])
     common = {key: value for key, value in block.items() if key not in ("across", "at", "rows")}
     for row in block["rows"]:

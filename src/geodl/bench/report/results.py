@@ -1,21 +1,22 @@
-"""Read run directories into plain data: runs, and settings, which are runs that differ in their seed alone."""
+"""Results read from run directories: runs, and settings (runs that differ only in their seed)."""
 
 import itertools
 import math
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from geodl.config import SECTIONS, Layer, preset_layer, presets
+from geodl.bench.report.published import reference
+from geodl.config import SECTIONS, presets
 from geodl.core.content import interpreting
 from geodl.core.errors import ConfigError, StoreError
 from geodl.learning.saving import load_model
 from geodl.losses import DISTILLATIONS
-from geodl.methods import METHODS, configure
+from geodl.methods import METHODS
 from geodl.model.classifiers import default_classifier, titles
 from geodl.model.memory import Memory
 from geodl.model.metrics import Confusion, Trajectory, confusions_of
@@ -28,13 +29,13 @@ DATA_NAMES = {
     "digits": "digits",
 }
 PUBLIC = frozenset(DATA_NAMES)
-"""Sources whose images anyone may see; all others may be a person's own photographs."""
+"""Sources with public images; images of all others may be private."""
 MANY = 4
-"""Runs that differ in more options than so many are told apart by the names of their directories."""
+"""Settings that differ in more options than this are labeled by their directories instead."""
 
 
 def label_of(method: str, distill: str | None) -> str:
-    """Return a method and its distillation as the paper's tables name them; the method's own distillation goes without saying."""
+    """Return the label of a method with a distillation as in the paper's tables; a method's default distillation is left out."""
     if method not in METHODS:
         return method
     name = METHODS[method].title
@@ -48,9 +49,9 @@ def label_of(method: str, distill: str | None) -> str:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch as events.jsonl tells it: mean loss, its parts, images per second.
+    """One epoch from events.jsonl: mean loss, its parts, images per second.
 
-    angles: principal angles in degrees between the features of the old network and of the new one; empty where not taken.
+    angles: principal angles in degrees between the features of the old and the new network; empty if not measured.
     """
 
     phase: int
@@ -69,11 +70,11 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory, as far as it is complete.
+    """The complete phases of a run directory.
 
-    total:    the phases of the whole run, None where it may always go on; done: those complete.
+    total:    the number of phases of the whole run; None for a model, which can always learn more.
     metrics:  metrics.json of each complete phase.
-    epochs:   what training said, in order.
+    epochs:   the epochs of training, in order.
     """
 
     path: Path
@@ -85,7 +86,7 @@ class Run:
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a model that learned a person's images, not a run."""
+        """Whether it is a model of `geodl learn` and not a run."""
         return self.config.get("kind") == "model"
 
     @property
@@ -95,18 +96,18 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether all phases are complete."""
         return self.total is not None and self.done == self.total
 
     @cached_property
     def results(self) -> dict[str, dict[str, Any]]:
-        """What each classifier could do after each phase, ``Trajectory.to_dict()``, in the order of tables."""
-        found = Trajectory.of(self.metrics)
-        return {name: found[name].to_dict() for name in titles() if name in found}
+        """The results of each classifier (``Trajectory.to_dict()``), in the order of tables."""
+        trajectories = Trajectory.of(self.metrics)
+        return {name: trajectories[name].to_dict() for name in titles() if name in trajectories}
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes seen, in the learning order."""
+        """The names of the classes learned, in learning order."""
         return list(self.metrics[-1]["classes"]) if self.metrics else []
 
     @property
@@ -116,13 +117,13 @@ class Run:
 
     @property
     def seen(self) -> list[int]:
-        """How many classes were known after each complete phase."""
+        """The number of classes learned after each complete phase."""
         return list(itertools.accumulate(len(group) for group in self.groups))
 
     def similarities(self, measure: str) -> list[Any]:
-        """Return svcca, cka or angles of the features to those of phase 0 after each phase; empty where they were not compared."""
-        found = [metrics.get("similarity") or {} for metrics in self.metrics]
-        return [each.get(measure) for each in found] if all(found) else []
+        """Return svcca, cka or angles between the features and those of phase 0 by phase; empty if not measured."""
+        measures = [metrics.get("similarity") or {} for metrics in self.metrics]
+        return [phase.get(measure) for phase in measures] if all(measures) else []
 
     def confusion(self, classifier: str) -> Confusion:
         """Return the confusion matrix after the last complete phase."""
@@ -137,33 +138,35 @@ class Run:
 
     @property
     def label(self) -> str:
-        """The method as the paper's tables name it."""
+        """The label of the method as in the paper's tables."""
         return label_of(self.config.get("method", "model"), self.config.get("distill"))
 
     @property
     def data(self) -> str:
-        """The name of the data for people."""
+        """The display name of the data."""
         source = str(self.config.get("data", "own images"))
         return DATA_NAMES.get(source, source)
 
     def command(self) -> str | None:
-        """Return the command that computes this run again; None where it had its data from memory, or is no run."""
+        """Return the command that reproduces this run; None for a model and for data from memory."""
         config, threads = self.config, self.environment.get("threads")
         from_memory = config.get("data") == "arrays" and not config.get("data_dir")
         if self.is_model or from_memory or config.get("method") not in METHODS:
             return None
-        found = [words for preset in (None, *presets()) if (words := _words(config, preset))]
+        candidates = [words for preset in (None, *presets()) if (words := _words(config, preset))]
         more = ["--threads", str(threads)] if threads else []
         for name in self.environment.get("imports", ()):
             more += ["--import", name]
-        return shlex.join(["geodl", "run", *min(found, key=len), *more]) if found else None
+        return (
+            shlex.join(["geodl", "run", *min(candidates, key=len), *more]) if candidates else None
+        )
 
 
 def read_run(path: Path) -> Run:
-    """Read the directory of a run or of a model; a phase in work is left out."""
+    """Read the complete phases of a run or model directory."""
     with interpreting(path):
         run = reading(path, _read_run)
-        _ = run.results  # here, where what is wrong with them is the file's fault
+        _ = run.results  # parsed here, so that malformed metrics are reported with the path
         return run
 
 
@@ -175,46 +178,43 @@ def _read_run(directory: Directory) -> Run:
         data = SECTIONS["Data"].model_fields
         last = directory.phase(-1).json("extra.json")["config"]
         config = {key: last[key] for key in last if key not in data}
-        metrics = _learned([each for each in metrics if each])
+        metrics = _learned([phase for phase in metrics if phase])
     if directory.kind == "model":
         config = {**config, "kind": "model"}
     return Run(directory.path, config, directory.environment, directory.phases, metrics, epochs)
 
 
 def _learned(metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the steps of a model that brought classes."""
+    """Return the metrics of those steps of a model that added classes."""
     steps: list[dict[str, Any]] = []
-    for each in metrics:
-        if steps and len(each["classes"]) < len(steps[-1]["classes"]):
-            steps = []  # a class was removed: what was before has other classes
-        if steps and len(each["classes"]) == len(steps[-1]["classes"]):
-            steps.pop()  # more images of known classes, or another name
-        # A state after a renaming has the new names, the steps before it the old ones: the last ones hold.
-        steps.append(each)
+    for step in metrics:
+        if steps and len(step["classes"]) < len(steps[-1]["classes"]):
+            steps = []  # a class was removed: earlier steps have other classes
+        if steps and len(step["classes"]) == len(steps[-1]["classes"]):
+            steps.pop()  # more images of known classes, or a renamed class
+        steps.append(step)
     return steps
 
 
 def _epochs(events: Sequence[Mapping[str, Any]]) -> list[Epoch]:
-    """Keep one record of each epoch: the last, since a killed run tells some of them twice."""
-    found: dict[tuple[int, str, int], Epoch] = {}
+    """Return the last record of each epoch; a resumed run repeats some of them."""
+    epochs: dict[tuple[int, str, int], Epoch] = {}
     for event in events:
         if event["kind"] not in ("epoch", "angles"):
             continue
         key = (event["phase"], event["stage"], event["epoch"])
         if event["kind"] == "epoch" and isinstance(event["loss"], float):
-            found.pop(key, None)
-            found[key] = Epoch(*key, event["loss"], event["parts"], event["rate"])
-        elif event["kind"] == "angles" and key in found:
-            found[key] = replace(found[key], angles=tuple(event["angles"]))
-    return list(found.values())
+            epochs.pop(key, None)
+            epochs[key] = Epoch(*key, event["loss"], event["parts"], event["rate"])
+        elif event["kind"] == "angles" and key in epochs:
+            epochs[key] = replace(epochs[key], angles=tuple(event["angles"]))
+    return list(epochs.values())
 
 
 def _words(config: Mapping[str, Any], preset: str | None) -> list[str]:
-    """Return the options that make this configuration from a preset; none where no options could."""
-    layers = [preset_layer(preset)] if preset else []
-    given = {key: config[key] for key in ("method", "distill")}
+    """Return the command line options that yield this configuration from a preset; empty if it cannot be reached."""
     try:
-        start = configure([*layers, Layer("", given)]).config.identity()
+        start = reference(config, preset).identity()
     except ConfigError:
         return []
     own = METHODS[config["method"]].Options.default("distill")
@@ -230,7 +230,7 @@ def _words(config: Mapping[str, Any], preset: str | None) -> list[str]:
 
 
 def _word(name: str, value: Any) -> list[str]:
-    """Write one option as the command line takes it: ``--key value``, ``--no-key``, ``--key a,b``."""
+    """Return one option in command line syntax: ``--key value``, ``--no-key``, ``--key a,b``."""
     if isinstance(value, bool):
         return [name if value else name.replace("--", "--no-", 1)]
     if isinstance(value, list) and value and isinstance(value[0], list):
@@ -240,7 +240,7 @@ def _word(name: str, value: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over runs and the sample standard deviation, None for a single run."""
+    """Mean and sample standard deviation (None for a single run) over runs."""
 
     mean: float
     spread: float | None
@@ -248,7 +248,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Summarize one value of each run; None unless every run has it."""
+    """Summarize one value per run; None unless every run has it."""
     known = [value for value in values if value is not None and not math.isnan(value)]
     if not known or len(known) < len(values):
         return None
@@ -258,14 +258,14 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in their seed alone, and are equally far."""
+    """Runs that differ only in their seed and have as many complete phases."""
 
     label: str
     runs: tuple[Run, ...]
 
     @property
     def first(self) -> Run:
-        """The run with the lowest seed: what cannot be averaged is shown of it."""
+        """The run with the lowest seed, shown where runs cannot be averaged."""
         return self.runs[0]
 
     @property
@@ -276,61 +276,64 @@ class Setting:
 
     @property
     def main(self) -> str | None:
-        """The classifier to show where there is room for one."""
+        """The main classifier."""
         return default_classifier(self.classifiers) if self.classifiers else None
 
     @property
     def held_out(self) -> "Setting | None":
-        """The same on the training images that were held out; None where none were."""
+        """The same setting evaluated on held-out training images; None if there are none."""
         runs = []
         for run in self.runs:
-            metrics = [each["held_out"] for each in run.metrics if "held_out" in each]
+            metrics = [phase["held_out"] for phase in run.metrics if "held_out" in phase]
             runs.append(replace(run, metrics=metrics))
         return replace(self, runs=tuple(runs)) if all(run.done for run in runs) else None
 
     def value(self, classifier: str, name: str) -> Estimate | None:
-        """Summarize a figure by its name in ``Trajectory.to_dict()``."""
+        """Summarize a result by its key in ``Trajectory.to_dict()``."""
         return estimate([run.results.get(classifier, {}).get(name) for run in self.runs])
 
     def accuracy(self, classifier: str) -> list[Estimate | None]:
-        """Summarize A_t for each phase t."""
-        found = [run.results[classifier]["accuracy"] for run in self.runs]
-        return [estimate(each) for each in zip(*found, strict=True)]
+        """Summarize the accuracy A_t for each phase t; empty if a run does not have the classifier."""
+        return self._by_phase(lambda run: run.results.get(classifier, {}).get("accuracy", []))
 
     def lost(self, classifier: str) -> list[Estimate | None]:
         """Summarize, for each phase, the accuracy lost on the first group since it was learned."""
-        found = [_losses(run.results[classifier]["matrix"][0]) for run in self.runs]
-        return [estimate(each) for each in zip(*found, strict=True)]
+        return self._by_phase(
+            lambda run: _losses(run.results.get(classifier, {}).get("matrix", [[]])[0])
+        )
 
     def similarity(self, measure: str) -> list[Estimate | None]:
-        """Summarize svcca or cka for each phase; empty where a run has none."""
-        found = [run.similarities(measure) for run in self.runs]
-        return [estimate(each) for each in zip(*found, strict=True)] if all(found) else []
+        """Summarize svcca or cka for each phase; empty if a run does not have it."""
+        return self._by_phase(lambda run: run.similarities(measure))
+
+    def _by_phase(self, values: Callable[[Run], list[float | None]]) -> list[Estimate | None]:
+        """Summarize a value per phase over the runs; empty if a run has none."""
+        by_run = [values(run) for run in self.runs]
+        return [estimate(phase) for phase in zip(*by_run, strict=True)] if all(by_run) else []
 
     def angles(self) -> list[tuple[float, float, float]]:
-        """Return the least, the median and the greatest principal angle to phase 0 in degrees, of all runs, by phase."""
-        found = [run.similarities("angles") for run in self.runs]
-        phases = zip(*found, strict=True) if all(found) else ()
-        together = [list(itertools.chain(*each)) for each in phases]
-        return [_range(each) for each in together if each]
+        """Return minimum, median and maximum of the principal angles to phase 0 over all runs, in degrees, by phase."""
+        by_run = [run.similarities("angles") for run in self.runs]
+        phases = zip(*by_run, strict=True) if all(by_run) else ()
+        return [_range(angles) for phase in phases if (angles := list(itertools.chain(*phase)))]
 
     @property
     def turned(self) -> list[Epoch]:
-        """The epochs after which angles between the old network and the new one were taken."""
+        """The epochs with angles between the old and the new network."""
         return [epoch for epoch in self.first.epochs if epoch.angles]
 
     def drift(self) -> list[tuple[float, float, float]]:
-        """Return the least, the median and the greatest of those angles, of all runs, for each epoch in ``turned``."""
-        found: dict[tuple[int, str, int], list[float]] = {}
+        """Return minimum, median and maximum of those angles over all runs, for each epoch in ``turned``."""
+        angles: dict[tuple[int, str, int], list[float]] = {}
         for run in self.runs:
             for epoch in run.epochs:
-                found.setdefault(epoch.key, []).extend(epoch.angles)
-        return [_range(found[epoch.key]) for epoch in self.turned]
+                angles.setdefault(epoch.key, []).extend(epoch.angles)
+        return [_range(angles[epoch.key]) for epoch in self.turned]
 
 
 def _losses(accuracies: Sequence[float | None]) -> list[float | None]:
-    """Return the first accuracy minus each; None where one is not known."""
-    first, found = accuracies[0], list[float | None]()
+    """Return the first accuracy minus each; None if one of both is unknown."""
+    first, found = next(iter(accuracies), None), list[float | None]()
     for now in accuracies:
         found.append(None if first is None or now is None else first - now)
     return found
@@ -341,12 +344,12 @@ def _range(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def read_settings(paths: Sequence[Path]) -> list[Setting]:
-    """Read run directories and put runs together that differ in their seed alone, each seed once, in the order given.
+    """Read run directories and group runs that differ only in their seed, each seed once, in the order of `paths`.
 
-    A model stands by itself: models with equal options may have learned different images.
+    Models are not grouped: models with equal options may have learned different images.
     """
     if not paths:
-        raise StoreError("no run directory given: one or more are needed")
+        raise StoreError("no run directory: at least one is needed")
     unique = {path.resolve(): path for path in paths}
     grouped: dict[str, dict[int, Run]] = {}
     for resolved, run in zip(unique, map(read_run, unique.values()), strict=True):
@@ -357,13 +360,13 @@ def read_settings(paths: Sequence[Path]) -> list[Setting]:
     for seeds in grouped.values():
         members = tuple(run for _, run in sorted(seeds.items()))
         settings.append(Setting(members[0].label, members))
-    return _tell_apart(settings)
+    return _distinguished(settings)
 
 
-def _tell_apart(settings: Sequence[Setting]) -> list[Setting]:
-    """Add to each label the protocol where that differs at all, and whatever else differs among equal labels."""
+def _distinguished(settings: Sequence[Setting]) -> list[Setting]:
+    """Add the differences to labels: protocol options that are not the same everywhere, other options among equal labels."""
     protocol = [key for key in ("data", "base", "phases") if _differs(key, settings)]
-    found = []
+    labeled = []
     for setting in settings:
         run, keys = setting.first, list(protocol)
         same = [other for other in settings if other.label == setting.label]
@@ -374,8 +377,8 @@ def _tell_apart(settings: Sequence[Setting]) -> list[Setting]:
             more = [run.path.name]
         if not run.complete and run.total is not None:
             more.append(f"{run.done} of {run.total} phases")
-        found.append(replace(setting, label=", ".join([setting.label, *more])))
-    return found
+        labeled.append(replace(setting, label=", ".join([setting.label, *more])))
+    return labeled
 
 
 def _differs(key: str, settings: Sequence[Setting]) -> bool:

@@ -1,4 +1,4 @@
-"""What the page shows of all settings together, as plain data for its templates."""
+"""Template data for the parts of the page about all settings."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple, replace
@@ -24,7 +24,7 @@ FACTS = ("base", "phases", "memory", "network")
 
 
 def heading(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return the title, the sentence under it, and the tiles with the headline numbers of a single setting."""
+    """Return title and lead, and the tiles with the headline numbers of a single setting."""
     first = settings[0].first
     data = ", ".join(dict.fromkeys(setting.first.data for setting in settings))
     if len(settings) > 1:
@@ -40,18 +40,18 @@ def heading(settings: Sequence[Setting]) -> dict[str, Any]:
 
 
 def _protocol(settings: Sequence[Setting]) -> str:
-    """Write in a sentence what all settings have in common: which classes come when, memory, network."""
+    """Describe what all settings have in common in one sentence: classes and phases, memory, network."""
     common, *others = [_facts(setting.first) for setting in settings]
     for other in others:
         common = dict(common.items() & other.items())
     if "phases" in common:
-        common.pop("base", None)  # the phases say it too
+        common.pop("base", None)  # part of the phases
     words = "; ".join(common[key] for key in FACTS if key in common)
     return f"{words[0].upper()}{words[1:]}." if words else ""
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Describe what a run learns when it is complete, by which network, with what memory."""
+    """Describe the phases, memory and network of a run."""
     config, facts = run.config, {}
     groups = config.get("groups") or run.groups or [config.get("base") or 0]
     base, *later = map(_size, groups)
@@ -64,7 +64,7 @@ def _facts(run: Run) -> dict[str, str]:
             low, high = min(later), max(later)
             facts["phases"] += f" of {low}" if low == high else f" of {low} to {high}"
     if "exemplars" in config:
-        counted = "a class" if config.get("memory_budget") == "per_class" else "in total"
+        counted = "per class" if config.get("memory_budget") == "per_class" else "in total"
         facts["memory"] = f"{config['exemplars']} exemplars {counted}"
     if "network" in config:
         facts["network"] = f"network {config['network']}"
@@ -86,15 +86,15 @@ def _tiles(setting: Setting) -> dict[str, Any]:
         "forgetting": "forgetting of the base classes",
     }
     under = f"Under {titles()[setting.main]}; other classifiers below."
-    found = [(setting.value(setting.main, name), words) for name, words in names.items()]
-    return {"tiles": [(value, words) for value, words in found if value], "under": under}
+    values = [(setting.value(setting.main, name), words) for name, words in names.items()]
+    return {"tiles": [(value, words) for value, words in values if value], "under": under}
 
 
 def results(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return what every setting reached: one table, or one for each classifier with its title; and notes on all."""
+    """Return the results: one table for a single setting, else one per classifier with its title; and notes."""
     content = summary(settings)
     columns = range(len(content.header))
-    if len(settings) == 1:  # the method is in the title
+    if len(settings) == 1:  # the page's title names the method
         return {"parts": [("", content.keeping(columns[1:]))] if content.rows else [], "notes": []}
     parts, notes, marked = [], list(content.notes), False
     for classifier, name in titles().items():
@@ -112,13 +112,13 @@ def results(settings: Sequence[Setting]) -> dict[str, Any]:
 
 
 def _task(run: Run) -> Hashable:
-    """Return what runs must share to be better or worse than each other; None for one that is not complete."""
+    """Return what makes complete runs comparable; None for an incomplete one."""
     data = (run.config.get("data"), run.config.get("fingerprint"))
     return (*data, *run.seen) if run.complete else None
 
 
 def _marked(content: Table, alike: Sequence[Hashable]) -> Table:
-    """Mark the best means among the rows that share ``alike``, all that are shown as the same; one row alone is not the best."""
+    """Mark the best means among two or more rows with equal ``alike``, including all that round to the same."""
     rows = [list(row) for row in content.rows]
     for i, name in enumerate(content.header):
         for group in set(alike) - {None} if name in MEASURES else ():
@@ -133,22 +133,25 @@ def _marked(content: Table, alike: Sequence[Hashable]) -> Table:
 
 
 def published(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Put complete runs beside the paper, where it has their protocol, and say where their training departs from it."""
-    found = comparisons(settings)
+    """Compare complete runs with the paper's numbers for their protocol, and list deviations from its training."""
+    compared = comparisons(settings)
     parts = []
     for title, metric in (("Average accuracy", "average"), ("Forgetting", "forgetting")):
-        rows = [each for each in found if each.published.metric == metric]
-        if rows:
+        if rows := [one for one in compared if one.published.metric == metric]:
             parts.append((title, *_without_constants(comparison_table(rows))))
-    return {"parts": parts, "notes": comparison_table(found).notes, **_departures(settings, found)}
+    return {
+        "parts": parts,
+        "notes": comparison_table(compared).notes,
+        **_departures(settings, compared),
+    }
 
 
-def _departures(settings: Sequence[Setting], found: Sequence[Comparison]) -> dict[str, Any]:
-    """Return which of the settings that are compared were trained otherwise, and how; those that share it together."""
+def _departures(settings: Sequence[Setting], compared: Sequence[Comparison]) -> dict[str, Any]:
+    """Return the deviations of the compared settings from the paper's training, with the labels that share them."""
     grouped: dict[str, list[str]] = {}
-    compared = {each.setting for each in found}
+    compared_labels = {one.setting for one in compared}
     for setting in settings:
-        if setting.label in compared:
+        if setting.label in compared_labels:
             how = ", ".join(not_as_published(setting.first.config))
             grouped.setdefault(how, []).append(setting.label)
     departures = [("; ".join(labels), how) for how, labels in grouped.items() if how]
@@ -156,7 +159,7 @@ def _departures(settings: Sequence[Setting], found: Sequence[Comparison]) -> dic
 
 
 def _without_constants(content: Table) -> tuple[str, Table]:
-    """Move the columns that say where a number is from, if they are the same everywhere, out of the table."""
+    """Move columns about a number's source that are constant out of the table into a caption."""
     places = dict.fromkeys(("table", "data", "method"), "")
     places |= {"T": "T = ", "memory": "exemplars a class: ", "compared with": "compared with "}
     same, rest = [], []
@@ -169,6 +172,6 @@ def _without_constants(content: Table) -> tuple[str, Table]:
 
 
 def curves(settings: Sequence[Setting]) -> list[Plot]:
-    """Draw accuracy and forgetting as classes arrive."""
+    """Draw accuracy and forgetting over the phases, if there is more than one."""
     grown = any(setting.first.done > 1 for setting in settings)
     return [*plots.accuracy(settings), *plots.forgetting(settings)] if grown else []

@@ -1,4 +1,4 @@
-"""Tables that are right in Markdown, CSV and LaTeX: ours, mean and spread over runs, beside the published numbers."""
+"""Tables of results (mean and spread over runs) and of comparisons with published numbers, as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -14,11 +14,11 @@ from geodl.model.classifiers import notes_on, titles
 
 
 class Points(float):
-    """A difference: shown with its sign."""
+    """A difference in points, shown with its sign."""
 
 
 class Best(Estimate):
-    """An estimate that no other of its kind beats: bold in the page."""
+    """The best estimate of its column, bold in the page."""
 
 
 Cell = str | int | float | Estimate | None
@@ -32,14 +32,14 @@ MEASURES = {
     "mean forgetting": ("mean_forgetting", False),
     "backward transfer": ("backward_transfer", True),
 }
-"""The figures of a trajectory as tables name them: their own name, and whether higher is better."""
+"""Columns of results: name in tables -> (key in `Trajectory.to_dict()`, whether higher is better)."""
 PAPERS = ("cnn", "nme", "ame")
-"""The classifiers that a published number may be of."""
+"""The classifiers that the paper uses."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A heading, rows of cells under it, and what a reader must know."""
+    """A table: header, rows and notes."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -47,23 +47,28 @@ class Table:
 
     @property
     def columns(self) -> list[list[Cell]]:
-        """The cells under each heading."""
-        return [_column(self.rows, i) for i in range(len(self.header))]
+        """The cells of each column."""
+        columns = []
+        for i in range(len(self.header)):
+            columns.append([row[i] for row in self.rows])
+        return columns
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold numbers."""
+        """Whether each column holds numbers."""
         return [_holds(int | float | Estimate, cells) for cells in self.columns]
 
     def inserting(self, at: int, name: str, cells: Sequence[Cell]) -> "Table":
-        """Return it with one more column."""
+        """Return the table with one more column."""
         rows = [[*row[:at], cell, *row[at:]] for row, cell in zip(self.rows, cells, strict=True)]
         return Table([*self.header[:at], name, *self.header[at:]], rows, self.notes)
 
     def keeping(self, columns: Iterable[int]) -> "Table":
-        """Return it with some of its columns."""
+        """Return the table with some of its columns."""
         kept = list(columns)
-        rows = [_pick(row, kept) for row in self.rows]
+        rows = []
+        for row in self.rows:
+            rows.append([row[i] for i in kept])
         return Table([self.header[i] for i in kept], rows, self.notes)
 
     @property
@@ -72,14 +77,16 @@ class Table:
         return self.keeping(i for i, cells in enumerate(self.columns) if set(cells) - {None})
 
     def markdown(self) -> str:
-        """Write it for a README or an issue; numbers are aligned to the right."""
+        """Return it as Markdown; numbers are aligned to the right."""
         rules = [("---", "---:")[number] for number in self.numeric]
-        rows = [self.header, rules, *map(_escaped, self.rows)]
+        rows = [self.header, rules]
+        for row in self.rows:
+            rows.append([text(cell).replace("|", "\\|") for cell in row])
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
         return "\n\n".join([table, *self.notes]) + "\n"
 
     def csv(self) -> str:
-        """Write it for programs: full precision, an estimate as mean, spread and number of runs; no notes."""
+        """Return it as CSV: full precision, an estimate as mean, spread and number of runs; no notes."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         wide = [_holds(Estimate, cells) for cells in self.columns]
@@ -90,20 +97,23 @@ class Table:
         for row in self.rows:
             line: list[object] = []
             for cell, estimates in zip(row, wide, strict=True):
-                line += _parts(cell) if estimates else [cell]
+                if isinstance(cell, Estimate):
+                    line += [cell.mean, cell.spread, cell.runs]
+                else:
+                    line += [cell, None, None] if estimates else [cell]
             writer.writerow(line)
         return out.getvalue()
 
     def latex(self) -> str:
-        """Write it for a paper, with the rules of booktabs."""
+        """Return it as a LaTeX tabular with the rules of booktabs."""
         columns = "".join("lr"[number] for number in self.numeric)
-        lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _line(map(_latex, self.header))]
-        lines += ["\\midrule", *(_line(map(_latex_cell, row)) for row in self.rows)]
+        head, *rows = [" & ".join(map(_latex, row)) + r" \\" for row in (self.header, *self.rows)]
+        lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", head, "\\midrule", *rows]
         lines += ["\\bottomrule", "\\end{tabular}", *(f"% {note}" for note in self.notes)]
         return "\n".join(lines) + "\n"
 
     def write(self, stem: Path, title: str = "") -> list[Path]:
-        """Write it as STEM.md, with its title, STEM.csv and STEM.tex; return the files."""
+        """Write STEM.md (with the title), STEM.csv and STEM.tex; return the files."""
         stem.parent.mkdir(parents=True, exist_ok=True)
         head = f"# {title}\n\n" if title else ""
         contents = {"md": head + self.markdown(), "csv": self.csv(), "tex": self.latex()}
@@ -113,29 +123,12 @@ class Table:
         return paths
 
 
-def _column(rows: Sequence[Sequence[Cell]], i: int) -> list[Cell]:
-    return [row[i] for row in rows]
-
-
-def _pick(row: Sequence[Cell], columns: Sequence[int]) -> list[Cell]:
-    return [row[i] for i in columns]
-
-
 def _holds(kind: object, cells: Sequence[Cell]) -> bool:
     return any(isinstance(cell, kind) for cell in cells)  # type: ignore[arg-type]
 
 
-def _escaped(row: Sequence[Cell]) -> list[str]:
-    return [text(cell).replace("|", "\\|") for cell in row]
-
-
-def _parts(cell: Cell) -> list[object]:
-    """Return what a program reads of a cell in a column that holds estimates."""
-    return [cell.mean, cell.spread, cell.runs] if isinstance(cell, Estimate) else [cell, None, None]
-
-
 def text(cell: Cell) -> str:
-    """Show a cell: two decimals, as the paper has; a mean with its spread; nothing where there is nothing."""
+    """Return a cell as text: two decimals as in the paper, a mean with its spread, None as the empty string."""
     if cell is None:
         return ""
     if isinstance(cell, Estimate):
@@ -145,33 +138,27 @@ def text(cell: Cell) -> str:
     return f"{cell:.2f}" if isinstance(cell, float) else printable(str(cell))
 
 
-def _latex_cell(cell: Cell) -> str:
-    words = _latex(text(cell))
-    return words if isinstance(cell, str) else words.replace("-", "$-$")  # a hyphen is no minus
-
-
-def _latex(words: str) -> str:
+def _latex(cell: Cell) -> str:
+    """Return a cell as LaTeX."""
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"±": r"$\pm$"}
-    return "".join(special.get(sign, sign) for sign in words)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    if not isinstance(cell, str):
+        special["-"] = "$-$"  # a minus sign, not a hyphen
+    return "".join(special.get(sign, sign) for sign in text(cell))
 
 
 # ----------------------------------------------------------------------------------------------------------- results
 
 
 def summary(settings: Sequence[Setting]) -> Table:
-    """Return what every setting reached under every classifier."""
+    """Return the results of every setting under every classifier."""
     rows: list[list[Cell]] = []
     shown: set[str] = set()
     for setting in settings:
         shown.update(setting.classifiers)
         for classifier in setting.classifiers:
-            found = [setting.value(classifier, name) for name, _ in MEASURES.values()]
-            rows.append([setting.label, titles()[classifier], len(setting.runs), *found])
+            values = [setting.value(classifier, name) for name, _ in MEASURES.values()]
+            rows.append([setting.label, titles()[classifier], len(setting.runs), *values])
     notes = ["All in %."]
     if any(setting.first.done > 1 for setting in settings):
         notes[0] += (
@@ -188,24 +175,24 @@ def summary(settings: Sequence[Setting]) -> Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A published number beside both our averages, or our forgetting; None where no run corresponds."""
+    """A published number beside our averages or our forgetting; None if no run corresponds."""
 
     published: Published
     classifier: str | None
     setting: str | None = None
-    found: Mapping[str, Estimate | None] = field(default_factory=dict)
+    values: Mapping[str, Estimate | None] = field(default_factory=dict)
 
     @property
     def against(self) -> str:
-        """Which of ours the number is compared with: the one of its own kind."""
+        """The measure of ours that the number is compared with."""
         if self.published.metric == "forgetting":
             return "forgetting"
         return INCREMENTAL if self.published.includes_phase0 else AVERAGE
 
     @property
     def ours(self) -> Estimate | None:
-        """Our number of the same kind."""
-        return self.found.get(self.against)
+        """Our value of that measure."""
+        return self.values.get(self.against)
 
     @property
     def difference(self) -> Points | None:
@@ -214,7 +201,7 @@ class Comparison:
 
     @property
     def row(self) -> list[Cell]:
-        """Its row in a table, under HEADER."""
+        """The row of a table with the columns HEADER."""
         number = self.published
         unknown = number.metric == "average" and number.includes_phase0 is None
         return [
@@ -224,7 +211,7 @@ class Comparison:
             number.phases,
             number.memory,
             titles()[self.classifier] if self.classifier else "any",
-            *map(self.found.get, OURS),
+            *map(self.values.get, OURS),
             number.value,
             self.against + (" (unknown)" if unknown else ""),
             self.difference,
@@ -240,36 +227,36 @@ HEADER = [
 
 
 def compare(number: Published, setting: Setting | None) -> list[Comparison]:
-    """Put a published number beside a setting, under each classifier it may be of; without a setting, beside nothing."""
+    """Compare a published number with a setting (or none) under each classifier that the number may refer to."""
     if setting is None:
         return [Comparison(number, number.classifier)]
     measures = [AVERAGE, INCREMENTAL] if number.metric == "average" else ["forgetting"]
     classifiers = [name for name in setting.classifiers if name in PAPERS]
-    found = []
+    comparisons = []
     for name in [number.classifier] if number.classifier else classifiers:
         values = {key: setting.value(name, MEASURES[key][0]) for key in measures}
-        found.append(Comparison(number, name, setting.label, values))
-    return found
+        comparisons.append(Comparison(number, name, setting.label, values))
+    return comparisons
 
 
 def comparisons(settings: Sequence[Setting]) -> list[Comparison]:
-    """Compare all complete settings whose protocol the paper has numbers for."""
-    found = []
+    """Compare all complete settings with the paper's numbers for their protocol."""
+    compared = []
     for setting in settings:
         if setting.first.complete and setting.first.groups:
             for number in matching(setting.first.config, len(setting.first.groups[0])):
-                found += compare(number, setting)
-    return [each for each in found if each.ours is not None]
+                compared += compare(number, setting)
+    return [one for one in compared if one.ours is not None]
 
 
-def comparison_table(found: Sequence[Comparison]) -> Table:
-    """Write comparisons as a table that says what each number is compared with."""
+def comparison_table(compared: Sequence[Comparison]) -> Table:
+    """Return comparisons as a table, with notes on what each number is compared with."""
     notes = [
         f"The paper's own rows leave phase 0 out ({AVERAGE}); the rows it cites from others count it ({INCREMENTAL}). "
         "Each published number is compared with ours of the same kind; the other one is shown beside it.",
         *notes_on(PAPERS),
     ]
-    numbers = [each.published for each in found]
+    numbers = [one.published for one in compared]
     if any((number.method, number.distill) in SAME for number in numbers):
         notes.append(
             "LwF and iCaRL are one training, which the paper reads under CNN and under k-NME; so are CE + GeoDL and "
@@ -280,16 +267,16 @@ def comparison_table(found: Sequence[Comparison]) -> Table:
         notes.append(
             f"The paper does not say under which classifier it reads {', '.join(unstated)}: all of ours are shown."
         )
-    table = Table(HEADER, [each.row for each in found], notes)
-    if len({(each.published, each.classifier) for each in found}) == len(found):
+    table = Table(HEADER, [one.row for one in compared], notes)
+    if len({(one.published, one.classifier) for one in compared}) == len(compared):
         return table
-    # Several of ours beside one of the paper's: which is which must be said.
-    return table.inserting(3, "setting", [each.setting for each in found])
+    # Several settings beside one published number need their labels.
+    return table.inserting(3, "setting", [one.setting for one in compared])
 
 
 def write_tables(settings: Sequence[Setting], directory: Path) -> list[Path]:
-    """Write results.* and, where the paper has the protocol of a run, published.*, in every format."""
+    """Write results.* and, if the paper has numbers for the protocol, published.*, in every format."""
     paths = summary(settings).write(directory / "results")
-    if found := comparisons(settings):
-        paths += comparison_table(found).write(directory / "published")
+    if compared := comparisons(settings):
+        paths += comparison_table(compared).write(directory / "published")
     return paths

@@ -1,1 +1,1 @@
-"""Many runs: grids and searches; in local processes, on Ray, as SLURM jobs."""
+"""Sweeps: grids and searches of runs, in local processes, on Ray or as SLURM jobs."""

@@ -1,6 +1,6 @@
-"""Search that stops poor runs early: Ray Tune's ASHA compares runs after some phases and goes on with the better half.
+"""A search that stops poor runs early: Ray Tune's ASHA compares runs after some phases and continues the better half.
 
-The runs are those of a random search, in the same directories; the nodes must share the disk that these are on.
+The runs and their directories are those of a random search; all nodes must share the disk of these directories.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from geodl.bench.sweep.cluster import RETRIES, connect, resources, wait_for_lock
 from geodl.bench.sweep.jobs import FOLDER, Job, completed
-from geodl.bench.sweep.runner import STOPPED, TURN, Process, Told, launch
+from geodl.bench.sweep.runner import STOPPED, TURN, Notify, Process, launch
 from geodl.bench.sweep.status import METRICS, value_of, worst
 from geodl.config import RunConfig
 from geodl.core.errors import Interrupted
@@ -19,22 +19,22 @@ from geodl.core.files import atomic_write, unlink
 from geodl.store import Directory
 
 FIRST = 2
-"""Phases that every run is given: the base phase, and one with new classes."""
+"""Phases that every run completes: the base phase and one with new classes."""
 SHARE = 2
-"""One run of so many goes on."""
+"""The reduction factor: one of this many runs continues."""
 
 
 def search(
-    jobs: list[Job], address: str, metric: str, *, told: Told, stop: Callable[[], bool]
+    jobs: list[Job], address: str, metric: str, *, notify: Notify, stop: Callable[[], bool]
 ) -> dict[Job, str]:
-    """Run the jobs as trials; return those that failed and why. Those that were stopped early are marked as such."""
-    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C comes through `stop`
+    """Run the jobs as trials; return the errors of failed ones. Jobs stopped early are marked by a file."""
+    os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"  # Ctrl-C is handled by `stop`
     connect(address)
     for job in jobs:
         job.prepare()
     halt = jobs[0].out.parent.resolve() / FOLDER / "stopping"
     unlink(halt)
-    results = _tuner(jobs, metric, halt, _watch(jobs, halt, told, stop)).fit()
+    results = _tuner(jobs, metric, halt, _watch(jobs, halt, notify, stop)).fit()
     if halt.exists():
         unlink(halt)
         raise Interrupted(STOPPED)
@@ -42,7 +42,7 @@ def search(
 
 
 def _tuner(jobs: list[Job], metric: str, halt: Path, watch: Any) -> Any:
-    """Return what runs the jobs as trials, until all are over or `halt` is there."""
+    """Return a Tuner that runs the jobs as trials until all have ended or the file `halt` exists."""
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
 
@@ -66,7 +66,9 @@ def _tuner(jobs: list[Job], metric: str, halt: Path, watch: Any) -> Any:
             callbacks=[watch],
             stop=_stopper(halt),
             failure_config=tune.FailureConfig(max_failures=RETRIES),
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run has its own
+            checkpoint_config=tune.CheckpointConfig(
+                checkpoint_at_end=False
+            ),  # runs write their own checkpoints
         ),
     )
 
@@ -76,16 +78,16 @@ def _phases(config: RunConfig) -> int:
 
 
 def _failures(jobs: Sequence[Job], results: Iterable[Any]) -> dict[Job, str]:
-    """Return which jobs failed and why; mark those, and those that were stopped early."""
+    """Return the errors of failed jobs; mark these and those that were stopped early."""
     failed: dict[Job, str] = {}
     for position, result in enumerate(results):
-        # A trial that was lost before its first step told nothing, but trials are in the order of the jobs.
-        told = result.metrics or {}
-        job = jobs[told.get("config", {}).get("job", position)]
+        # A trial lost before its first step has no metrics, but results are in the order of the jobs.
+        metrics = result.metrics or {}
+        job = jobs[metrics.get("config", {}).get("job", position)]
         if job.complete():
             continue
         lost = str(result.error or "").strip().splitlines()
-        if error := f"Ray: {lost[-1]}" if lost else told.get("failed"):
+        if error := f"Ray: {lost[-1]}" if lost else metrics.get("failed"):
             failed[job] = error
             atomic_write(job.file("error"), error.encode())
         else:
@@ -94,17 +96,17 @@ def _failures(jobs: Sequence[Job], results: Iterable[Any]) -> dict[Job, str]:
 
 
 def _trial(jobs: list[Job], metric: str, halt: Path) -> type[Any]:
-    """Make the class of a trial: a run's process, whose metric is told after each phase."""
+    """Return the class of a trial: a process that does a run, and reports its metric after each phase."""
     from ray import tune
 
-    orders = [(job.out, launch(job)) for job in map(Job.resolved, jobs)]
+    launches = [(job.out, launch(job)) for job in map(Job.resolved, jobs)]
     cwd = Path.cwd()
 
     class Trial(tune.Trainable):  # type: ignore[misc]
-        """A run; a step is a phase."""
+        """A run; each step is a phase."""
 
         def setup(self, config: Mapping[str, int]) -> None:
-            self.out, start = orders[config["job"]]
+            self.out, start = launches[config["job"]]
             wait_for_lock(self.out)
             self.process = Process(start._replace(cwd=cwd))
 
@@ -115,7 +117,7 @@ def _trial(jobs: list[Job], metric: str, halt: Path) -> type[Any]:
             if completed(self.out) < phase:
                 return {"value": worst(metric), "failed": self.process.result() or "", "done": True}
             last = phase == Directory(self.out).phases
-            while last and self._runs():  # it writes its report
+            while last and self._runs():  # until it has written its report
                 time.sleep(TURN)
             value = value_of(self.out, metric, phase)
             value = worst(metric) if value is None else value
@@ -132,13 +134,13 @@ def _trial(jobs: list[Job], metric: str, halt: Path) -> type[Any]:
     return Trial
 
 
-def _watch(jobs: list[Job], halt: Path, told: Told, stop: Callable[[], bool]) -> Any:
-    """Make what hears from Tune which trials run, and passes on the wish to stop."""
+def _watch(jobs: list[Job], halt: Path, notify: Notify, stop: Callable[[], bool]) -> Any:
+    """Return a callback that reports which jobs run, and creates the file `halt` when `stop` returns True."""
     from ray import tune
 
     class Watch(tune.Callback):  # type: ignore[misc]
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-            told([jobs[trial.config["job"]] for trial in trials if trial.status == "RUNNING"])
+            notify([jobs[trial.config["job"]] for trial in trials if trial.status == "RUNNING"])
             if stop() and not halt.exists():
                 atomic_write(halt, b"")
 
@@ -146,6 +148,7 @@ def _watch(jobs: list[Job], halt: Path, told: Told, stop: Callable[[], bool]) ->
 
 
 def _stopper(halt: Path) -> Any:
+    """Return a stopper that ends all trials once the file `halt` exists."""
     from ray import tune
 
     class Stop(tune.Stopper):  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""``python -m geodl.bench.sweep.child run ...``: a command of geodl's that the kernel kills when the process that started it dies.
+"""``python -m geodl.bench.sweep.child run ...``: a geodl command that the kernel kills when its parent process dies.
 
-A run whose supervisor is gone would hold its directory against the one that is started in its place. Done here, not between
-fork and exec: there a process with threads, such as Ray's, may hang.
+An orphaned run would keep its directory locked against the run started in its place. The signal is set here and not between
+fork and exec (``preexec_fn``), where a process with threads, such as Ray's, may hang.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 if __name__ == "__main__":
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Ray's workers may block or ignore what asks us to save our progress and end; a new process inherits that.
+    # Ray's workers may block or ignore the signals that stop a run, and child processes inherit that.
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,8 +1,7 @@
-"""Runs on a Ray cluster: one task a run. Ray finds the place, and starts a run again whose worker or node was lost.
+"""Runs on a Ray cluster, one task per run. Ray schedules the tasks and restarts those whose worker or node was lost.
 
-The task starts the same process that a person would. Where the nodes share the disk of the sweep, that process works in
-the run's own directory. Where they do not, it works in a copy, and what changes there is sent back every few seconds to an
-actor beside the driver, from which a run that is started again gets it.
+A task starts ``geodl run`` in a process. If the nodes share the sweep's disk, it works in the run's own directory. If not, it
+works in a copy, sends changed files every few seconds to an actor on the driver's node, and gets them back when restarted.
 """
 
 import logging
@@ -19,19 +18,18 @@ from typing import Any, NamedTuple
 
 from geodl.bench.sweep.jobs import FOLDER, Job
 from geodl.bench.sweep.runner import Launch, Process, launch
-from geodl.bench.sweep.shipping import Files, Seen, changed, receive
+from geodl.bench.sweep.shipping import Files, Stamps, changed, receive
 from geodl.config import RunConfig
 from geodl.core.errors import ConfigError, MissingExtraError
 from geodl.core.locks import is_locked
 
 RETRIES = 3
 SHIP_SECONDS = 10.0
-ALONE = sys.maxsize
 
 
 def ray_module() -> Any:
-    """Return Ray, quiet; without it, an error that says what to install."""
-    # A run without GPUs keeps its environment; what Ray writes to the terminal is for its developers.
+    """Import Ray, without its log output, or raise MissingExtraError."""
+    # Ray must not hide GPUs from tasks that request none.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
@@ -42,7 +40,7 @@ def ray_module() -> Any:
 
 
 def connect(address: str) -> None:
-    """Connect to a cluster: at an address, the one that runs here (auto; else one is started), or a new one (local)."""
+    """Connect to a cluster at HOST:PORT, to the one running here or a new one (auto), or to a new one (local)."""
     ray = ray_module()
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": "geodl"}
     alone = {"include_dashboard": False, "object_store_memory": 200 * 2**20}
@@ -56,7 +54,7 @@ def connect(address: str) -> None:
     except ConnectionError as error:
         if address != "auto":
             raise ConfigError(
-                f"ray = {address}: the cluster refuses the connection ({_first_line(error)}); one with a token wants it in RAY_AUTH_TOKEN"
+                f"ray = {address}: connection refused ({_first_line(error)}); a cluster's token belongs in RAY_AUTH_TOKEN"
             ) from None
         ray.init("local", **quiet, **alone)
     except (RuntimeError, ValueError, OSError) as error:
@@ -64,13 +62,13 @@ def connect(address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """Raise an error where nobody listens: Ray itself would try for minutes."""
+    """Raise an error if nothing listens at an address; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"ray = {address}: no cluster can be reached there ({_first_line(error)}); auto, local or HOST:PORT are allowed"
+            f"ray = {address}: no cluster can be reached ({_first_line(error)}); allowed values are auto, local, HOST:PORT"
         ) from None
 
 
@@ -79,22 +77,23 @@ def _first_line(error: BaseException) -> str:
 
 
 def resources(config: RunConfig) -> dict[str, float]:
-    """Return what a run takes of its node."""
+    """Return the CPUs and GPUs that a run uses on its node."""
     if config.nodes > 1:
         raise ConfigError(
-            f"nodes = {config.nodes}: on Ray a run has one node; --submit slurm takes more"
+            f"nodes = {config.nodes}: on Ray a run uses one node; --submit slurm allows more"
         )
-    found = {"num_cpus": float(config.devices * (config.threads or 1))}
-    there = config.accelerator == "auto" and ray_module().cluster_resources().get("GPU")
-    if config.accelerator == "cuda" or there:
-        found["num_gpus"] = float(config.devices)
-    return found
+    needed = {"num_cpus": float(config.devices * (config.threads or 1))}
+    available = config.accelerator == "auto" and ray_module().cluster_resources().get("GPU")
+    if config.accelerator == "cuda" or available:
+        needed["num_gpus"] = float(config.devices)
+    return needed
 
 
 class Order(NamedTuple):
-    """What a task is told: how to start the run in its own directory, and all that a copy of it needs.
+    """The input of a task: how to start the run in its own directory, and what a copy of it needs.
 
-    shared: whether the node has the sweep's directory under the same path; None: it looks for itself.
+    options: the content of the run's options file.
+    shared: whether the node has the sweep's directory under the same path; None: the task checks that.
     """
 
     start: Launch
@@ -105,32 +104,34 @@ class Order(NamedTuple):
 
 
 class Desk:
-    """Keeps the directories of runs beside the driver, for nodes that do not share its disk."""
+    """An actor on the driver's node that reads and writes run directories for nodes that do not share its disk."""
 
     def give(self, out: Path) -> Files:
-        """Return the files of a run as far as they are here."""
+        """Return the files of a run's directory."""
         return changed(out, {})[0]
 
     def take(self, out: Path, files: Files, names: set[str]) -> None:
-        """Keep what a run has changed."""
+        """Store the changed files of a run; `names` are all its files."""
         receive(out, files, names)
 
 
 def execute(order: Order, desk: Any) -> str:
-    """Do a run on a node of the cluster; return why it failed, an empty text where it did not."""
+    """Do a run on a node of the cluster; return the error, or an empty string."""
     options = order.out.parent / FOLDER / f"{order.out.name}.toml"
-    here = options.is_file() and options.read_text() == order.options
-    if here if order.shared is None else order.shared:
+    shared = order.shared
+    if shared is None:
+        shared = options.is_file() and options.read_text() == order.options
+    if shared:
         wait_for_lock(order.out)
         return supervise(Process(order.start), lambda: None)
     ray = ray_module()
     with tempfile.TemporaryDirectory(prefix="geodl-") as scratch:
         options, out, log = (Path(scratch) / name for name in ("options.toml", "run", "log"))
         options.write_text(order.options)
-        given = ray.get(desk.give.remote(order.out))
-        if given:
-            receive(out, given, set(given))
-        sent: Seen = changed(out, {})[1]
+        files = ray.get(desk.give.remote(order.out))
+        if files:
+            receive(out, files, set(files))
+        sent: Stamps = changed(out, {})[1]
 
         def ship() -> None:
             nonlocal sent
@@ -140,24 +141,24 @@ def execute(order: Order, desk: Any) -> str:
                 sent = now
 
         start, cwd = order.start, order.start.cwd
-        elsewhere = {str(order.out): str(out), start.arguments[2]: str(options)}
-        arguments = [elsewhere.get(word, word) for word in start.arguments]
-        there = cwd if cwd is not None and cwd.is_dir() else None
-        process = Process(Launch(arguments, log, start.environment, there))
+        moved = {str(order.out): str(out), start.arguments[2]: str(options)}
+        arguments = [moved.get(word, word) for word in start.arguments]
+        cwd = cwd if cwd is not None and cwd.is_dir() else None
+        process = Process(Launch(arguments, log, start.environment, cwd))
         error = supervise(process, ship, order.ship_seconds)
         ship()
         return error
 
 
 def wait_for_lock(out: Path) -> None:
-    """Give the process of a lost worker, which dies with it, a moment to be gone."""
+    """Wait until the process of a lost worker, which dies with it, has released its lock."""
     deadline = time.monotonic() + 10
     while is_locked(out) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 def supervise(process: Process, ship: Callable[[], None], seconds: float = SHIP_SECONDS) -> str:
-    """Wait for a run, calling `ship` every so many seconds; cancelled by Ray, which is a SIGINT, it saves its progress first."""
+    """Wait for a run, calling `ship` at intervals; when Ray cancels the task (by SIGINT), the run saves its progress."""
     shipped = time.monotonic()
     with _interrupts(process.stop):
         while (error := process.result()) is None:
@@ -178,14 +179,14 @@ def _interrupts(call: Callable[[], None]) -> Any:
 
 
 class Task:
-    """A run that Ray has taken."""
+    """A run submitted to Ray."""
 
     def __init__(self, reference: Any) -> None:
         self._reference = reference
         self._result: str | None = None
 
     def result(self) -> str | None:
-        """Return None while it runs or waits for a place, then why it failed: an empty text where it did not."""
+        """Return None while it runs or is queued, then its error, or an empty string."""
         ray = ray_module()
         if self._result is None and ray.wait([self._reference], timeout=0)[0]:
             try:
@@ -195,24 +196,24 @@ class Task:
         return self._result
 
     def stop(self) -> None:
-        """Ask it to save its progress and end."""
+        """Make it save its progress and exit."""
         if self.result() is None:
             ray_module().cancel(self._reference)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         if self.result() is None:
             ray_module().cancel(self._reference, force=True)
 
 
 class Cluster:
-    """A Ray cluster as a place for runs.
+    """Runs jobs as tasks of a Ray cluster.
 
-    shared: whether the nodes have the sweep's directory under the same path; None: each looks for itself.
-    ship_seconds: where they do not, how often what changed is sent back.
+    shared: whether the nodes have the sweep's directory under the same path; None: each task checks that.
+    ship_seconds: the interval at which nodes that do not share it send changed files.
     """
 
-    places = ALONE  # Ray has a queue of its own
+    places = sys.maxsize  # Ray has its own queue
 
     def __init__(
         self,
@@ -233,7 +234,7 @@ class Cluster:
         self._task = ray.remote(execute)
 
     def start(self, job: Job) -> Task:
-        """Give a run to Ray."""
+        """Submit a run to Ray."""
         job = job.resolved()
         start = launch(job)._replace(cwd=Path.cwd())
         order = Order(start, job.out, job.toml(), self._shared, self._ship_seconds)
@@ -242,5 +243,5 @@ class Cluster:
 
 
 def leave() -> None:
-    """Leave the cluster; one that was started for us ends."""
+    """Disconnect from the cluster; one started by `connect` ends."""
     ray_module().shutdown()

@@ -1,4 +1,4 @@
-"""Which runs a sweep consists of: the points of a grid, or random draws, each a checked configuration before anything starts."""
+"""The runs of a sweep: points of grids or random draws, each validated before anything starts."""
 
 import itertools
 import json
@@ -24,20 +24,20 @@ from geodl.methods import build, configure
 from geodl.store import Directory, exists
 
 FOLDER = ".sweep"
-"""Where a sweep keeps its own files, beside the directories of its runs; hidden, so that `runs/*` means the runs."""
+"""The directory of a sweep's own files beside its runs; hidden, so that `runs/*` matches the runs only."""
 
 Point = dict[str, Any]
-"""Values of the options that are varied."""
+"""Values of the varied options."""
 
 
 def completed(out: Path) -> int:
-    """Count the complete phases of a run that may not have begun."""
+    """Return the number of complete phases of a run, 0 if it does not exist yet."""
     return Directory(out).completed() if exists(out) else 0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep: its configuration, its directory, and a label for people."""
+    """One run of a sweep: configuration, directory and label."""
 
     config: RunConfig
     out: Path
@@ -45,30 +45,33 @@ class Job:
     allow_environment_change: bool = field(default=False, kw_only=True)
 
     def file(self, kind: str) -> Path:
-        """Return the path of one of the sweep's files about this run: toml (the options), log, error, stopped."""
+        """Return the path of a file of the sweep about this run; kind: toml (the options), log, error or stopped."""
         return self.out.parent / FOLDER / f"{self.out.name}.{kind}"
 
     def done(self) -> int:
-        """Count the complete phases."""
+        """Return the number of complete phases."""
         return completed(self.out)
 
     def complete(self) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether all phases are complete."""
         return exists(self.out) and self.done() == Directory(self.out).phases
 
     def resolved(self) -> Self:
-        """Return it with an absolute directory, for a process that starts elsewhere."""
+        """Return the job with an absolute directory, for a process with another working directory."""
         return replace(self, out=self.out.resolve())
 
     def toml(self) -> str:
-        """Return the configuration as a file for `geodl run --config`: the label, then every option that is set."""
-        values = self.config.flat("json").items()
-        given = {key: value for key, value in values if value is not None} | {"import": imported()}
-        lines = [f"{key} = {json.dumps(each, ensure_ascii=False)}" for key, each in given.items()]
+        """Return a file for `geodl run --config`: the label as comment, and all options that are set."""
+        values = self.config.flat("json") | {"import": imported()}
+        lines = [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}"
+            for key, value in values.items()
+            if value is not None
+        ]
         return "\n".join([f"# {printable(self.label)}", *lines, ""])
 
     def prepare(self) -> None:
-        """Write the options for the process that does the run, and forget how it ended before."""
+        """Write the options file for the run's process and remove the marks of an earlier attempt."""
         make_below(self.out.parent, FOLDER)
         atomic_write(self.file("toml"), self.toml().encode())
         for kind in ("error", "stopped"):
@@ -76,33 +79,33 @@ class Job:
 
 
 def named(config: RunConfig, root: Path, label: str) -> Job:
-    """Return the job of a configuration, in the directory that `geodl run` would give it below `root`."""
-    if config.threads is None:  # many runs share the cores; the number is no part of the hash
+    """Return the job of a configuration; below `root` its directory has the name that `geodl run` uses."""
+    if config.threads is None:  # runs share the cores; not part of the hash
         config = config.model_copy(update={"threads": 1})
     return Job(config, root / run_name(config), label)
 
 
 def jobs_in(root: Path) -> list[Job]:
-    """Return the jobs of the sweeps that were started below a directory, also those that have not begun."""
-    found = []
+    """Return all jobs of the sweeps in a directory, started or not."""
+    jobs = []
     for name in names_in(root / FOLDER):
         if name.endswith(".toml"):
             path = root / FOLDER / name
             text = read_file(path, limit=JSON_LIMIT).decode(errors="replace")
             label = text.partition("\n")[0].removeprefix("# ")
             config = configure(file_layers(path, imports=False)).config
-            found.append(Job(config, root / name.removesuffix(".toml"), label))
-    return found
+            jobs.append(Job(config, root / name.removesuffix(".toml"), label))
+    return jobs
 
 
 def expand(layers: Sequence[Layer], points: Sequence[Point], root: Path) -> list[Job]:
-    """Return a job for each point over the layers of options; points that mean the same run are one."""
+    """Return a job for each point applied over the layers of options; points with equal hashes give one job."""
     jobs: dict[str, Job] = {}
     for point in points:
-        config = configure([*layers, Layer("sweep", _parted(point))]).config
+        config = configure([*layers, Layer("sweep", _separated(point))]).config
         for key in point.keys() - config.identity().keys():
             raise ConfigError(
-                f"{key} (sweep): it says how and where a run is done, and makes no other run"
+                f"{key} (sweep): this option does not change the results, so it cannot be varied"
             )
         varied = [f"{key} {point[key]}" for key in point if key not in ("method", "distill")]
         label = ", ".join([label_of(config.method, config.distill), *varied])
@@ -110,14 +113,14 @@ def expand(layers: Sequence[Layer], points: Sequence[Point], root: Path) -> list
     return list(jobs.values())
 
 
-def _parted(point: Point) -> Point:
-    """Part METHOD+DISTILLATION into two options."""
+def _separated(point: Point) -> Point:
+    """Split METHOD+DISTILLATION into two options."""
     method, plus, distill = str(point.get("method", "")).partition("+")
     if not plus:
         return point
     if "distill" in point:
         raise ConfigError(
-            f"method = {method}+{distill}: it names the distillation, and so does distill = {point['distill']}"
+            f"method = {method}+{distill}: the distillation is also set by distill = {point['distill']}"
         )
     return point | {"method": method, "distill": distill}
 
@@ -127,19 +130,19 @@ def _parted(point: Point) -> Point:
 
 @dataclass(frozen=True)
 class Spec:
-    """A sweep as its file and the command line describe it: layers of options, grids, ranges to draw from."""
+    """The description of a sweep: layers of options, grids, and ranges to draw from."""
 
     layers: Sequence[Layer] = ()
     grids: Sequence[Mapping[str, Sequence[Any]]] = ()
     over: Mapping[str, str] | None = None
 
     def count(self, trials: int) -> int:
-        """Count the points without making them."""
+        """Return the number of points."""
         points = sum(math.prod(map(len, grid.values())) for grid in self.grids)
         return (points or 1) * (trials if self.over else 1) if points or self.over else 0
 
     def points(self, trials: int, seed: int) -> list[Point]:
-        """Return every combination of every grid, with each of the random draws where there are ranges."""
+        """Return all combinations of each grid, and each with every random draw if there are ranges."""
         if not self.count(trials=1):
             raise ConfigError(
                 "nothing to vary: give --grid OPTION=A,B, --search with --over, or a file with a table [grid]"
@@ -154,7 +157,7 @@ class Spec:
 
 
 def read_spec(path: Path) -> Spec:
-    """Read a sweep's file: options as in a file for `geodl run`, a table [grid] or several [[grid]], and [over]."""
+    """Read a sweep file: options as for `geodl run --config`, a table [grid] or several [[grid]], and [over]."""
     *below, layer = file_layers(path)
     values = dict(layer.values)
     grids, over = values.pop("grid", []), values.pop("over", {})
@@ -166,12 +169,12 @@ def read_spec(path: Path) -> Spec:
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read OPTION=A,B,... of the command line; an option that is given twice has all the values."""
+    """Parse OPTION=A,B,... of the command line; repeated options add values."""
     grid: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--grid {text}: OPTION=A,B,... is allowed")
+            raise ConfigError(f"--grid {text}: expected OPTION=A,B,...")
         grid.setdefault(key.replace("-", "_"), []).extend(filter(None, values.split(",")))
     return _checked(grid)
 
@@ -179,7 +182,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 def _checked(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"grid: {key} = {values!r}: a list of one value or more is allowed")
+            raise ConfigError(f"grid: {key} = {values!r}: expected a list with at least one value")
     return dict(grid)
 
 
@@ -187,21 +190,21 @@ def _checked(grid: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def parse_over(texts: Sequence[str]) -> dict[str, str]:
-    """Read OPTION=RANGE of the command line."""
-    found = {}
+    """Parse OPTION=RANGE of the command line."""
+    over = {}
     for text in texts:
         key, equals, value = text.partition("=")
         name = key.replace("-", "_")
-        if not equals or name in found:
+        if not equals or name in over:
             raise ConfigError(
-                f"--over {text}: OPTION=LOW:HIGH, OPTION=log:LOW:HIGH or OPTION=A,B,... once each are allowed"
+                f"--over {text}: expected OPTION=LOW:HIGH, OPTION=log:LOW:HIGH or OPTION=A,B,..., each option once"
             )
-        found[name] = value
-    return found
+        over[name] = value
+    return over
 
 
 def draws(over: Mapping[str, str], trials: int, seed: int) -> list[Point]:
-    """Return `trials` random points; the same seed gives the same, and more trials begin with the fewer."""
+    """Return `trials` random points, reproducible by the seed; a larger number of trials begins with the same points."""
     if trials < 1:
         raise ConfigError(f"trials = {trials}: at least 1 is allowed")
     points: list[Point] = [{} for _ in range(trials)]
@@ -213,11 +216,11 @@ def draws(over: Mapping[str, str], trials: int, seed: int) -> list[Point]:
 
 
 def _range(key: str, text: str) -> Callable[[float], Any]:
-    """Return the function from [0, 1) to the values of a range."""
+    """Return a function from [0, 1) to the values of a range."""
     if ":" not in text:
         choices = [choice for choice in text.split(",") if choice]
         if not choices:
-            raise ConfigError(f"over: {key} has no values")
+            raise ConfigError(f"over: {key} = {text}: no values")
         return lambda part: choices[int(part * len(choices))]
     logarithmic = text.startswith("log:")
     try:
@@ -226,18 +229,17 @@ def _range(key: str, text: str) -> Callable[[float], Any]:
         low, high = math.nan, math.nan
     if not (-math.inf < low <= high < math.inf) or (logarithmic and low <= 0):
         raise ConfigError(
-            f"over: {key} = {text}: LOW:HIGH, log:LOW:HIGH (above 0) or A,B,... are allowed"
+            f"over: {key} = {text}: expected LOW:HIGH, log:LOW:HIGH (above 0) or A,B,..."
         )
     whole = _whole(key)
-    if whole:  # to the end of the last number, so that both ends have their full share
+    if whole:  # up to the next number, so that all numbers are equally likely
         low, high = math.ceil(low), math.floor(high) + 1
         if low == high:
-            raise ConfigError(f"over: {key} = {text}: no whole number lies in it")
+            raise ConfigError(f"over: {key} = {text}: the range contains no whole number")
 
     def value(part: float) -> float | int:
-        found = low * (high / low) ** part if logarithmic else low + (high - low) * part
-        # Where it is no whole number, digits that a person can read and type.
-        return min(math.floor(found), int(high) - 1) if whole else float(f"{found:.4g}")
+        exact = low * (high / low) ** part if logarithmic else low + (high - low) * part
+        return min(math.floor(exact), int(high) - 1) if whole else float(f"{exact:.4g}")
 
     return value
 
@@ -252,7 +254,7 @@ def _whole(key: str) -> bool:
 
 
 def base_of(config: RunConfig) -> str:
-    """Return what tells base phases apart, as far as the options tell; runs that agree on it train theirs once."""
+    """Return a key of the options that the base phase depends on; runs with equal keys share it."""
     method = build(config)
     if not method.base_loss:
         return config.hash()
@@ -264,18 +266,18 @@ def base_of(config: RunConfig) -> str:
 
 
 def bases_first(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs so that different base phases come first: who shares one then finds it, and nobody waits for nothing."""
+    """Order jobs so that those with different base phases come first, and those that share one find it trained."""
     seen: Counter[str] = Counter()
-    turns = []
+    turns = {}
     for job in jobs:
         base = base_of(job.config)
-        turns.append(seen[base])
+        turns[job] = seen[base]
         seen[base] += 1
-    return [job for _, job in sorted(zip(turns, jobs, strict=True), key=lambda pair: pair[0])]
+    return sorted(jobs, key=turns.__getitem__)
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """Raise an error where data, scenario or network of a job cannot be had: better before anything starts."""
+    """Raise an error if the data, scenario or network of a job is invalid."""
     data: dict[str, Dataset] = {}
     networks: dict[str, RunConfig] = {}
     for config in (job.config for job in jobs):

@@ -1,4 +1,4 @@
-"""Run the jobs of a sweep, several at a time; failures are kept and do not stop the others."""
+"""Run the jobs of a sweep, several at a time; a failed job does not stop the others."""
 
 import os
 import signal
@@ -20,29 +20,29 @@ from geodl.core.errors import Interrupted
 from geodl.core.files import atomic_write, open_in_place, writing
 
 MEMORY = 1.5e9
-"""Bytes that a run is given, so that not more are started than fit: ResNet-32 on CIFAR-100 takes 1.2e9."""
+"""Memory assumed for a run in bytes; ResNet-32 on CIFAR-100 takes 1.2e9."""
 TURN = 0.2
-"""Seconds between two looks at what runs."""
+"""Seconds between polls of the running jobs."""
 STOPPED = "stopped; progress is saved; the same command continues"
 
-Told = Callable[[Collection[Job]], None]
+Notify = Callable[[Collection[Job]], None]
 
 
 class Running(Protocol):
-    """A run that was started somewhere."""
+    """A run that an engine has started."""
 
     def result(self) -> str | None:
-        """Return None while it runs, then why it failed: an empty text where it did not."""
+        """Return None while it runs, then its error, or an empty string."""
 
     def stop(self) -> None:
-        """Ask it to save its progress and end."""
+        """Make it save its progress and exit."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
 
 
 class Engine(Protocol):
-    """Where runs are started; `places`: how many it takes at a time."""
+    """Starts runs; `places`: how many at a time."""
 
     places: int
 
@@ -54,16 +54,16 @@ def run_all(
     jobs: Sequence[Job],
     engine: Engine,
     *,
-    told: Told = lambda running: None,
+    notify: Notify = lambda running: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[Job, str]:
-    """Run the jobs, in their order, as many at a time as the engine takes; return those that failed and why.
+    """Run the jobs in order, as many at a time as the engine allows; return the errors of failed ones.
 
     Args:
-        jobs: none of them complete; those that were begun go on.
-        engine: where they run.
-        told: hears, several times a second, which jobs run, and in the end that none does.
-        stop: whether the user wants to stop: all save their progress, then Interrupted is raised.
+        jobs: incomplete jobs; interrupted ones resume.
+        engine: starts the runs.
+        notify: called several times a second with the jobs that run, at the end with none.
+        stop: polled; when it returns True, all runs save their progress and Interrupted is raised.
     """
     waiting, running, failed = deque(jobs), dict[Job, Running](), dict[Job, str]()
     try:
@@ -75,8 +75,8 @@ def run_all(
                 job = waiting.popleft()
                 job.prepare()
                 running[job] = engine.start(job)
-            told(running)
-            for job, error in [(job, each.result()) for job, each in running.items()]:
+            notify(running)
+            for job, error in [(job, run.result()) for job, run in running.items()]:
                 if error is not None:
                     del running[job]
                 if error:
@@ -84,17 +84,17 @@ def run_all(
                     atomic_write(job.file("error"), error.encode())
             if running:
                 time.sleep(TURN)
-        told(running)
+        notify(running)
     finally:
-        for each in running.values():
-            each.kill()
+        for run in running.values():
+            run.kill()
     return failed
 
 
 def _stop_all(running: Mapping[Job, Running]) -> None:
-    for each in running.values():
-        each.stop()
-    while any(each.result() is None for each in running.values()):
+    for run in running.values():
+        run.stop()
+    while any(run.result() is None for run in running.values()):
         time.sleep(TURN)
 
 
@@ -102,7 +102,7 @@ def _stop_all(running: Mapping[Job, Running]) -> None:
 
 
 class Launch(NamedTuple):
-    """What starts the process of a run: the arguments of `geodl`, its log, its environment, its directory."""
+    """How to start the process of a run: arguments of `geodl`, log file, environment, working directory."""
 
     arguments: Sequence[str]
     log: Path
@@ -111,7 +111,7 @@ class Launch(NamedTuple):
 
 
 def launch(job: Job) -> Launch:
-    """Return how a job is done: by the arguments that a person would give, with no more threads than it is given."""
+    """Return how to start the process of a job."""
     arguments = ["run", "--config", str(job.file("toml")), "--out", str(job.out), "--quiet"]
     if job.allow_environment_change:
         arguments.append("--allow-environment-change")
@@ -119,7 +119,7 @@ def launch(job: Job) -> Launch:
 
 
 class Process:
-    """A command of geodl in a process of its own, which ends with ours, however that happens (on Linux)."""
+    """A geodl command in a child process, which on Linux dies with this one."""
 
     def __init__(self, start: Launch) -> None:
         self.log = start.log
@@ -133,11 +133,11 @@ class Process:
                 stderr=file,
                 cwd=start.cwd,
                 env=os.environ | start.environment,
-                start_new_session=True,  # Ctrl-C is for us; we tell it
+                start_new_session=True,  # Ctrl-C reaches this process only, which then stops it
             )
 
     def result(self) -> str | None:
-        """Return None while it runs, then why it failed: an empty text where it did not."""
+        """Return None while it runs, then its error, or an empty string."""
         status = self._process.poll()
         if not status:
             return None if status is None else ""
@@ -147,20 +147,18 @@ class Process:
         return lines[-1].strip().removeprefix("geodl: ") if lines else f"ended with status {status}"
 
     def stop(self) -> None:
-        """Ask it to save its progress and end."""
+        """Make it save its progress and exit."""
         self._signal("SIGINT")
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self._signal("SIGKILL")
         self._process.wait()
 
     def _signal(self, name: str) -> None:
         if self._process.poll() is not None:
             return
-        if not hasattr(
-            os, "killpg"
-        ):  # Windows: ended at once, the run resumes from its last checkpoint
+        if not hasattr(os, "killpg"):  # Windows; the run resumes from its last checkpoint
             self._process.terminate()
             return
         with suppress(ProcessLookupError):
@@ -168,20 +166,22 @@ class Process:
 
 
 class Local:
-    """Processes on this machine: as many as cores and memory allow, or one for each GPU (or group of them)."""
+    """Runs jobs in processes on this machine: as many as cores and memory allow, or one per (group of) GPU."""
 
     def __init__(self, config: RunConfig, places: int | None = None) -> None:
-        each = config.devices
-        gpus = torch.cuda.device_count() // each if device_kind(config.accelerator) == "cuda" else 0
-        by_cores = available_cores() // (each * (config.threads or 1))
-        fits = min(by_cores, int(available_memory() // (each * MEMORY)))
-        self.places = places or max(gpus or fits, 1)
-        first = range(0, gpus * each, each)
-        self._gpus = [",".join(map(str, range(i, i + each))) for i in first]
+        size = config.devices
+        groups = (
+            torch.cuda.device_count() // size if device_kind(config.accelerator) == "cuda" else 0
+        )
+        by_cores = available_cores() // (size * (config.threads or 1))
+        by_memory = int(available_memory() // (size * MEMORY))
+        self.places = places or max(groups or min(by_cores, by_memory), 1)
+        first = range(0, groups * size, size)
+        self._gpus = [",".join(map(str, range(i, i + size))) for i in first]
         self._used: dict[str, Process] = {}
 
     def start(self, job: Job) -> Process:
-        """Start a run, on GPUs that no other run has where there are some."""
+        """Start a run, on unused GPUs if there are any."""
         start = launch(job)
         busy = {gpu for gpu, process in self._used.items() if process.result() is None}
         gpu = next((gpu for gpu in self._gpus if gpu not in busy), None)
@@ -193,7 +193,7 @@ class Local:
 
 
 def available_memory() -> float:
-    """Return the bytes of memory that new processes can have; infinite where the system does not report it."""
+    """Return the available memory in bytes; infinite if the system does not report it."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

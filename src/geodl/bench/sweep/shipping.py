@@ -1,4 +1,4 @@
-"""A run's directory between machines that share no disk: what changed is sent, and put in place so that a kill harms nothing."""
+"""Synchronize a run's directory between machines that share no disk, safe against kills at any moment."""
 
 import os
 from collections.abc import Mapping
@@ -10,46 +10,46 @@ from geodl.core.locks import NAME as LOCK
 from geodl.core.locks import WRITER
 
 Files = dict[str, bytes]
-"""The content of files by their names below the directory, with / between the parts."""
-Seen = dict[str, tuple[int, int]]
-"""Size and time of change of files: what tells whether one was changed."""
+"""File contents by path relative to the directory, with / as separator."""
+Stamps = dict[str, tuple[int, int]]
+"""Size and modification time of files, by which changes are noticed."""
 
 
-def look(directory: Path) -> Seen:
-    """Return what is in a directory, without unfinished files and what belongs to the lock."""
-    found = {}
-    for folder, _, names in os.walk(directory):  # which passes over folders that are gone
+def scan(directory: Path) -> Stamps:
+    """Return the files in a directory, without temporary files and those of the lock."""
+    stamps = {}
+    for folder, _, names in os.walk(directory):  # skips folders that vanish meanwhile
         for path in (Path(folder) / name for name in names):
             name = path.relative_to(directory).as_posix()
             if TEMPORARY not in name and name not in (LOCK, WRITER) and path.is_file():
                 with suppress(FileNotFoundError):
                     status = path.stat()
-                    found[name] = (status.st_size, status.st_mtime_ns)
-    return found
+                    stamps[name] = (status.st_size, status.st_mtime_ns)
+    return stamps
 
 
-def changed(directory: Path, before: Seen) -> tuple[Files, Seen]:
-    """Return the files that are not as they were, and all there are; of one instant, though a run is writing them."""
+def changed(directory: Path, before: Stamps) -> tuple[Files, Stamps]:
+    """Return the changed files and the stamps of all files: a consistent snapshot even while a run writes."""
     while True:
-        now = look(directory)
+        now = scan(directory)
         try:
             files = {
                 name: (directory / name).read_bytes()
-                for name, seen in now.items()
-                if before.get(name) != seen
+                for name, stamp in now.items()
+                if before.get(name) != stamp
             }
         except FileNotFoundError:
             continue
-        if look(directory) == now:
+        if scan(directory) == now:
             return files, now
 
 
 def receive(directory: Path, files: Mapping[str, bytes], names: set[str]) -> None:
-    """Make a directory have these files: `files` are new, and what is not among `names` goes."""
+    """Update a directory: write `files`, and remove all files that are not in `names`."""
     make_directory(directory)
-    # The head comes last, as a writer does it: that is the commit.
+    # The head comes last: replacing it is the commit.
     for name in sorted(files, key=lambda name: (name.startswith("head"), name == "head.json")):
         make_below(directory, *name.split("/")[:-1])
         atomic_write(directory / name, files[name])
-    for name in look(directory).keys() - names:
+    for name in scan(directory).keys() - names:
         unlink(directory / name)

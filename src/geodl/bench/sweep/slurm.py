@@ -1,4 +1,4 @@
-"""Runs as a SLURM job array: each task a `geodl run` command, so that a job put back goes on exactly."""
+"""Runs as a SLURM job array: each task is a `geodl run` command, which resumes when it is requeued."""
 
 import shlex
 import sys
@@ -11,11 +11,11 @@ from geodl.config import RunConfig
 from geodl.core.files import atomic_write
 
 WARNING = 120
-"""Seconds before the end of its time in which a run is told to save its progress."""
+"""Seconds before its time limit at which a run is interrupted, so that it saves its progress."""
 
 
 def write(jobs: Sequence[Job], options: Sequence[str] = ()) -> Path:
-    """Write the job array; return the file for `sbatch`.
+    """Write the job array; return the script for `sbatch`.
 
     options: further options of sbatch, such as --partition=gpu and --time=1-00:00:00.
     """
@@ -30,7 +30,7 @@ def write(jobs: Sequence[Job], options: Sequence[str] = ()) -> Path:
     text = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in (*resources, *options)),
-        "# Here, not in a file beside it: SLURM keeps a copy of the script, whatever is submitted later.",
+        "# Part of the script because SLURM keeps a copy of it, whatever is submitted later.",
         "commands=(",
         *lines,
         ")",
@@ -38,7 +38,7 @@ def write(jobs: Sequence[Job], options: Sequence[str] = ()) -> Path:
         f"export OMP_NUM_THREADS={config.threads or 1}",
         'srun bash -c "${commands[SLURM_ARRAY_TASK_ID - 1]}"',
         "status=$?",
-        "# Its time was over and its progress is saved: back into the queue, where the same command goes on.",
+        "# The time limit was reached and progress is saved: requeue, the same command resumes.",
         '[ "$status" = 130 ] && scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
         'exit "$status"',
         "",
@@ -49,7 +49,7 @@ def write(jobs: Sequence[Job], options: Sequence[str] = ()) -> Path:
 
 
 def _resources(config: RunConfig) -> list[str]:
-    """Return the options of sbatch for what each run takes."""
+    """Return the options of sbatch for the resources of each run."""
     gpus = [f"--gpus-per-node={config.devices}"] if config.accelerator == "cuda" else []
     return [
         "--job-name=geodl",

@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are, from their directories alone: nothing but files passes between a run and who watches it."""
+"""The status of the runs of a sweep, read from their directories only."""
 
 import time
 from contextlib import suppress
@@ -15,27 +15,27 @@ from geodl.model.classifiers import default_classifier
 from geodl.store import Directory, exists
 
 METRICS = {"average": 1, "average_incremental": 1, "final": 1, "forgetting": -1}
-"""What a search may compare runs by, in %; 1: more is better, -1: less."""
+"""Metrics that a search can use, in %; 1: higher is better, -1: lower."""
 
 
 def status_of(job: Job) -> RunSummary:
-    """Read how far a run is."""
+    """Read the status of a run."""
     error = _error(job)
     if not exists(job.out):
         return RunSummary(job.out, "failed" if error else "waiting", error=error)
-    found = summarize(job.out)
-    if found.state in ("damaged", "unreadable"):
-        return replace(found, state="failed")
-    if found.state == "interrupted" and error:
-        return replace(found, state="failed", error=error)
-    if found.state == "interrupted" and job.file("stopped").exists():
-        return replace(found, state="stopped early")
-    if found.state == "running":
+    summary = summarize(job.out)
+    if summary.state in ("damaged", "unreadable"):
+        return replace(summary, state="failed")
+    if summary.state == "interrupted" and error:
+        return replace(summary, state="failed", error=error)
+    if summary.state == "interrupted" and job.file("stopped").exists():
+        return replace(summary, state="stopped early")
+    if summary.state == "running":
         events = Directory(job.out).read_events()
         waits = bool(events) and events[-1]["kind"] == "waiting"
         left = Progress.of(events).seconds_left(time.time())
-        return replace(found, state="waiting for base" if waits else "running", seconds_left=left)
-    return found
+        return replace(summary, state="waiting for base" if waits else "running", seconds_left=left)
+    return summary
 
 
 def _error(job: Job) -> str | None:
@@ -45,23 +45,23 @@ def _error(job: Job) -> str | None:
 
 
 def rank(out: Path, metric: str) -> float:
-    """Return what sorts runs by a metric, the best first and those without a value last."""
+    """Return a sort key of runs by a metric: the best first, those without a value last."""
     value = value_of(out, metric)
     return -METRICS[metric] * (worst(metric) if value is None else value)
 
 
 def worst(metric: str) -> float:
-    """Return the worst value of a metric, which a run counts with whose value is not known."""
+    """Return the worst value of a metric, used for runs whose value is unknown."""
     return 0.0 if METRICS[metric] > 0 else 100.0
 
 
 def value_of(out: Path, metric: str, phases: int | None = None) -> float | None:
-    """Return a metric of a run after its first phases, all that are complete if unset; None where it is not known yet."""
-    found = results_of(Directory(out))
-    if not found:
+    """Return a metric of a run over its first `phases` phases (None: all complete ones); None if unknown."""
+    results = results_of(Directory(out))
+    if not results:
         return None
-    best = found[default_classifier(found)]
+    result = results[default_classifier(results)]
     if phases is not None:
-        best = replace(best, confusions=best.confusions[:phases])
-    value = getattr(best, metric)
+        result = replace(result, confusions=result.confusions[:phases])
+    value = getattr(result, metric)
     return None if value is None else float(value)
