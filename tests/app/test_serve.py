@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 from tests.helpers.serving import TOKEN, Client, encoded, pictures, refused, running
 
-from geodl.app import state as states
+from geodl.app import classifier as classifiers
 from geodl.app.classifier import IncrementalClassifier
 from geodl.app.serve import batching
 from geodl.app.serve.batching import Predictor
@@ -148,16 +148,16 @@ def test_the_directory_is_read_again_only_after_a_commit(model):
 
 def test_a_class_that_is_removed_during_a_prediction_mixes_up_no_labels(model, monkeypatch):
     """Similar images come from the state that predicts."""
-    load, other = states.load, IncrementalClassifier(model)
+    load, other = classifiers.load, IncrementalClassifier(model)
     right = Counter(other.classes[label] for label in other.validation.labels.tolist())
 
     def overtaken(store):
         found = load(store)
-        monkeypatch.setattr(states, "load", load)
+        monkeypatch.setattr(classifiers, "load", load)
         other.remove("digit 0")
         return found
 
-    monkeypatch.setattr(states, "load", overtaken)
+    monkeypatch.setattr(classifiers, "load", overtaken)
     now = Predictor(IncrementalClassifier(model)).current()
     found = Counter(now.recognizer.classes[label] for label in now.state.validation.labels.tolist())
     assert other.classes == ("digit 1",)
