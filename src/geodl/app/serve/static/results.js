@@ -182,7 +182,7 @@ function drawFound(card) {
     el("div", { className: found.unknown ? "verdict unknown" : "verdict" },
       el("strong", { textContent: found.unknown ? "Unknown: unlike all classes" : show(found.label) }), fileName(card.file)),
     el("ul", { className: "bars", ariaLabel: "Likeliest classes" }, ...bars), fix, card.note,
-    similar.length ? el("p", { className: "near muted", textContent: "Nearest of the images it keeps" }) : null,
+    similar.length ? el("p", { className: "near muted", textContent: "Nearest stored images" }) : null,
     similar.length ? el("div", { className: "similar" }, ...similar) : null,
   ].filter(Boolean));
 }
