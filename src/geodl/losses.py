@@ -62,7 +62,8 @@ class Distillation(nn.Module):
     def weight(self, old: int, new: int) -> float:
         """Return the weight of the loss in a phase with these numbers of old and new classes.
 
-        For features it has a factor: sqrt(old/new) in LUCIR's and GeoDL's code, sqrt(new/old) in their papers. new: at least 1.
+        For features it has a factor: sqrt(old/new) in LUCIR's and GeoDL's code, sqrt(new/old) in their papers. No new class
+        counts as one.
         """
         if not self.of_features or self.weight_factor == "none":
             return self.base_weight

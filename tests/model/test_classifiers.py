@@ -199,9 +199,10 @@ def test_only_the_classifiers_that_are_named_are_evaluated():
     test = learner.scenario.test(0)
     assert set(learner.evaluate(test)) == {"nme"}
     assert set(learner.known.classifiers) == {"cnn", "nme", "ncm"}, "all are fitted"
-    other = Learner(tiny.config(epochs=1, classifiers=("analytic",)), model=learner.model)
-    with pytest.raises(ConfigError, match=r"classifiers.*cnn, nme, ncm"):
-        other.evaluate(test)
+    for none in (("analytic",), ()):
+        other = Learner(tiny.config(epochs=1, classifiers=none), model=learner.model)
+        with pytest.raises(ConfigError, match=r"classifiers.*cnn, nme, ncm"):
+            other.evaluate(test)
 
 
 class Own(Ncm):

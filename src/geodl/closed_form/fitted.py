@@ -89,7 +89,7 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Leave-one-out results for learned images, each without its whole series.
+    """Leave-one-out results for learned images, each by a fit without the image or without its whole series.
 
     labels:    int64 (n,).
     scores:    (n, classes).

@@ -34,8 +34,10 @@ def evaluate(
         most = model.config.ame_images
         some = seen if most is None else seen.select(first_of_each(seen.labels, most))
         classifiers[Ame.name] = Ame.of(read(some), len(model.classes))
-    chosen = model.config.classifiers or tuple(classifiers)
-    names = [name for name in CLASSIFIERS if name in classifiers and name in chosen]
+    chosen = model.config.classifiers
+    names = [
+        name for name in CLASSIFIERS if name in classifiers and (chosen is None or name in chosen)
+    ]
     if not names:
         raise ConfigError(f"classifiers = {chosen}: this model has {', '.join(classifiers)}")
     scorers = {name: classifiers[name].scorer(model.network) for name in names}

@@ -91,7 +91,7 @@ class Scorer:
     def finite(self, scores: Tensor) -> Tensor:
         """Return the scores; an error if the largest one of an image is NaN or infinite, as after an overflow.
 
-        A single -inf is the score of a class without a mean.
+        -inf beside a finite score is that of a class without a mean.
         """
         if not bool((self.scale * scores).amax(1).isfinite().all()):
             raise TrainingError("the model's scores are NaN or infinite: nothing is predicted")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from geodl.model.classifiers.analytic import ClosedForm
 
 JUDGED = 512
-"""With sums, leave-one-out validates at least this many images of a phase, and fewer than twice as many."""
+"""With sums, leave-one-out validates at least this many images of a phase, if it has them, and fewer than twice as many."""
 MIRRORED = 8
 """Images per class whose mirrored copies decide whether mirroring keeps the class."""
 MOST = 5000
