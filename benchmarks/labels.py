@@ -22,7 +22,7 @@ TABLE = """# Wrong labels
 
 Written by `python -m benchmarks.labels DATA --out docs/labels.md`, do not edit. In two sets of photographs, randomly drawn images are moved into
 the folder of another class: 20 kinds of flowers, and frames of 12 kinds of traffic signs from drive-bys of 30 frames each. "Found" is the share of moved
-images that `learn` reports as mislabeled; "wrongly reported" is the number of reported images that were not moved, some of which look wrong in the
+images that `learn` reports as mislabelled; "wrongly reported" is the number of reported images that were not moved, some of which look wrong in the
 original data, too. Means over {draws}.
 
 | images | moved | found | wrongly reported |
