@@ -171,7 +171,7 @@ class ImageOptions(Options):
     crop: Literal["pad", "whole", "resized"] = "pad"
     """pad: center square, in training padded and cropped; whole: the whole picture on gray, likewise; resized: a random part, resized."""
     padding: int = Field(4, ge=0, le=1024)
-    """Padding in pixels (crop = pad)."""
+    """Padding in pixels (crop = pad or whole)."""
     flip: bool = True
     """Mirror images at random (and the exemplars of k-NME)."""
     jitter: float = Field(0.0, ge=0, lt=1)
