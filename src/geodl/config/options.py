@@ -177,7 +177,7 @@ class ImageOptions(Options):
     jitter: float = Field(0.0, ge=0, lt=1)
     """Color jitter: brightness, contrast, saturation."""
     augment: str = "none"
-    """Further augmentation of each image: none or trivial (TrivialAugment)."""
+    """Further augmentation of each image, after crop and flip: none or trivial (TrivialAugment)."""
     mean: tuple[float, float, float] = (0.5071, 0.4866, 0.4409)
     """Mean of each color channel (0 to 1)."""
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.2009, 0.1984, 0.2023)
