@@ -7,7 +7,7 @@
 Preset cifar100-cpu. A setting is chosen by the average 1..T under k-NME on a tenth of the training images, held out of all phases, with
 seed 1; test images choose nothing. T = 5 and cross-entropy take the choice of T = 10. The primary comparison is LUCIR, T = 10, k-NME,
 average 1..T, paired by seed over three seeds; it runs first, and all others are secondary. Each run leaves OUT/NAME.json, with which it
-is complete; an interrupted one resumes. Where the JSON files of all runs are there, `tables` needs neither data nor run directories.
+is complete; an interrupted one resumes. If the JSON files of all runs exist, `tables` needs neither data nor run directories.
 """
 
 import argparse
@@ -212,7 +212,7 @@ def gain_curve(study, method, classifier):
 
 
 def main():
-    """Do what is asked for."""
+    """Run the selected part of the study."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data_dir", type=Path)
     parser.add_argument("out", type=Path)

@@ -72,7 +72,7 @@ def accuracies(train, test, first, each, seed):
 
 
 def measure(data, network, size, way, firsts, seed):
-    """Return the accuracies of the settings whose first groups have so many classes, and how adapting ended."""
+    """Return the accuracies of the settings with the given sizes of the first group, and notes on the adaptation."""
     order = ClassIncremental(data, base=50, phases=5).classes
     train, test = (with_rows(images, order) for images in (data.train, data.test))
     learner = learner_of(network, size, way, seed)

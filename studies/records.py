@@ -1,5 +1,6 @@
 """Results of runs as small JSON files, one per run, in place of large run directories."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -107,6 +108,9 @@ def add(paths: Sequence[Path], to: Path) -> list[Path]:
     written = []
     for path in paths:
         found = record(path)
+        # Names of parts in a foreign run must not lead out of the directory.
+        if not re.fullmatch(r"[\w.+-]+", found.file_name):
+            raise StoreError(f"{path}: its method or distillation has a name that no file can have")
         written.append(to / found.file_name)
         atomic_write(written[-1], json_file({"format": FORMAT, **vars(found)}))
     return written

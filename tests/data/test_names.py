@@ -110,8 +110,9 @@ def test_names_that_do_not_fit_the_labels_are_refused():
         take(PIXELS, numbers, ["a", "a"])
     with pytest.raises(DataError, match="label 1 has no name: 1 class name given"):
         take(PIXELS, numbers, ["a"])
-    with pytest.raises(DataError, match="expected a list of class names"):
-        take(PIXELS, numbers, "ab")
+    for names in ("ab", torch.tensor(2), np.array("a")):
+        with pytest.raises(DataError, match="expected a list of class names"):
+            take(PIXELS, numbers, names)
     with pytest.raises(DataError, match="label 'c' is not one of the classes given"):
         take(PIXELS, labels("a", "c"), ["a", "b"])
     with pytest.raises(DataError, match="label 1 has no name"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from studies import records, verdicts
 from studies.results import main
 from tests.helpers import tiny
-from tests.helpers.directories import cut
+from tests.helpers.directories import content, cut, sign
 
 from geodl.bench import experiment
 from geodl.bench.experiment import results_of, run_config
@@ -135,6 +135,13 @@ def test_errors_of_the_command_are_one_line(finished, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit, match="file"):
         main(["add", str(finished), "--to", str(tmp_path / "file" / "x")])
+    run = shutil.copytree(finished, tmp_path / "run")
+    head = content(run / "head.json")
+    head["record"]["config"]["method"] = "../outside"
+    sign(run / "head.json", head)
+    with pytest.raises(SystemExit, match="a name that no file can have"):
+        main(["add", str(run), "--to", str(tmp_path / "kept")])
+    assert list((tmp_path / "kept").iterdir()) == []
 
 
 def events_of(line):

@@ -140,3 +140,11 @@ def test_an_odd_record_is_refused(old, change):
     sign(old / "config.json", content(old / "config.json") | change)
     with pytest.raises(StoreError, match=r"is damaged|has format 3"):
         Directory(old)
+
+
+def test_a_record_without_a_format_is_refused(old):
+    record = content(old / "config.json")
+    del record["format"]
+    sign(old / "config.json", record)
+    with pytest.raises(StoreError, match="has format None"):
+        Directory(old)

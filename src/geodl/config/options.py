@@ -171,13 +171,13 @@ class ImageOptions(Options):
     crop: Literal["pad", "whole", "resized"] = "pad"
     """pad: center square, in training padded and cropped; whole: the whole picture on gray, likewise; resized: a random part, resized."""
     padding: int = Field(4, ge=0, le=1024)
-    """Padding in pixels (crop = pad)."""
+    """Padding in pixels (crop = pad or whole)."""
     flip: bool = True
     """Mirror images at random (and the exemplars of k-NME)."""
     jitter: float = Field(0.0, ge=0, lt=1)
     """Color jitter: brightness, contrast, saturation."""
     augment: str = "none"
-    """Further augmentation of each image: none or trivial (TrivialAugment)."""
+    """Further augmentation of each image, after crop and flip: none or trivial (TrivialAugment)."""
     mean: tuple[float, float, float] = (0.5071, 0.4866, 0.4409)
     """Mean of each color channel (0 to 1)."""
     std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = (0.2009, 0.1984, 0.2023)

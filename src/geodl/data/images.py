@@ -86,8 +86,8 @@ class ArrayImages(_Labelled):
     """Images of one size in memory.
 
     pixels: uint8 (N, 3, H, W); labels: int64 (N,), positions in `names`, the names of the classes, if these are known;
-    clues: int64 (N, 5), which tell the images of one series (`geodl.closed_form.series`), or None; digests: hashes of the
-    squares that a network sees, by which images are recognized, or empty.
+    clues: int64 (N, 5), by which images of one series are detected (`geodl.closed_form.series`), or None; digests: hashes of
+    the squares that a network sees, by which images are recognized, or empty.
     """
 
     pixels: Tensor

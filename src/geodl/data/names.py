@@ -65,7 +65,8 @@ def typed_name(label: Any) -> str:
 
 def class_names(labels: Iterable[Any]) -> tuple[str, ...]:
     """Return the class names of labels, which must all be different."""
-    if isinstance(labels, str) or not isinstance(labels, Iterable):
+    scalar = isinstance(labels, str) or getattr(labels, "ndim", 1) == 0
+    if scalar or not isinstance(labels, Iterable):
         raise DataError(f"classes: expected a list of class names, got {type(labels).__name__}")
     names = tuple(class_name(label) for label in labels)
     duplicates = [name for name, times in Counter(names).items() if times > 1]

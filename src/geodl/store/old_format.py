@@ -48,9 +48,10 @@ def _record(path: Path) -> dict[str, Any]:
     value = verified(value, file)
     with interpreting(file):
         check_record(value, value["config"].get("kind", "run"))
-    if value["format"] != 2:
+    version = value.get("format")
+    if version != 2:
         raise StoreError(
-            f"{path} has format {value['format']!r}; this version of geodl reads formats 2 and 3"
+            f"{path} has format {version!r}; this version of geodl reads formats 2 and 3"
         )
     return value
 

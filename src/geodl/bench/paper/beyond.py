@@ -40,7 +40,7 @@ OURS = {
     "analytic_shifted": "closed form, with mirrored and shifted views",
 }
 PROTOCOL = "ResNet-32; order lucir-1993; the last epoch; no exemplars"
-PAPERS_PROTOCOL = "ResNet-32; order lucir-1993; 160 epochs a phase; 20 exemplars a class"
+PAPERS_PROTOCOL = "ResNet-32; order lucir-1993; 160 epochs per phase; 20 exemplars per class"
 NOTES = (
     f"{AVERAGE}: mean accuracy after phases 1 to T; {INCREMENTAL}: with phase 0; in %. Ours with several seeds: mean ± sample "
     "standard deviation. Test images fit nothing. How the long base is read was chosen on training images of the base classes; the "

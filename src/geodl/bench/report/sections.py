@@ -161,7 +161,7 @@ def _departures(settings: Sequence[Setting], compared: Sequence[Comparison]) -> 
 def _without_constants(content: Table) -> tuple[str, Table]:
     """Move columns about a number's source that are constant out of the table into a caption."""
     places = dict.fromkeys(("table", "data", "method"), "")
-    places |= {"T": "T = ", "memory": "exemplars a class: ", "compared with": "compared with "}
+    places |= {"T": "T = ", "memory": "exemplars per class: ", "compared with": "compared with "}
     same, rest = [], []
     for i, (name, cells) in enumerate(zip(content.header, content.columns, strict=True)):
         if name in places and len(set(cells)) == 1:
