@@ -23,14 +23,14 @@ class AnalyticOptions(WithoutDistillation):
     research: ClassVar = frozenset({"train_base", "adapt_epochs", "adapt_lr"})
 
     adapt: Literal["no", "auto", "yes"] = "no"
-    """Train the last stages of a pre-trained network on the first group, then freeze it; auto: keep the result only if it
+    """Train the last stages of a network with given weights on the first group, then freeze it; auto: keep the result only if it
     is right on clearly more of the images set apart. It can lower the accuracy on later classes."""
     adapt_epochs: int = Field(5, ge=1, le=MANY)
     """Epochs of the adaptation."""
     adapt_lr: float = Field(5e-4, gt=0)
     """Peak learning rate of the adaptation."""
     train_base: bool | None = None
-    """Train the backbone in phase 0, true or false; unset: unless it is pre-trained."""
+    """Train the backbone in phase 0, true or false; unset: unless its weights are given."""
 
     def check(self, config: RunConfig) -> None:
         """Raise an error for a distillation, and for adapting a network without pre-trained weights."""
