@@ -168,11 +168,19 @@ def test_what_cannot_be_exported_is_named_before_the_work_begins(saved, tmp_path
         model.export(tmp_path / "file" / "model.onnx")
     with pytest.raises(ConfigError, match=r"must end in \.onnx"):
         model.export(tmp_path / "model.pt")
-    with pytest.raises(ConfigError, match="--force"):
-        model.export(tmp_path / "file")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(MissingExtraError, match=r"\[onnx\]"):
         model.export(tmp_path / "model.onnx")
+
+
+def test_a_file_is_replaced_only_with_force(saved, typed, tmp_path):
+    file = tmp_path / "model.onnx"
+    file.write_text("mine")
+    with pytest.raises(ConfigError, match="--force"):
+        typed("export", saved("lucir").path, file)
+    assert file.read_text() == "mine"
+    assert "5 classes" in typed("export", saved("lucir").path, file, "--force").out
+    assert file.stat().st_size > 1000
 
 
 @pytest.mark.parametrize("network", sorted(BACKBONES))

@@ -20,6 +20,7 @@ from geodl.cli.own_display import print_learned
 from geodl.closed_form import kept_features
 from geodl.core.errors import ConfigError, DataError
 from geodl.core.events import Advised
+from geodl.data.images import short_hashes
 from geodl.model.classifiers import LeftOut, fitting
 from geodl.model.classifiers.base import Adapted
 from geodl.store import Directory
@@ -338,6 +339,14 @@ def test_images_of_an_older_model_are_moved_and_forgotten(model):
     assert [each["images"] for each in model.info()["classes"]] == [15, 13, 15]
     assert model.forget(before[0].id) == 1
     assert before[0].id not in {each.id for each in model.kept()}
+
+
+def test_near_duplicates_of_one_image_of_an_older_model_are_released_once(model):
+    older(model)
+    images, row = model.kept_picture(model.kept()[0].id)
+    copies = images.select([row] * 15)  # more than the class has
+    rest = edits.released(model.state(), short_hashes(copies.item_digests()), copies)
+    assert sorted(known.images for known in rest.classes) == [12, 14, 15]
 
 
 def test_an_image_of_older_sums_cannot_be_taken_out(sums):

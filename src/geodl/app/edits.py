@@ -152,7 +152,7 @@ def _refitted(state: State, found: Found, row: int, record: Mapping[str, Any]) -
 
 def _insist_on_rest(state: State, closed: ClosedForm, places: Tensor, row: int) -> None:
     """Refuse to leave a class without images."""
-    moving = torch.bincount(state.ledger.labels[places], minlength=len(state.names))
+    moving = torch.bincount(state.ledger.labels[torch.unique(places)], minlength=len(state.names))
     for i, left in enumerate((closed.counts() - moving).tolist()):
         if left <= 0 and i != row:
             name = state.names[i]

@@ -22,7 +22,7 @@ pictures = APIRouter(
 
 @pictures.get("", response_model=list[Kept])
 def listed(server: ServerDep) -> Any:
-    """List the images that look mislabelled, the surest first, then the other pictures that the model keeps."""
+    """List the images that look mislabelled, the most certain mistakes first, then the other pictures that the model keeps."""
     return [] if server.model.version is None else server.model.kept()
 
 

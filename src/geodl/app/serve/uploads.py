@@ -157,5 +157,5 @@ async def received(
             raise Refused(408, f"the request did not arrive within {seconds:.0f} s") from None
         yield upload
     finally:
-        if not upload.kept:
+        if upload.folder is not None and not upload.kept:
             await asyncio.to_thread(upload.remove)

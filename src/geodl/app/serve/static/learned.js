@@ -139,7 +139,7 @@ export function drawMatrix() {
   const wrong = matrix.filter(([row, column]) => row !== column).sort((one, other) => other[2] - one[2]);
   const total = `${count(judged, "image")}${learned ? ", each judged by the model without it" : " held out to measure accuracy"}`;
   $("mixed").hidden = !judged || classes.length < 2;
-  $("judged").textContent = wrong.length ? `${total}. Rows: the class; columns: the predicted class.` : `Nothing, among ${total}.`;
+  $("judged").textContent = wrong.length ? `${total}. Rows: the class; columns: the predicted class.` : `None among ${total}.`;
   const some = chosen(classes, wrong), counts = new Map(matrix.map(([row, column, number]) => [`${row} ${column}`, number]));
   $("matrix").parentElement.hidden = !wrong.length;
   const head = el("tr", {}, el("td"), ...some.map((row, i) => el("th", { scope: "col", textContent: String(i + 1), title: show(classes[row].name), ariaLabel: show(classes[row].name) })));
