@@ -89,7 +89,7 @@ def traces(state: State, name: str) -> str:
         found.append("sums over the features of all images, in which it had its share,")
     turned = default.turned if isinstance(default, ClosedForm) else ()
     if name in state.names and state.model.row(name) in turned:
-        found.append("the finding that its mirrored images differ, so that none are mirrored,")
+        found.append("the results of a test on its mirrored images, so that none are mirrored,")
     return " and ".join(found)
 
 
