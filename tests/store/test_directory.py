@@ -21,6 +21,7 @@ from tests.helpers.directories import (
     state,
 )
 
+from geodl.core import files
 from geodl.core.errors import StoreError
 from geodl.store import Directory, exists, refuse_foreign, remove_directory
 
@@ -41,6 +42,18 @@ def test_a_new_directory_reads_back_what_it_was_made_with(tmp_path):
         assert (each.completed(), each.version, each.load_progress()) == (0, None, None)
         assert (each.read_events(), each.undone()) == ([], [])
     assert exists(run.path)
+
+
+def test_a_directory_that_is_read_while_it_is_made_has_lost_nothing(tmp_path, monkeypatch, caplog):
+    write = files.atomic_write
+
+    def read_after(path, content):
+        write(path, content)
+        Directory(tmp_path / "run").completed()
+
+    monkeypatch.setattr(files, "atomic_write", read_after)
+    Directory.create_or_open(tmp_path / "run", {"seed": 1})
+    assert not caplog.records
 
 
 def test_another_configuration_is_refused_with_every_difference_named(tmp_path):

@@ -216,9 +216,12 @@ def read_head(path: Path) -> Head:
 
 
 def write_head(path: Path, head: Head) -> None:
-    """Replace head.json, which is the commit; the copy comes first: all its files are written already."""
+    """Replace head.json, which is the commit; the copy comes first: all its files are written already.
+
+    In a new directory it comes last: whoever reads meanwhile has lost no head.
+    """
     content = head.content()
-    for name in (COPY, HEAD):
+    for name in (COPY, HEAD) if os.path.lexists(path / HEAD) else (HEAD, COPY):
         files.atomic_write(path / name, content)
 
 
